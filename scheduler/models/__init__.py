@@ -1,0 +1,5 @@
+from scheduler.models.events import Event
+from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
+from scheduler.models.pool import JoinToken, Node
+
+__all__ = ["Blob", "Checkpoint", "Event", "Job", "JobFile", "JoinToken", "Lease", "LogChunk", "Node"]

@@ -1,0 +1,38 @@
+"""The audit log, the timeline on a page and the source of notices: one table."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class EventQuerySet(models.QuerySet["Event"]):
+    def about(self, target: models.Model) -> EventQuerySet:
+        return self.filter(target_kind=target._meta.model_name, target_id=target.pk)
+
+
+class Event(models.Model):
+    """Somebody did something to something, in a sentence. Written with every change of state, never changed."""
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    actor = models.CharField(max_length=120)
+    """A user name, `node:<name>` or `site`."""
+    target_kind = models.CharField(max_length=40)
+    """Model name of the target: job, node, run, entry..."""
+    target_id = models.BigIntegerField()
+    sentence = models.CharField(max_length=500)
+
+    objects = EventQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["at", "pk"]
+        indexes = [models.Index(fields=["target_kind", "target_id", "at"])]
+
+    def __str__(self) -> str:
+        return f"{self.at:%Y-%m-%d %H:%M} {self.actor}: {self.sentence}"
+
+    @classmethod
+    def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
+        return cls.objects.create(
+            actor=actor, target_kind=target._meta.model_name, target_id=target.pk, sentence=sentence[:500]
+        )

@@ -1,0 +1,155 @@
+"""The queue: jobs, the leases under which nodes work on them, and what they leave behind."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+from scheduler.models.pool import Node
+
+
+class Blob(models.Model):
+    """A file by content, kept once in the storage under `blobs/<sha256>`."""
+
+    sha256 = models.CharField(max_length=64, primary_key=True)
+    size = models.BigIntegerField()
+    created_at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
+
+
+class Job(models.Model):
+    """A piece of work for a node. What it means is its kind's business (`settings.JOB_KINDS`)."""
+
+    class State(models.TextChoices):
+        HELD = "held"
+        QUEUED = "queued"
+        LEASED = "leased"
+        DONE = "done"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    class Priority(models.IntegerChoices):
+        """Order of the queue; lower goes first."""
+
+        SCORE = 0  # short, and somebody is waiting for the result
+        NIGHTLY = 10
+        CONFIRMATION = 20
+        MAINTAINER = 30
+        COMMUNITY = 40
+        LADDER = 50
+
+    kind = models.CharField(max_length=20)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.QUEUED, db_index=True)
+    reason = models.CharField(max_length=500, blank=True)
+    """Why it is in this state, for the page."""
+    cause = models.CharField(max_length=16, blank=True)
+    """Of a failure: `model` or `infrastructure`."""
+    priority = models.IntegerField(choices=Priority.choices, default=Priority.COMMUNITY)
+    impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
+    expected_seconds = models.FloatField(default=3600)
+    author = models.CharField(max_length=120, blank=True)
+    """For fair shares between authors."""
+    needs_labels = models.JSONField(default=list, blank=True)
+    needs_trusted = models.BooleanField(default=False)
+    needs_disk_bytes = models.BigIntegerField(default=0)
+    release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
+    entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    limits = models.JSONField(default=dict)
+    """A `wire.Limits`."""
+    attempts = models.IntegerField(default=0)
+    max_attempts = models.IntegerField(default=5)
+    """Leases lost or handed back by infrastructure before the job fails; the model's own failures are not retried."""
+    stop_requested = models.CharField(max_length=8, blank=True)
+    """`finish` or `cancel`: told to the node with its next heartbeat."""
+    result = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    queued_at = models.DateTimeField(default=timezone.now)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["priority", "-impact", "expected_seconds", "queued_at", "pk"]
+        indexes = [models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.kind} job {self.pk} ({self.state})"
+
+
+class Lease(models.Model):
+    """A node's right to work on a job, until it finishes or its heartbeat stops."""
+
+    class State(models.TextChoices):
+        ACTIVE = "active"
+        FINISHED = "finished"
+        RELEASED = "released"
+        LOST = "lost"
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="leases")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="leases")
+    attempt = models.IntegerField()
+    state = models.CharField(max_length=10, choices=State.choices, default=State.ACTIVE)
+    token_hash = models.CharField(max_length=64, unique=True)
+    started_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField(db_index=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    phase = models.CharField(max_length=12, default="preparing")
+    seconds = models.FloatField(default=0)
+    """Wall seconds the job's processes ran, as metered by the agent."""
+    metrics_received = models.IntegerField(default=0)
+    log_received = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"),
+        ]
+
+    def __str__(self) -> str:
+        return f"lease {self.pk} of job {self.job_id} by node {self.node_id}"
+
+
+class Checkpoint(models.Model):
+    """An uploaded checkpoint: where the job goes on, or what is scored."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="checkpoints")
+    step = models.BigIntegerField()
+    manifest = models.JSONField()
+    """A `wire.Checkpoint`."""
+    blobs = models.ManyToManyField(Blob, related_name="checkpoints")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["step"]
+        constraints = [models.UniqueConstraint(fields=["job", "step"], name="one_checkpoint_per_step")]
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}, step {self.step}"
+
+
+class JobFile(models.Model):
+    """A small file that stays with the job: `run.json`, a plot."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="files")
+    path = models.CharField(max_length=200)
+    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "path"], name="one_file_per_path")]
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class LogChunk(models.Model):
+    """A stretch of a job's output."""
+
+    lease = models.ForeignKey(Lease, on_delete=models.CASCADE, related_name="log")
+    offset = models.BigIntegerField()
+    text = models.TextField()
+
+    class Meta:
+        ordering = ["lease_id", "offset"]
+        constraints = [models.UniqueConstraint(fields=["lease", "offset"], name="one_chunk_per_offset")]
+
+    def __str__(self) -> str:
+        return f"lease {self.lease_id} at {self.offset}"

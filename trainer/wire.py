@@ -1,0 +1,250 @@
+"""What the server, the agent and the processes it starts say to each other. Versioned, frozen, checked on both sides.
+
+Changing a message: adding an optional field keeps `VERSION`; anything else raises it, and a node with another
+version is told to update (`Register.version`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+VERSION = 1
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Cause = Literal["model", "infrastructure"]
+"""Whose fault a failure is: the entry's ("model", it counts) or ours or the node's ("infrastructure", it is retried)."""
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+class FileRef(Message):
+    """A file by content. Its bytes are at `GET /api/node/v1/leases/<lease>/blobs/<sha256>`."""
+
+    path: str = Field(max_length=200)
+    """Where it belongs, relative to the folder it is part of; forward slashes, never `..`."""
+    sha256: Sha256
+    size: int = Field(ge=0)
+
+
+class Checkpoint(Message):
+    """All it takes to go on, or to re-score: the files of one folder `checkpoints/step-XXXXXXXX`."""
+
+    step: int = Field(ge=0)
+    files: tuple[FileRef, ...]
+
+
+class DatasetPin(Message):
+    """A dataset by name and by hash. A node whose copy has another hash refuses the job."""
+
+    corpus: str
+    """`python-library`, `fineweb-edu` or `files:<glob>`."""
+    tokenizer: str
+    """`bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`."""
+    limit_bytes: int | None = None
+    """Only this much text is taken from the start of the corpus; None takes all."""
+    hash: Sha256
+
+
+# --- orders: what a job asks for, one model per kind ----------------------------------------------------------------
+
+
+class TrainOrder(Message):
+    kind: Literal["train"] = "train"
+    dataset: DatasetPin
+    config: dict[str, Any]
+    """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
+    resume: Checkpoint | None = None
+
+
+class ScoreOrder(Message):
+    kind: Literal["score"] = "score"
+    dataset: DatasetPin
+    run: FileRef
+    """`run.json` of the run."""
+    checkpoint: Checkpoint
+    suite: tuple[str, ...] = ()
+    """lm-eval task names; a task whose data this node lacks is left out and named."""
+
+
+Order = Annotated[TrainOrder | ScoreOrder, Field(discriminator="kind")]
+
+
+class Limits(Message):
+    """What the sandbox allows the job's processes, all of them together. Units: seconds, bytes."""
+
+    wall_seconds: float
+    memory_bytes: int
+    disk_bytes: int
+    processes: int
+
+
+class JobSpec(Message):
+    """One job for one node, signed by the site (Ed25519 over the exact bytes of its JSON)."""
+
+    version: Literal[1] = VERSION
+    job: int
+    lease: int
+    node: int
+    attempt: int
+    release: FileRef
+    """The site's release of `trainer/`: a tar of the package."""
+    entry: FileRef | None = None
+    """The entry's files: a tar of `trainer/models/` only, laid over the release."""
+    order: Order
+    limits: Limits
+    issued_at: float
+    """Seconds since 1970, the server's clock."""
+
+
+# --- node <-> server, under /api/node/v1 ----------------------------------------------------------------------------
+
+
+class Hardware(Message):
+    """What the node found out about itself."""
+
+    hostname: str = Field(max_length=200)
+    platform: str = Field(max_length=200)
+    python: str = Field(max_length=50)
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+    gpus: tuple[str, ...] = ()
+    sandboxes: tuple[str, ...] = ()
+    """Sandbox drivers that work here; the first is the one in use."""
+
+
+class Register(Message):
+    """POST /register, `Authorization: Bearer <join token>`."""
+
+    version: int = VERSION
+    name: str = Field(max_length=80)
+    labels: tuple[str, ...] = ()
+    hardware: Hardware
+
+
+class Registered(Message):
+    node: int
+    token: str
+    """The node's own credential, shown once; every later call carries it."""
+    public_key: str
+    """Base64 of the site's Ed25519 key; the agent pins it."""
+
+
+class Poll(Message):
+    """POST /poll, `Authorization: Bearer <node token>`: the node is free and asks what to do."""
+
+    version: int = VERSION
+    hardware: Hardware
+    wait_seconds: float = Field(default=20, ge=0, le=60)
+    """How long the server may hold the question open before it answers "idle"."""
+    abandoned: tuple[int, ...] = ()
+    """Leases that this node held before it was restarted: the server puts their jobs back in the queue at once."""
+
+
+class Lease(Message):
+    lease: int
+    token: str
+    """This lease's own short-lived credential; the job process never sees it."""
+    seconds: float
+    """The lease ends this long after its last heartbeat."""
+    spec: str
+    """JSON of a `JobSpec`, the signed bytes themselves."""
+    signature: str
+    """Base64, Ed25519."""
+
+
+class Action(Message):
+    """The server's answer to a poll. It sets the pace."""
+
+    action: Literal["job", "idle", "pause", "stop"]
+    wait_seconds: float = 0
+    """Ask again after this long (plus jitter)."""
+    reason: str = ""
+    """A sentence for the sponsor."""
+    lease: Lease | None = None
+
+
+# --- lease -> server, under /api/node/v1/leases/<lease>, `Authorization: Bearer <lease token>` -----------------------
+
+
+class Heartbeat(Message):
+    """POST /heartbeat."""
+
+    phase: Literal["preparing", "running", "uploading"]
+    seconds: float
+    """Wall seconds the job's processes have run under this lease, metered by the agent."""
+
+
+class HeartbeatReply(Message):
+    stop: Literal["", "finish", "cancel"] = ""
+    """"finish": keep the next checkpoint, upload it, hand the job back. "cancel": kill it now, nothing is kept."""
+    reason: str = ""
+
+
+class Metrics(Message):
+    """POST /metrics: lines of `metrics.jsonl`. Batches are numbered 1, 2, 3... within a lease; a repeat does nothing."""
+
+    sequence: int = Field(ge=1)
+    rows: tuple[dict[str, Any], ...] = Field(max_length=500)
+
+
+class LogChunk(Message):
+    """POST /log: text of the job's output, at a byte offset within this lease; a repeat does nothing."""
+
+    offset: int = Field(ge=0)
+    text: str = Field(max_length=64_000)
+
+
+class Acknowledged(Message):
+    """How much the server has: the last sequence number, or the byte after the last."""
+
+    received: int
+
+
+class Have(Message):
+    """POST /blobs: which of these does the server still want? Then `PUT /blobs/<sha256>` sends one, as raw bytes."""
+
+    files: tuple[FileRef, ...]
+
+
+class Wanted(Message):
+    sha256: tuple[Sha256, ...]
+
+
+class Uploaded(Message):
+    """POST /checkpoints: every file has been sent; the checkpoint counts from now on."""
+
+    checkpoint: Checkpoint
+
+
+class Finish(Message):
+    """POST /finish: the end of a lease, once."""
+
+    outcome: Literal["done", "failed", "released"]
+    """"released": not finished, not failed; the job goes back to the queue and on from its last checkpoint."""
+    cause: Cause = "infrastructure"
+    reason: str = Field(default="", max_length=500)
+    """A sentence that the contributor understands."""
+    result: dict[str, Any] = {}
+    """The kind's own: `result.json` of a training run, the JSON of `dailytrain score`."""
+    files: tuple[FileRef, ...] = ()
+    """Small files that stay with the job (`run.json`), uploaded like blobs."""
+
+
+class Refusal(Message):
+    """Body of every answer of 400 and above."""
+
+    detail: str
+    """A sentence: what happened, what is safe, what to do."""
+
+
+def encode(message: Message) -> str:
+    """Canonical JSON: what is signed and hashed."""
+    return message.model_dump_json()
