@@ -1,0 +1,13 @@
+"""The Celery application. Tasks live in `scheduler/tasks.py` and `leaderboard/tasks.py`."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+
+app = Celery("dailytrain")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks(["scheduler", "leaderboard"])

@@ -1,0 +1,32 @@
+"""What Celery beat does, in one table. Written to the database once; from then on the admin's word counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+EVERY: dict[str, tuple[str, int]] = {
+    # name: task, seconds
+    "Expire leases": ("scheduler.tasks.expire_leases", 5),
+    "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
+    "Forget old files": ("scheduler.tasks.retention", 3600),
+}
+
+AT: dict[str, tuple[str, dict[str, Any]]] = {
+    # name: task, crontab (UTC)
+    "Tonight's train": ("leaderboard.tasks.nightly", {"hour": "20", "minute": "0"}),
+}
+
+
+@transaction.atomic
+def install() -> None:
+    """Add what is missing from the table of periodic tasks; rows that exist are left as they are."""
+    from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+
+    for name, (task, seconds) in EVERY.items():
+        interval, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
+        PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, "interval": interval})
+    for name, (task, when) in AT.items():
+        crontab, _ = CrontabSchedule.objects.get_or_create(timezone="UTC", **when)
+        PeriodicTask.objects.get_or_create(name=name, defaults={"task": task, "crontab": crontab})

@@ -1,0 +1,186 @@
+"""Settings, all from the environment; with none set the site works on its embedded defaults under `var/`.
+
+A wrong value stops the start with a sentence; half a configuration shows up in `manage.py check`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def text(name: str, default: str = "") -> str:
+    """Return a variable, or the contents of the file that `<NAME>_FILE` points to (container secrets)."""
+    if path := os.environ.get(f"{name}_FILE"):
+        return Path(path).read_text().strip()
+    return os.environ.get(name, default)
+
+
+def boolean(name: str, default: bool) -> bool:
+    value = text(name, str(default))
+    if value not in ("True", "False"):
+        raise ImproperlyConfigured(f"{name} is {value!r}: it must be True or False.")
+    return value == "True"
+
+
+def words(name: str, default: str = "") -> list[str]:
+    return [word for word in text(name, default).replace(",", " ").split() if word]
+
+
+def kept_secret(path: Path) -> str:
+    """Return the secret in `path`; the first start makes one."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except FileExistsError:
+            return path.read_text()
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(48))
+    return path.read_text()
+
+
+# Everything that lives only on this machine: database, files, keys, the local node.
+HOME = Path(text("DAILYTRAIN_HOME", str(BASE_DIR / "var"))).resolve()
+HOME.mkdir(parents=True, exist_ok=True)
+
+DEBUG = boolean("DEBUG", False)
+SECRET_KEY = text("SECRET_KEY") or kept_secret(HOME / "keys" / "secret_key")
+ALLOWED_HOSTS = words("ALLOWED_HOSTS", "127.0.0.1 localhost [::1] testserver")
+CSRF_TRUSTED_ORIGINS = words("CSRF_TRUSTED_ORIGINS")
+SITE_URL = text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
+"""Where visitors and nodes find the site; used in links and in the lines to paste."""
+SITE_NAME = text("SITE_NAME", "The Daily Train")
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "django_celery_beat",
+    "ninja",
+    "scheduler",
+    "leaderboard",
+    "dailytrain",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "dailytrain.headers.ContentSecurityPolicy",
+]
+
+ROOT_URLCONF = "dailytrain.urls"
+ASGI_APPLICATION = "dailytrain.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+DATABASES = {"default": dj_database_url.parse(text("DATABASE_URL", f"sqlite:///{HOME / 'db.sqlite3'}"))}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        # Writers wait for each other instead of failing half-way through a transaction.
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    }
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
+
+# --- broker, background work --------------------------------------------------------------------------------------
+
+REDIS_URL = text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
+"""`manage.py run` starts an embedded server at the default address."""
+CELERY_BROKER_URL = REDIS_URL
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "socket_connect_timeout": 2}
+CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_TIMEZONE = "UTC"
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+S3_BUCKET = text("S3_BUCKET")
+STORAGES = {
+    "default": (
+        {
+            "BACKEND": "storages.backends.s3.S3Storage",
+            "OPTIONS": {"bucket_name": S3_BUCKET, "endpoint_url": text("S3_ENDPOINT_URL") or None},
+        }
+        if S3_BUCKET
+        else {
+            "BACKEND": "django.core.files.storage.FileSystemStorage",
+            "OPTIONS": {"location": str(HOME / "storage")},
+        }
+    ),
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+}
+STATIC_URL = "/static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATIC_ROOT = HOME / "static"
+WHITENOISE_USE_FINDERS = True
+
+# --- the train ----------------------------------------------------------------------------------------------------
+
+JOB_KINDS = {
+    "train": "leaderboard.results.Training",
+    "score": "leaderboard.results.Scoring",
+}
+MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))
+"""Address or path of the repository whose `main` is trained every night."""
+MAIN_BRANCH = text("MAIN_BRANCH", "main")
+REPOSITORIES = HOME / "repositories"
+"""Bare mirrors of the repositories that entries come from."""
+SIGNING_KEY = HOME / "keys" / "signing.key"
+"""Ed25519; signs every job spec. Nodes pin its public half."""
+LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
+GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
+
+# --- the rest -----------------------------------------------------------------------------------------------------
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+if SITE_URL.startswith("https://"):
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": text("LOG_LEVEL", "INFO")},
+}
