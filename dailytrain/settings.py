@@ -146,7 +146,7 @@ STORAGES = {
 }
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-STATIC_ROOT = HOME / "static"
+STATIC_ROOT = text("STATIC_ROOT", str(HOME / "static"))
 WHITENOISE_USE_FINDERS = True
 
 # --- the train ----------------------------------------------------------------------------------------------------

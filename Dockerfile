@@ -1,0 +1,58 @@
+# syntax=docker/dockerfile:1
+# Two images from one file:
+#   docker build --target site -t dailytrain-site .    the web site, Celery worker and beat
+#   docker build --target node -t dailytrain-node .    the agent with trainer, scorer and sandbox (CPU)
+
+FROM python:3.11.14-slim-bookworm AS base
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /app
+
+FROM node:20-bookworm-slim AS assets
+WORKDIR /app
+COPY package.json package-lock.json ./
+RUN mkdir -p static && npm ci --no-audit --no-fund
+
+FROM base AS site
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends git \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 train
+# The site never imports torch: only the packages of its own group, at the locked versions. The tokenizer and the
+# numeric parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
+COPY requirements.lock pyproject.toml ./
+RUN grep -v -i -E '^(torch|torchmetrics|lightning|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*)==' \
+      requirements.lock > site.lock \
+    && pip install -r site.lock
+COPY . .
+COPY --from=assets /app/static/vendor static/vendor
+ENV DAILYTRAIN_HOME=/data PYTHONPATH=/app
+ENV STATIC_ROOT=/app/collected
+RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
+    && rm -rf /tmp/build && mkdir -p /data && chown train:train /data
+USER train
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
+CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "off", "--proxy-headers"]
+
+FROM base AS node
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10002 node
+# Give the address of PyTorch's index of CPU builds for a small image; without it pip takes the CUDA build.
+ARG TORCH_INDEX=""
+COPY requirements.lock pyproject.toml README.md ./
+COPY trainer trainer
+RUN pip install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
+    && pip install -c requirements.lock '.[training]'
+USER node
+ENV DAILYTRAIN_HOME=/home/node/data
+RUN mkdir -p /home/node/data
+VOLUME /home/node/data
+# Bubblewrap makes user namespaces; the engine's default seccomp profile forbids that, so run the image with
+#   --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined
+# and without any further privilege. It never needs the engine's socket.
+ENTRYPOINT ["dailytrain", "node"]

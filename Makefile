@@ -1,0 +1,53 @@
+# Everything a person or CI does here. `make` alone says what there is.
+PYTHON ?= python3.11
+BIN := .venv/bin
+PORT ?= 8000
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check node fmt lock
+
+help:            ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+
+install: .venv/installed  ## make .venv and put everything in it (about 2 GB, mostly torch for CPU)
+
+# torch first and by itself: asked for in any other way, pip brings gigabytes of CUDA libraries along.
+.venv/installed: requirements.lock pyproject.toml package-lock.json
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install torch==2.13.0
+	$(BIN)/pip install -r requirements.lock
+	$(BIN)/pip install --no-deps --no-build-isolation -e .
+	npm ci --no-audit --no-fund
+	touch $@
+
+run: install     ## the whole train on this machine: site, queue, worker, one CPU node, at http://127.0.0.1:8000
+	$(BIN)/python manage.py run --port $(PORT)
+
+node: install    ## one more node for a running site: make node URL=http://... TOKEN=...
+	$(BIN)/dailytrain node --server $(URL) --token $(TOKEN)
+
+test: install    ## the tests, on SQLite and an embedded Redis
+	$(BIN)/python -m pytest
+
+check: install   ## exactly what CI runs first: lint, types, import rules, migrations, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/python manage.py check --fail-level WARNING
+	$(BIN)/python -m pytest
+
+fmt: install     ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:            ## resolve the newest allowed versions anew, in a throwaway environment, into requirements.lock
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --upgrade pip
+	.venv-lock/bin/pip install torch==2.13.0
+	.venv-lock/bin/pip install -e '.[training]' --group site --group dev hatchling editables
+	{ echo '# Made by `make lock`. torch is installed before these, see the Makefile.'; \
+	  .venv-lock/bin/pip freeze --exclude-editable --exclude torch; } > requirements.lock
+	rm -rf .venv-lock
