@@ -6,6 +6,7 @@ growing pause; nothing is left behind, even when this one is killed (the kernel 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,7 +53,7 @@ class Part:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - only a system call
+                preexec_fn=end_with_parent,
             )
 
     def running(self) -> bool:
@@ -73,14 +74,10 @@ class Part:
             return
         if self.process.poll() is None:
             self.process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(self.stop_seconds)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def last_lines(self, count: int = 5) -> str:
