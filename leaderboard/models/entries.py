@@ -1,0 +1,125 @@
+"""What wants to be trained."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.urls import reverse
+from django.utils import timezone
+from typing_extensions import TypedDict
+
+from leaderboard.models.seasons import Track
+from scheduler.models import Blob
+
+
+class EntryDict(TypedDict):
+    id: int
+    kind: str
+    state: str
+    reason: str
+    title: str
+    author: str
+    repository: str
+    sha: str
+    architecture: str
+    track: str
+    hypothesis: str
+    url: str
+    changed_files: list[str]
+    bundle: str | None
+    created_at: str
+    page: str
+
+
+class EntryQuerySet(models.QuerySet["Entry"]):
+    def proposed(self) -> EntryQuerySet:
+        """Entries that wait for a maintainer, oldest first."""
+        return self.filter(state__in=[Entry.State.PROPOSED, Entry.State.SMOKE]).order_by("created_at")
+
+    def approved(self) -> EntryQuerySet:
+        return self.filter(state=Entry.State.APPROVED)
+
+
+class Entry(models.Model):
+    """One commit of one repository that wants to be trained."""
+
+    class Kind(models.TextChoices):
+        ARCHITECTURE = "architecture"  # source files under trainer/models/ and nothing else: may hold a record
+        OPEN = "open"  # changes more: shown as such
+        NOTEBOOK = "notebook"
+        MAIN = "main"
+
+    class State(models.TextChoices):
+        PROPOSED = "proposed"
+        SMOKE = "smoke"
+        APPROVED = "approved"
+        REJECTED = "rejected"
+        WITHDRAWN = "withdrawn"
+
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.PROPOSED)
+    reason = models.CharField(max_length=500, blank=True)
+    title = models.CharField(max_length=120)
+    author = models.CharField(max_length=120, blank=True)
+    repository = models.CharField(max_length=400)
+    sha = models.CharField(max_length=40)
+    architecture = models.CharField(max_length=80)
+    """Name in the commit's `trainer/models` dict."""
+    config = models.JSONField(default=dict, blank=True)
+    """The entry's own part of the configuration, over the track's."""
+    track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="entries")
+    hypothesis = models.TextField(blank=True)
+    url = models.URLField(blank=True)
+    bundle = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    """Tar of the commit's `trainer/models/`."""
+    base_sha = models.CharField(max_length=40, blank=True)
+    """Where the commit left `main`; empty when the two have no history in common."""
+    changed_files = models.JSONField(default=list, blank=True)
+    """Paths that differ from `base_sha`."""
+    impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
+    requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    approved_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    approved_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    objects = EntryQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "entries"
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["repository", "sha", "architecture", "track"], name="one_entry_per_commit_and_architecture"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.sha[:8]})"
+
+    def get_absolute_url(self) -> str:
+        return reverse("entry", args=[self.pk])
+
+    def to_dict(self) -> EntryDict:
+        """Return the row; `track` should have been selected with it."""
+        return {
+            "id": self.pk,
+            "kind": self.kind,
+            "state": self.state,
+            "reason": self.reason,
+            "title": self.title,
+            "author": self.author,
+            "repository": self.repository,
+            "sha": self.sha,
+            "architecture": self.architecture,
+            "track": self.track.slug,
+            "hypothesis": self.hypothesis,
+            "url": self.url,
+            "changed_files": self.changed_files,
+            "bundle": self.bundle_id,
+            "created_at": self.created_at.isoformat(),
+            "page": self.get_absolute_url(),
+        }

@@ -1,0 +1,276 @@
+"""One training, from waiting to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import Count, F, Sum
+from django.urls import reverse
+from django.utils import timezone
+from typing_extensions import TypedDict
+
+from leaderboard.models.entries import Entry
+from leaderboard.models.seasons import Season, Track
+from scheduler.models import Checkpoint, Event, Job
+
+
+def moment(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
+
+
+class LiveDict(TypedDict):
+    """What changes while a run runs. `fraction` and what follows is the training process's own word."""
+
+    id: int
+    state: str
+    reason: str
+    cause: str
+    trust: str
+    node: str
+    node_class: str
+    step: int
+    fraction: float
+    tokens: int
+    loss: float | None
+    seconds_left: float | None
+    bits_per_byte: float | None
+    bits_per_byte_stderr: float | None
+    revision: int
+
+
+class RunDict(LiveDict):
+    entry: int
+    title: str
+    author: str
+    architecture: str
+    kind: str
+    repository: str
+    sha: str
+    track: str
+    season: str
+    purpose: str
+    seed: int
+    budget: str
+    parameters: int | None
+    train_flops: float | None
+    train_seconds: float | None
+    created_at: str
+    started_at: str | None
+    trained_at: str | None
+    finished_at: str | None
+    page: str
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    def with_entry(self) -> RunQuerySet:
+        """Bring along what a row of a table and `to_dict` need: no query per row."""
+        return self.select_related("entry", "track", "season")
+
+    def on_board(self, track: Track) -> RunQuerySet:
+        """Return the track's judged runs of its present season, best first."""
+        return (
+            self.with_entry()
+            .filter(track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+            .order_by("bits_per_byte", "pk")
+        )
+
+    def live(self) -> RunQuerySet:
+        """Return runs that a node works on or worked on a moment ago: training, paused, being scored."""
+        return self.with_entry().filter(state__in=Run.LIVE).order_by("started_at", "pk")
+
+    def queued(self) -> RunQuerySet:
+        """Return runs that wait for a node, in the order of the queue."""
+        return (
+            self.with_entry()
+            .filter(state=Run.State.QUEUED)
+            .order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
+        )
+
+    def waiting(self) -> RunQuerySet:
+        """Return runs that have not begun: those that wait for a maintainer's word and those that wait for a node."""
+        return (
+            self.with_entry()
+            .filter(state__in=[Run.State.WAITING, Run.State.QUEUED])
+            .order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
+        )
+
+    def failed(self) -> RunQuerySet:
+        """Return runs that ended without a verdict, latest first. Failures are shown too, with a reason."""
+        return self.with_entry().filter(state__in=[Run.State.FAILED, Run.State.CANCELLED]).order_by("-finished_at")
+
+    def unscored(self) -> RunQuerySet:
+        """Return runs that are trained and have no score job yet."""
+        return self.filter(state=Run.State.SCORING, score_job=None)
+
+    def version(self) -> str:
+        """Return a word that differs after any change of these runs: the ETag of a page made of them."""
+        total = self.order_by().aggregate(count=Count("pk"), revisions=Sum("revision"))
+        return f"{total['count']}.{total['revisions'] or 0}"
+
+
+class Run(models.Model):
+    """One training of one entry with one seed on one track, and its verdict."""
+
+    class State(models.TextChoices):
+        WAITING = "waiting"  # for approval
+        QUEUED = "queued"
+        TRAINING = "training"
+        PAUSED = "paused"  # lost its node; goes on from its last checkpoint
+        SCORING = "scoring"
+        FINISHED = "finished"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    LIVE = (State.TRAINING, State.PAUSED, State.SCORING)
+    UNFINISHED = (State.WAITING, State.QUEUED, *LIVE)
+
+    class Trust(models.TextChoices):
+        PROVISIONAL = "provisional"  # nothing but the node's own word
+        SCORED = "scored"  # by a trusted node
+        REPLICATED = "replicated"
+        RECORD = "record"
+        DISPUTED = "disputed"
+
+    class Purpose(models.TextChoices):
+        NIGHTLY = "nightly"
+        ENTRY = "entry"
+        LADDER = "ladder"  # a seed of the baseline
+
+    entry = models.ForeignKey(Entry, on_delete=models.PROTECT, related_name="runs")
+    track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="runs")
+    season = models.ForeignKey(Season, on_delete=models.PROTECT, related_name="runs")
+    purpose = models.CharField(max_length=10, choices=Purpose.choices, default=Purpose.ENTRY)
+    seed = models.BigIntegerField()
+    budget = models.CharField(max_length=40)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING, db_index=True)
+    reason = models.CharField(max_length=500, blank=True)
+    cause = models.CharField(max_length=16, blank=True)
+    """Of a failure: `model` (it counts) or `infrastructure` (ours; the same seed may run again)."""
+    trust = models.CharField(max_length=12, choices=Trust.choices, default=Trust.PROVISIONAL)
+    job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="run")
+    score_job = models.OneToOneField(Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="scored_run")
+    checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    """The final one: what was scored."""
+    config = models.JSONField(default=dict, blank=True)
+    """What the node resolved (`run.json`)."""
+    node_name = models.CharField(max_length=80, blank=True)
+    node_class = models.CharField(max_length=120, blank=True)
+    revision = models.BigIntegerField(default=0)
+    """Goes up with every change of the row, its curve or its samples."""
+
+    # How far it is, as the training process says (advisory).
+    step = models.BigIntegerField(default=0)
+    fraction = models.FloatField(default=0)
+    """Of the budget used, 0 to 1."""
+    tokens = models.BigIntegerField(default=0)
+    seconds = models.FloatField(default=0)
+    """Training seconds charged so far."""
+    loss = models.FloatField(null=True, blank=True)
+
+    # The verdict of the trusted scorer.
+    bits_per_byte = models.FloatField(null=True, blank=True)
+    bits_per_byte_stderr = models.FloatField(null=True, blank=True)
+    parameters = models.BigIntegerField(null=True, blank=True)
+    train_flops = models.FloatField(null=True, blank=True)
+    train_seconds = models.FloatField(null=True, blank=True)
+    checks = models.JSONField(default=dict, blank=True)
+    """What the scorer tried in order to catch a cheat, and how far apart the answers were."""
+    suite_missing = models.JSONField(default=list, blank=True)
+    """lm-eval tasks of the track whose data the scoring node lacked."""
+
+    created_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    trained_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    objects = RunQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(fields=["entry", "track", "seed", "budget"], name="one_run_per_entry_and_seed")
+        ]
+        indexes = [models.Index(fields=["track", "state", "bits_per_byte"])]
+
+    def __str__(self) -> str:
+        return f"run {self.pk} of {self.entry.title}, seed {self.seed}"
+
+    def get_absolute_url(self) -> str:
+        return reverse("run", args=[self.pk])
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in self.UNFINISHED
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Training seconds until the budget is used, at the pace so far; None where nothing is known yet."""
+        if self.state in (self.State.WAITING, self.State.QUEUED):
+            return self.track.expected_seconds
+        if self.state not in (self.State.TRAINING, self.State.PAUSED):
+            return None
+        if self.fraction <= 0 or self.seconds <= 0:
+            return self.track.expected_seconds
+        return self.seconds / self.fraction * (1 - self.fraction)
+
+    def change(self, to: str, *, since: Collection[str], actor: str, sentence: str, **fields: Any) -> bool:
+        """Move to another state if the row is still in one of `since`; say so in an event.
+
+        Return False, and change nothing, if somebody else got there first. `self` is brought up to date.
+        """
+        with transaction.atomic():
+            changed = Run.objects.filter(pk=self.pk, state__in=since).update(
+                state=to, revision=F("revision") + 1, **fields
+            )
+            if changed:
+                Event.record(actor, self, sentence)
+        self.refresh_from_db(fields=["state", "revision", *fields])
+        return changed == 1
+
+    def live_dict(self) -> LiveDict:
+        return {
+            "id": self.pk,
+            "state": self.state,
+            "reason": self.reason,
+            "cause": self.cause,
+            "trust": self.trust,
+            "node": self.node_name,
+            "node_class": self.node_class,
+            "step": self.step,
+            "fraction": self.fraction,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "seconds_left": self.seconds_left,
+            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte_stderr": self.bits_per_byte_stderr,
+            "revision": self.revision,
+        }
+
+    def to_dict(self) -> RunDict:
+        """Return the row; take the run from `with_entry()`."""
+        return {
+            **self.live_dict(),
+            "entry": self.entry_id,
+            "title": self.entry.title,
+            "author": self.entry.author,
+            "architecture": self.entry.architecture,
+            "kind": self.entry.kind,
+            "repository": self.entry.repository,
+            "sha": self.entry.sha,
+            "track": self.track.slug,
+            "season": self.season.name,
+            "purpose": self.purpose,
+            "seed": self.seed,
+            "budget": self.budget,
+            "parameters": self.parameters,
+            "train_flops": self.train_flops,
+            "train_seconds": self.train_seconds,
+            "created_at": self.created_at.isoformat(),
+            "started_at": moment(self.started_at),
+            "trained_at": moment(self.trained_at),
+            "finished_at": moment(self.finished_at),
+            "page": self.get_absolute_url(),
+        }
