@@ -1,0 +1,355 @@
+"""What the bubblewrap sandbox keeps in, shown by real processes that try to get out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from trainer.sandbox import Box, Limits, Mount, Process, SandboxError, driver
+from trainer.sandbox.meter import processes
+
+REFUSAL = driver("bubblewrap").why_not()
+pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+LIMITS = Limits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
+
+
+class Ended(NamedTuple):
+    code: int
+    output: str
+    exceeded: str | None
+    seconds: float
+
+
+def box(out: Path, code: str, limits: Limits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Box:
+    out.mkdir(exist_ok=True)
+    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
+    return Box(command, {}, [Mount(out, writable=True), *mounts], out, limits, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Ended]:
+    def run(code: str, limits: Limits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Ended:
+        with (tmp_path / "output").open("w+b") as output:
+            process = driver("bubblewrap").start(box(tmp_path / "out", code, limits, mounts, **more), output, output)
+            ended = process.wait(30)
+            assert ended is not None, process.kill()
+            output.seek(0)
+            return Ended(ended, output.read().decode(), process.exceeded, process.seconds)
+
+    return run
+
+
+def test_a_command_runs_and_its_exit_code_comes_back(run: Callable[..., Ended]) -> None:
+    assert run("print('hello'); raise SystemExit(7)")[:3] == (7, "hello\n", None)
+
+
+def test_a_signal_comes_back_as_128_and_its_number(run: Callable[..., Ended]) -> None:
+    assert run("import os; os.kill(os.getpid(), 11)").code == 128 + 11
+
+
+def test_there_is_no_network(run: Callable[..., Ended]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = run(f"""
+            import socket
+            try:
+                socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2)
+            except OSError as error:
+                print(type(error).__name__)
+            print([name for _, name in socket.if_nameindex() if name != "lo"])
+        """)
+    assert ended.output == "ConnectionRefusedError\n[]\n"
+
+
+def test_the_home_folder_and_another_runs_folder_are_not_there(run: Callable[..., Ended], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "secret").write_text("secret")
+    (Path.home() / ".dailytrain-probe").write_text("secret")
+    try:
+        ended = run(f"""
+            import os
+            for path in {[str(Path.home() / ".dailytrain-probe"), str(tmp_path / "other" / "secret"), "/etc/passwd"]}:
+                print(os.path.exists(path))
+            print(sorted(os.listdir({str(tmp_path)!r})))
+        """)
+    finally:
+        (Path.home() / ".dailytrain-probe").unlink()
+    assert ended.output == "False\nFalse\nFalse\n['out']\n"
+
+
+def test_only_the_writable_mounts_can_be_written(run: Callable[..., Ended], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    ended = run(
+        f"""
+        import sys
+        for path in ["/x", "/usr/x", "/dev/x", {str(tmp_path / "data" / "x")!r}, sys.prefix + "/x",
+                     {str(tmp_path / "out" / "x")!r}, "/tmp/x", "/dev/shm/x"]:
+            try:
+                open(path, "w").write("x")
+                print("written")
+            except OSError as error:
+                print(error.errno)
+        """,
+        mounts=(Mount(tmp_path / "data"),),
+    )
+    assert ended.output.split() == ["30"] * 5 + ["written"] * 3  # 30: a read-only file system
+    assert (tmp_path / "out" / "x").read_text() == "x"
+    assert not Path("/tmp/x").exists()
+
+
+def test_no_rights_no_new_namespaces_and_no_other_process(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import ctypes, os
+        print([line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "NoNewPrivs"))])
+        print(ctypes.CDLL(None).unshare(0x10000000))
+        print(len([name for name in os.listdir("/proc") if name.isdigit()]))
+        print(os.getuid(), sorted(os.environ))
+    """)
+    capabilities, unshared, visible, rest = ended.output.splitlines()
+    assert (capabilities, unshared, visible) == ("['0000000000000000', '1']", "-1", "2")
+    assert rest == "65534 ['HOME', 'LANG', 'LC_CTYPE', 'PATH', 'PWD', 'USER']".replace("'LC_CTYPE', ", "")
+
+
+def test_memory_in_files_has_a_limit(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        for folder in ("/tmp", "/dev/shm"):
+            try:
+                with open(folder + "/big", "wb") as file:
+                    while True:
+                        file.write(bytes(1_000_000))
+            except OSError as error:
+                print(error.errno)
+    """)
+    assert ended.output == "28\n28\n"  # no space left
+
+
+def test_a_full_disk_quota_ends_it_with_a_sentence(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        for number in range(1_000_000):
+            with open(f"{number}", "wb") as file:
+                file.write(bytes(100_000))
+    """)
+    assert (ended.code, ended.exceeded) == (137, "It used more than 20.0 MB of disk.")
+
+
+def test_a_deleted_file_that_is_open_counts(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import os, time
+        file = open("x", "wb")
+        os.unlink("x")
+        file.write(bytes(21_000_000))
+        file.flush()
+        time.sleep(20)
+    """)
+    assert ended.exceeded == "It used more than 20.0 MB of disk."
+
+
+def test_a_deleted_file_that_is_mapped_counts(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import mmap, os, time
+        with open("x", "w+b") as file:
+            file.truncate(21_000_000)
+            view = mmap.mmap(file.fileno(), 0)
+        os.unlink("x")
+        view[:] = bytes(21_000_000)
+        time.sleep(20)
+    """)
+    assert ended.exceeded == "It used more than 20.0 MB of disk."
+
+
+def test_a_quota_passed_just_before_the_end_is_noticed(run: Callable[..., Ended]) -> None:
+    ended = run('open("x", "wb").write(bytes(21_000_000))')
+    assert ended.exceeded == "It used more than 20.0 MB of disk."
+
+
+def test_one_endless_file_ends_it_too(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        with open("x", "wb") as file:
+            while True:
+                file.write(bytes(10_000_000))
+    """)
+    assert ended.exceeded == "It used more than 20.0 MB of disk."
+
+
+def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import os
+        while True:
+            os.fork()
+    """)
+    assert ended.exceeded == "It had more than 8 processes at once."
+    assert ended.seconds < 5
+
+
+def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import threading, time
+        for _ in range(1000):
+            try:
+                threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+            except RuntimeError:
+                time.sleep(1)
+    """)
+    assert ended.exceeded == "It had more than 512 threads at once."
+
+
+def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        held = []
+        while True:
+            held.append(bytearray(b"x" * 10_000_000))
+    """)
+    assert (ended.code, ended.exceeded) == (137, "It used more than 400.0 MB of memory.")
+
+
+def test_memory_without_a_folder_counts(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import os, time
+        for _ in range(45):
+            os.write(os.memfd_create("x"), bytes(10_000_000))
+        time.sleep(20)
+    """)
+    assert ended.exceeded == "It used more than 400.0 MB of memory."
+
+
+def test_pages_that_forked_processes_share_count_once(run: Callable[..., Ended]) -> None:
+    ended = run("""
+        import os, time
+        held = bytearray(b"x" * 150_000_000)
+        for _ in range(4):
+            if os.fork() == 0:
+                time.sleep(1)
+                os._exit(0)
+        time.sleep(1.2)
+    """)
+    assert (ended.code, ended.exceeded) == (0, None)
+
+
+def test_the_wall_clock_ends_it(run: Callable[..., Ended]) -> None:
+    ended = run("import time; time.sleep(20)", Limits(1, 400_000_000, 20_000_000, 8))
+    assert ended.exceeded == "It ran longer than 1 seconds."
+    assert 1 <= ended.seconds < 2
+
+
+def test_open_files_are_passed_in(run: Callable[..., Ended]) -> None:
+    reading, writing = os.pipe()
+    try:
+        ended = run(f"import os; os.write({writing}, b'through')", pass_fds=(writing,))
+        assert (ended.code, os.read(reading, 100)) == (0, b"through")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_stop_asks_the_command_and_lets_it_finish(tmp_path: Path) -> None:
+    code = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+        open("ready", "w").close()
+        time.sleep(20)
+    """
+    process = driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    until(lambda: (tmp_path / "out" / "ready").exists())
+    process.stop()
+    assert process.wait(10) == 130
+
+
+FAMILY = """
+    import os, time
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(0)
+    open("ready", "w").close()
+    time.sleep(60)
+"""
+
+
+def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
+    process = driver("bubblewrap").start(box(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL)
+    until(lambda: (tmp_path / "out" / "ready").exists())
+    assert len(mentioning(tmp_path)) >= 4
+    assert process.kill() == 137
+    assert mentioning(tmp_path) == []
+    assert process.exceeded is None
+
+
+def test_what_the_command_leaves_running_goes_with_it(tmp_path: Path) -> None:
+    code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
+    process = driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    assert process.wait(10) == 0
+    assert mentioning(tmp_path) == []
+
+
+def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    starter = f"""
+import subprocess, sys, time
+from pathlib import Path
+from trainer.sandbox import Box, Limits, Mount, driver
+out = Path({str(tmp_path / "out")!r})
+code = {textwrap.dedent(FAMILY)!r}
+box = Box([sys.executable, "-I", "-S", "-c", code], {{}}, [Mount(out, True)], out, Limits(60, 10**9, 10**9, 20))
+driver("bubblewrap").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", starter])
+    try:
+        until(lambda: (tmp_path / "out" / "ready").exists())
+        assert len(mentioning(tmp_path)) >= 4
+    finally:
+        parent.kill()
+        parent.wait()
+    until(lambda: mentioning(tmp_path) == [])
+
+
+def test_a_mount_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    missing = Mount(tmp_path / "nowhere")
+    with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
+        start(box(tmp_path / "out", "", mounts=(missing,)))
+
+
+def start(what: Box) -> Process:
+    return driver("bubblewrap").start(what, subprocess.DEVNULL, subprocess.DEVNULL)
+
+
+def mentioning(path: Path) -> list[int]:
+    """Processes, other than this one, whose working folder (as they see it) or command line names a path."""
+    return [pid for pid in processes() if pid != os.getpid() and str(path) in seen(pid)]
+
+
+def seen(pid: int) -> str:
+    found = ""
+    for read in (lambda: str(Path(f"/proc/{pid}/cwd").readlink()), lambda: Path(f"/proc/{pid}/cmdline").read_text()):
+        try:
+            found += read()
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_helper_of_these_tests_sees_processes(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "20"], cwd=tmp_path)
+    try:
+        assert child.pid in mentioning(tmp_path)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,73 @@
+"""The other two drivers, and choosing one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.sandbox import Box, Limits, Mount, SandboxError, docker, driver
+
+LIMITS = Limits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
+
+
+def test_an_unknown_driver_is_named_with_the_known_ones() -> None:
+    with pytest.raises(SandboxError, match="'chroot'; known: bubblewrap, docker, none"):
+        driver("chroot")
+
+
+def plain(tmp_path: Path, code: str, limits: Limits = LIMITS) -> tuple[int | None, str | None]:
+    box = Box([sys.executable, "-S", "-c", code], {}, [Mount(tmp_path, writable=True)], tmp_path, limits)
+    process = driver("none").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
+    return process.wait(30), process.exceeded
+
+
+def test_none_runs_a_plain_process_and_meters_it(tmp_path: Path) -> None:
+    assert driver("none").why_not() is None
+    assert plain(tmp_path, "raise SystemExit(3)") == (3, None)
+    assert plain(tmp_path, "import time; time.sleep(20)", Limits(0.5, 10**9, 10**9, 8)) == (
+        137,
+        "It ran longer than 0 seconds.",
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="without /proc only wall time and disk are metered")
+def test_none_ends_a_fork_bomb_too(tmp_path: Path) -> None:
+    code = "import os, time\nfor _ in range(20):\n  if os.fork() == 0: time.sleep(20); os._exit(0)\ntime.sleep(20)"
+    assert plain(tmp_path, code) == (137, "It had more than 8 processes at once.")
+
+
+def test_none_says_what_could_not_be_started(tmp_path: Path) -> None:
+    if sys.platform == "linux":
+        pytest.skip("setpriv is started there, and complains itself")
+    with pytest.raises(SandboxError, match="no-such-program could not be started"):
+        driver("none").start(Box(["no-such-program"], {}, [], tmp_path, LIMITS), subprocess.DEVNULL, subprocess.DEVNULL)
+
+
+def test_dockers_command_line_takes_everything_away_and_gives_back_what_is_mounted() -> None:
+    mounts = [Mount(Path("/data")), Mount(Path("/out"), writable=True)]
+    words = docker.arguments(Box([sys.executable, "-m", "x"], {"A": "b"}, mounts, Path("/out"), LIMITS), "name")
+    line = " ".join(words)
+    for part in (
+        "docker run --rm --init --name name --label dailytrain.box --network none --read-only",
+        "--cap-drop ALL --security-opt no-new-privileges",
+        f"--user {os.getuid()}:{os.getgid()}",
+        "--pids-limit 8",
+        "--memory 400000000 --memory-swap 400000000",
+        "--tmpfs /tmp:rw,nosuid,nodev,size=50000000",
+        "--env A=b",
+        "--mount type=bind,source=/data,target=/data,readonly --mount type=bind,source=/out,target=/out",
+        "--workdir /out",
+    ):
+        assert part in line
+    assert words[-4:] == ["dailytrain-node", "python", "-m", "x"]
+
+
+def test_docker_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="open files"):
+        driver("docker").start(Box(["x"], {}, [], tmp_path, LIMITS, pass_fds=(3,)), -3, -3)
+    with pytest.raises(SandboxError, match="comma"):
+        docker.arguments(Box(["x"], {}, [Mount(Path("/a,b"))], tmp_path, LIMITS), "name")
