@@ -1,0 +1,165 @@
+"""`files:` — plain text and JSONL in local files, each also compressed with gzip or xz.
+
+The argument is one or more globs, folders or file names with commas between them. A glob takes every file it matches
+(`**` crosses folders); a folder is walked for the endings in `TEXT_ENDINGS`. A `.jsonl` file holds one JSON object a
+line with a "text"; any other file is one document of UTF-8 text, byte for byte (but for a byte order mark). Files come
+in the order of their names below their common folder, whatever the file system, the locale or the place in the tree.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.data.corpora.document import Corpus, CorpusError, Document
+
+# What a walk through a folder takes: a folder of text holds other things too. A glob or a name takes any file.
+TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".raw", ".tokens", ".jsonl")
+COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
+# A larger text is cut, at the end of a line, into documents of about this size: memory stays bounded.
+LARGEST_DOCUMENT = 16 << 20  # bytes
+
+
+def find(argument: str) -> Corpus:
+    files = _named_files(_matches(argument), argument)
+    return Corpus(fingerprint=partial(_fingerprint, files), documents=partial(_documents, files))
+
+
+def _matches(argument: str) -> set[Path]:
+    found: set[Path] = set()
+    # A comma may be part of a name, so the whole argument is tried as a name first.
+    patterns = [argument] if argument and Path(argument).expanduser().exists() else argument.split(",")
+    for pattern in (part.strip() for part in patterns):
+        if not pattern:
+            raise CorpusError("files: needs a glob, a folder or a file after the colon, such as files:books/*.txt")
+        matched = _expand(str(Path(pattern).expanduser()))
+        if not matched:
+            raise CorpusError(f"files:{pattern} matches no file of text")
+        found |= matched
+    return found
+
+
+def _expand(pattern: str) -> set[Path]:
+    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)  # noqa: PTH207, PTH110
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        found |= _walk(path) if path.is_dir() else {path.absolute()}
+    return found
+
+
+def _walk(folder: Path) -> set[Path]:
+    found = set()
+    for parent, folders, names in os.walk(folder.absolute()):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith(".") and _plain_name(name).endswith(TEXT_ENDINGS):
+                found.add(Path(parent, name))
+    return found
+
+
+def _plain_name(name: str) -> str:
+    """The name in lower case without .gz or .xz."""
+    name = name.lower()
+    stem, ending = os.path.splitext(name)  # noqa: PTH122
+    return stem if ending in COMPRESSED else name
+
+
+def _named_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
+    """(name below the common folder, path), sorted by name. The name goes into document ids, the path does not."""
+    try:
+        common = os.path.commonpath([path.parent for path in paths])
+    except ValueError as error:  # two drives
+        raise CorpusError(f"files:{argument} matches files without a common folder") from error
+    return sorted((path.relative_to(common).as_posix(), path) for path in paths)
+
+
+def _fingerprint(files: list[tuple[str, Path]]) -> dict[str, Any]:
+    return {"files": [[name, path.stat().st_size, _sha256(name, path)] for name, path in files]}
+
+
+def _sha256(name: str, path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CorpusError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _documents(files: list[tuple[str, Path]]) -> Iterator[Document]:
+    for name, path in files:
+        read = _json_lines if _plain_name(name).endswith(".jsonl") else _plain_text
+        opener: Any = COMPRESSED.get(path.suffix.lower(), open)
+        try:
+            with opener(path, "rb") as stream:
+                yield from read(name, stream)
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise CorpusError(f"{name} is damaged or cut short: {error}") from error
+        except OSError as error:
+            raise CorpusError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _plain_text(name: str, stream: IO[bytes]) -> Iterator[Document]:
+    offset, rest, number = 0, b"", 0
+    while block := rest + stream.read(LARGEST_DOCUMENT - len(rest)):
+        # A full block may end in the middle of a line, or of a character: what follows the last line end waits.
+        cut = block.rfind(b"\n") + 1 if len(block) == LARGEST_DOCUMENT else len(block)
+        cut = cut or _character_boundary(block)
+        block, rest = block[:cut], block[cut:]
+        text = _decode(name, block, offset)
+        if number == 0:
+            text = text.removeprefix("\ufeff")
+        number += 1
+        offset += cut
+        if text:
+            yield Document(name if number == 1 else f"{name}#{number}", text)
+
+
+def _character_boundary(block: bytes) -> int:
+    """The largest cut that does not split the last UTF-8 character of a block (at most 3 bytes before its end)."""
+    for cut in range(len(block) - 1, len(block) - 5, -1):
+        if block[cut] & 0xC0 != 0x80:
+            return cut
+    return len(block)  # not UTF-8: decoding says where
+
+
+def _decode(name: str, data: bytes, offset: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = f"byte {data[error.start]:#04x} at offset {offset + error.start}"
+        raise CorpusError(f"{name} is not UTF-8 text: {place}") from error
+
+
+def _json_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
+    offset = 0
+    for number, line in enumerate(stream, start=1):
+        text = _decode(name, line, offset).removeprefix("\ufeff")
+        offset += len(line)
+        if text.strip():
+            document = Document(f"{name}:{number}", _text_field(name, number, text))
+            if document.text:
+                yield document
+
+
+def _text_field(name: str, number: int, line: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{name}, line {number}, is not JSON: {error}") from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise CorpusError(f'{name}, line {number}, has no "text"')
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which is no character
+        raise CorpusError(f"{name}, line {number}, holds half a surrogate pair at character {error.start}") from error
+    return text

@@ -1,0 +1,40 @@
+"""A shuffle that needs no memory: where each number goes is computed, not stored.
+
+A Feistel network permutes the numbers of an even count of bits whatever its round function is; numbers that come out
+beyond the range are sent through again until they fall inside (cycle walking), which keeps it a permutation. The result
+is a pure function of (seed, size, number), the same on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROUNDS = 6
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Where each of `numbers` (int64, all in [0, size)) goes in the shuffle of [0, size) that `seed` names."""
+    half = max(1, (max(1, size - 1).bit_length() + 1) // 2)
+    keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN ^ _mix(np.uint64([seed & 0xFFFFFFFFFFFFFFFF])))
+    values = numbers.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], half, keys)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return left << shift | right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser: every bit of the result depends on every bit that went in."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

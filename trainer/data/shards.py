@@ -1,0 +1,104 @@
+"""Token ids on disk: flat files of little-endian uint16 or uint32, written once, read through memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
+
+
+class DatasetError(ValueError):
+    """The dataset cannot be made or read; the message is one line for whoever named it."""
+
+
+def token_type(vocabulary_size: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+class FileWriter:
+    """One file, its size and its sha256, flushed to the disk when closed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = path.open("wb")
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._digest.update(data)
+        self.size += len(data)
+
+    def close(self) -> str:
+        """Return the sha256."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        return self._digest.hexdigest()
+
+
+class ShardWriter:
+    """A stream of tokens into SPLIT/00000.bin, 00001.bin, ... A document may run on in the next shard."""
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int = SHARD_TOKENS) -> None:
+        self._folder, self._split, self._dtype, self._limit = folder, split, dtype, shard_tokens
+        self._file: FileWriter | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, ids: Sequence[int]) -> None:
+        tokens = np.asarray(ids, dtype=self._dtype)
+        while len(tokens):
+            if self._file is None:
+                self._file = FileWriter(self._folder / self._path())
+            room = self._limit - self._file.size // self._dtype.itemsize
+            self._file.write(tokens[:room].tobytes())
+            tokens = tokens[room:]
+            if self._file.size == self._limit * self._dtype.itemsize:
+                self._finish()
+
+    def close(self) -> list[dict[str, Any]]:
+        """Return the manifest's rows, one a shard."""
+        self._finish()
+        return self._rows
+
+    def _path(self) -> str:
+        return f"{self._split}/{len(self._rows):05d}.bin"
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            path, size = self._path(), self._file.size
+            tokens = size // self._dtype.itemsize
+            self._rows.append({"path": path, "tokens": tokens, "size": size, "sha256": self._file.close()})
+            self._file = None
+
+
+class TokenStream:
+    """The tokens of several shards as one sequence, read where they are wanted."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._arrays = list(arrays)
+        self._starts = [0]
+        for array in self._arrays:
+            self._starts.append(self._starts[-1] + len(array))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """[length] int64, which must lie inside the stream."""
+        assert 0 <= start <= len(self) - length
+        tokens = np.empty(length, dtype=np.int64)
+        done, shard = 0, bisect_right(self._starts, start) - 1
+        while done < length:
+            begin = start + done - self._starts[shard]
+            part = self._arrays[shard][begin : begin + length - done]
+            tokens[done : done + len(part)] = part
+            done, shard = done + len(part), shard + 1
+        return tokens
