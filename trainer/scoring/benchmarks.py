@@ -1,0 +1,89 @@
+"""A model behind the door, as lm-eval wants one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+
+from trainer.scoring.logits import predictions
+from trainer.scoring.windows import batches, cut, padded
+
+if TYPE_CHECKING:
+    from trainer.data.tokenizer import Tokenizer
+    from trainer.scoring.door import Door
+
+Pair = tuple[tuple[str, str], list[int], list[int]]
+"""((context, continuation), their tokens)."""
+
+
+class DoorModel(TemplateLM):
+    """Log-likelihoods through the door. As in lm-eval's own models a text that is too long loses its beginning."""
+
+    def __init__(self, door: Door, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
+        super().__init__()
+        self._door = door
+        self._tokenizer = tokenizer
+        self._progress = progress
+        self._length = door.run.sequence_length
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._tokenizer.end_of_text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self._tokenizer.encode(string)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def _loglikelihood_tokens(self, requests: Sequence[Pair], **kwargs: Any) -> list[tuple[float, bool]]:
+        rows, counts = [], []
+        for _, context, continuation in requests:
+            row = np.array((context + continuation)[-(self._length + 1) :], np.int64)
+            rows.append(row)
+            counts.append(min(len(continuation), len(row) - 1))
+        answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        for group in batches([len(row) - 1 for row in rows], self._door.space.positions, random.Random(0)):
+            logits = self._door.ask(padded([rows[i][:-1] for i in group], self.eot_token_id))
+            for i, answer in zip(group, logits, strict=True):
+                end = len(rows[i]) - 1
+                found = predictions(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
+                answers[i] = float(found.log_probabilities.sum()), bool(found.greedy.all())
+            self._progress("benchmarks", 0)
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Whole texts, in the windows that bits per byte is scored in."""
+        totals = []
+        for request in requests:
+            tokens = np.array(self._tokenizer.encode(request.args[0]), np.int64)
+            windows = cut(0, tokens, self.eot_token_id, self._length)
+            pairs: list[Pair] = [(("", ""), [int(w.inputs[0])], w.targets.tolist()) for w in windows]
+            totals.append(sum(value for value, _ in self._loglikelihood_tokens(pairs)))
+        return totals
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Greedy, one text at a time: right, and slow."""
+        return [self._generate(*request.args) for request in requests]
+
+    def _generate(self, context: str, settings: dict[str, Any]) -> str:
+        stops = settings.get("until") or []
+        stops = [stops] if isinstance(stops, str) else list(stops)
+        tokens = [self.eot_token_id, *self._tokenizer.encode(context)]
+        made: list[int] = []
+        text = ""
+        while len(made) < int(settings.get("max_gen_toks", 256)):
+            logits = self._door.ask(np.array([(tokens + made)[-self._length :]], np.int64))
+            token = int(logits[0, -1].argmax())
+            if token == self.eot_token_id:
+                break
+            made.append(token)
+            text = self._tokenizer.decode(made)
+            if found := [text.index(stop) for stop in stops if stop in text]:
+                return text[: min(found)]
+        return text

@@ -1,0 +1,64 @@
+"""What passes between the scorer and the model's process, and where.
+
+Two file descriptors, both made by the scorer: a sequenced-packet socket with messages of a fixed size (there is nothing
+to parse), and one sealed memory file of a fixed size. The memory holds token ids, then logits:
+
+    int64[positions]                token ids of a question [rows, length], scorer -> model; what it leaves free is zero
+    float32[positions, vocabulary]  its logits, model -> scorer
+
+The file is sealed against shrinking: without that the model could truncate it and kill the scorer with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+TOKEN_BYTES = 8
+LOGIT_BYTES = 4
+
+QUESTION = struct.Struct("<III")
+"""Scorer -> model: number of the call (1, 2, 3...), rows, length."""
+
+REPLY = struct.Struct("<II")
+"""Model -> scorer: number of the call it answers (0: loaded), `Status`."""
+
+
+class Status(enum.IntEnum):
+    """How a call went, in the words of the model's process; the scorer believes none of the good ones."""
+
+    LOADED = 1
+    ANSWERED = 2
+    COULD_NOT_LOAD = 3
+    RAISED = 4
+    WRONG_SHAPE = 5
+
+
+@dataclass(frozen=True)
+class Space:
+    """The size of the shared memory, fixed when the process starts."""
+
+    positions: int
+    """Most tokens in one question, rows times length."""
+    vocabulary: int
+    """Logits in each position."""
+
+    def logits_offset(self) -> int:
+        """Logits begin on a page of their own, so the scorer can map them read-only."""
+        page = mmap.ALLOCATIONGRANULARITY
+        return -(-self.positions * TOKEN_BYTES // page) * page
+
+    def size(self) -> int:
+        return self.logits_offset() + self.positions * self.vocabulary * LOGIT_BYTES
+
+
+def sealed_memory(size: int) -> int:
+    """A file in memory of exactly `size` bytes, which nobody can shrink or grow; the caller closes the descriptor."""
+    fd = os.memfd_create("dailytrain-logits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd

@@ -1,0 +1,54 @@
+"""From logits to log-probabilities, on the scorer's side: float32 or better, sums in float64. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.scoring.verdicts import NotFinite
+
+CHUNK_BYTES = 2**20
+"""Logits taken at a time: small enough to stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model thought of the tokens that came."""
+
+    log_probabilities: NDArray[np.float64]
+    """Of each target, in nats, never above 0."""
+    greedy: NDArray[np.bool_]
+    """Whether the target was the likeliest token."""
+
+
+def predictions(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> Predictions:
+    """`logits`: [n, vocabulary], `targets`: [n]. Raises `NotFinite`."""
+    found = np.empty(len(targets), np.float64)
+    greedy = np.empty(len(targets), np.bool_)
+    for chunk, shifted, log_sum in _chunks(logits):
+        picked = shifted[np.arange(len(shifted)), targets[chunk]]
+        found[chunk] = picked - log_sum
+        greedy[chunk] = picked == 0  # its logit is the row's largest
+    return Predictions(found, greedy)
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[n, vocabulary] -> the same, in nats. Raises `NotFinite`. For few rows: it keeps them all."""
+    rows = [shifted - log_sum[:, None] for _, shifted, log_sum in _chunks(logits)]
+    return np.concatenate(rows) if rows else np.empty(logits.shape, np.float64)
+
+
+def _chunks(logits: NDArray[np.float32]) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float64]]]:
+    """(which rows, their logits less the row's largest, log of the sum of their exponentials)."""
+    step = max(1, CHUNK_BYTES // (logits.shape[1] * logits.itemsize))
+    for start in range(0, len(logits), step):
+        chunk = slice(start, start + step)
+        largest = logits[chunk].max(axis=1, keepdims=True)
+        # NaN survives max and min, so two cheap passes see everything that is not finite.
+        if not np.isfinite(largest).all() or not np.isfinite(logits[chunk].min()):
+            raise NotFinite
+        shifted = logits[chunk] - largest
+        yield chunk, shifted, np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))

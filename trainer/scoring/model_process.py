@@ -1,0 +1,96 @@
+"""The model's side of the door: `python -m trainer.scoring.model_process`, started by the scorer in the sandbox.
+
+It runs the entry's code, so nothing it says is believed: it loads the model from its safetensors, reads token ids from
+shared memory, writes logits to shared memory, and says which call it answered. It never sees the targets, has no
+writable storage and no network, and its output streams lead nowhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trainer
+from trainer.scoring.channel import QUESTION, REPLY, Space, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    if options.models is not None:
+        # The entry's files first, everything that it does not bring from our own package.
+        trainer.__path__.insert(0, str(options.models / "trainer"))
+    control = socket.socket(fileno=options.control)
+    space = Space(options.positions, options.vocabulary)
+    memory = mmap.mmap(options.memory, space.size())
+    try:
+        model = load(options.run, options.checkpoint)
+    except Exception:
+        control.send(REPLY.pack(0, Status.COULD_NOT_LOAD))
+        raise
+    control.send(REPLY.pack(0, Status.LOADED))
+    serve(model, control, memory, space)
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer.scoring.model_process")
+    parser.add_argument("--control", type=int, required=True, help="descriptor of the socket")
+    parser.add_argument("--memory", type=int, required=True, help="descriptor of the shared memory")
+    parser.add_argument("--positions", type=int, required=True)
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="the checkpoint's folder")
+    parser.add_argument("--models", type=Path, help="a folder with a trainer/ package whose files come first")
+    return parser.parse_args(argv)
+
+
+def load(run: Path, checkpoint: Path) -> nn.Module:
+    """The model in float32, ready to answer. Rounding must not depend on who asks: no TF32, no reduced sums."""
+    import torch
+
+    from trainer.checkpoint import load_model
+
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    return load_model(run, checkpoint).eval().float()
+
+
+def serve(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: Space) -> None:
+    """Answer until the scorer hangs up."""
+    import torch
+
+    tokens_memory = torch.frombuffer(memory, dtype=torch.int64, count=space.positions)
+    logits_memory = torch.frombuffer(memory, dtype=torch.float32, offset=space.logits_offset())
+    while question := control.recv(QUESTION.size):
+        call, rows, length = QUESTION.unpack(question)
+        tokens = tokens_memory[: rows * length].view(rows, length).clone()
+        status, logits = ask(model, tokens, space.vocabulary)
+        if logits is not None:
+            logits_memory[: logits.numel()].view(logits.shape).copy_(logits)
+        control.send(REPLY.pack(call, status))
+
+
+def ask(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[Status, Tensor | None]:
+    """`tokens`: int64[rows, length] -> logits[rows, length, vocabulary], or why there are none."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            logits = model(tokens)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (seen only with --show-model-output)
+        return Status.RAISED, None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (*tokens.shape, vocabulary) or logits.is_complex():
+        return Status.WRONG_SHAPE, None
+    return Status.ANSWERED, logits
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What the scorer reads of a run's folder: plain JSON and the header of a safetensors file. Nothing is unpickled.
+
+`run.json` and `result.json` were written beside a stranger's model, so what they say of compute is passed on as it is
+(advisory) and what they say of sizes is bounded and counted again here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+LONGEST = 2**16
+"""Tokens in a row: a run that claims more is refused."""
+
+LARGEST_VOCABULARY = 2**20
+
+
+class RunError(ValueError):
+    """This folder cannot be scored."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read and checked."""
+
+    folder: Path
+    checkpoint: Path
+    """Folder of the checkpoint to score, its files verified against its manifest."""
+    arch: str
+    step: int
+    sequence_length: int
+    """Tokens in a row of the full pass, as in training."""
+    vocabulary_size: int
+    """Logits in each position."""
+    tokenizer_sha256: str
+    """As `run.json` has it; the caller compares it with the tokenizer it uses."""
+    parameters: int
+    """Numbers in the checkpoint's floating-point tensors, counted from the file's header."""
+    train_flops: float | None
+    """As the run reported: advisory."""
+    train_seconds: float | None
+    """As the run reported: advisory."""
+
+    @classmethod
+    def open(cls, folder: Path, checkpoint: Path | None = None) -> Run:
+        """Raises `RunError` with one line that says what is wrong."""
+        folder = folder.resolve()
+        if not folder.is_dir():
+            raise RunError(f"There is no run folder {folder}.")
+        run = read_json(folder / "run.json")
+        checkpoint = latest(folder) if checkpoint is None else checkpoint.resolve()
+        manifest = verify(checkpoint)
+        flops, seconds = compute(folder, checkpoint)
+        model = run.get("model")
+        if not isinstance(model, dict):
+            raise RunError(f"{folder / 'run.json'} does not say which model it trained.")
+        return cls(
+            folder=folder,
+            checkpoint=checkpoint,
+            arch=text(run, "arch"),
+            step=whole(manifest, "step", 0, 2**62),
+            sequence_length=whole(model, "sequence_length", 1, LONGEST),
+            vocabulary_size=whole(model, "vocabulary_size", 2, LARGEST_VOCABULARY),
+            tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
+            parameters=count_parameters(checkpoint / "model.safetensors"),
+            train_flops=flops,
+            train_seconds=seconds,
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError:
+        raise RunError(f"{path} is missing or cannot be read.") from None
+    except ValueError:
+        raise RunError(f"{path} is not JSON.") from None
+    if not isinstance(value, dict):
+        raise RunError(f"{path} does not hold what it should.")
+    return value
+
+
+def text(record: dict[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise RunError(f"The run's description has no usable {key!r}.")
+    return value
+
+
+def whole(record: dict[str, Any], key: str, least: int, most: int) -> int:
+    value = record.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise RunError(f"The run's {key!r} should be a whole number from {least} to {most}, not {value!r:.50}.")
+    return value
+
+
+def latest(folder: Path) -> Path:
+    """The checkpoint of the highest step among the complete ones (their manifest is written last)."""
+    complete = sorted(path.parent for path in folder.glob("checkpoints/step-*/manifest.json"))
+    if not complete:
+        raise RunError(f"{folder} holds no complete checkpoint.")
+    return complete[-1]
+
+
+def verify(checkpoint: Path) -> dict[str, Any]:
+    """The manifest, after comparing size and SHA-256 of what it lists.
+
+    Only the weights must be there: a scoring node need not fetch the optimizer's state. What is there must be right.
+    """
+    manifest = read_json(checkpoint / "manifest.json")
+    files = manifest.get("files")
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise RunError(f"{checkpoint / 'manifest.json'} does not list the checkpoint's files.")
+    listed = {str(file.get("path")): str(file.get("sha256")) for file in files}
+    if "model.safetensors" not in listed:
+        raise RunError(f"{checkpoint / 'manifest.json'} lists no model.safetensors.")
+    for name, sha256 in listed.items():
+        path = checkpoint / name
+        if Path(name).name != name:
+            raise RunError(f"{checkpoint / 'manifest.json'} lists a file outside the checkpoint.")
+        if not path.is_file():
+            if name == "model.safetensors":
+                raise RunError(f"The checkpoint {checkpoint} has no model.safetensors.")
+            continue
+        if sha256_of(path) != sha256:
+            raise RunError(f"The checkpoint is corrupt: {path} is not the file that its manifest names.")
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def count_parameters(weights: Path) -> int:
+    """Numbers in the floating-point tensors; a tied tensor is stored, and counted, once."""
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
+            return sum(math.prod(part.get_shape()) for part in slices if part.get_dtype().startswith(("F", "BF")))
+    except (SafetensorError, OSError):
+        raise RunError(f"The checkpoint is corrupt: {weights} is not a safetensors file.") from None
+
+
+def compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None]:
+    """(FLOPs, seconds) of the training so far: from `result.json`, else from the metrics up to the checkpoint."""
+    result = folder / "result.json"
+    if result.is_file():
+        record = read_json(result)
+        return number(record.get("train_flops")), number(record.get("train_seconds"))
+    step = read_json(checkpoint / "manifest.json").get("step")
+    last: dict[str, Any] = {}
+    metrics = folder / "metrics.jsonl"
+    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # a line cut short by a kill
+        if isinstance(row, dict) and row.get("kind") == "train" and row.get("step", math.inf) <= step:
+            last = row
+    return number(last.get("flops")), number(last.get("seconds"))
+
+
+def number(value: object) -> float | None:
+    """A finite number that is not negative, or None."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return value
+    return None

@@ -1,0 +1,154 @@
+"""The benchmark suite: which lm-eval tasks there are, where their files lie, what comes out.
+
+Tasks are read from local files (`--eval-data`), never from the Hub; a task whose files are not there is left out and
+named. Multipliers come from bits per byte: this is a check of sanity; unlike the held-out text, the tasks are public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.data.tokenizer import Tokenizer
+    from trainer.scoring.door import Door
+
+BOOTSTRAPS = 1000
+"""Resamples for the standard error of a metric that has no formula (perplexity)."""
+
+Metrics = dict[str, tuple[float, float]]
+"""Metric -> (value, standard error)."""
+
+
+class UnknownTask(ValueError):
+    """There is no such task in the suite."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One task of lm-eval, read from a file of ours."""
+
+    task: str
+    """lm-eval's name."""
+    split: str
+    """The split that it is scored on, as lm-eval calls it."""
+    file: str
+    """Under the folder of `--eval-data`."""
+    without: tuple[str, ...] = ()
+    """Splits that lm-eval would read and that we do not have."""
+
+    def config(self, folder: Path) -> dict[str, Any]:
+        """As a member of an inline group, which lm-eval merges with the registered task; a bare one it would not."""
+        return {
+            "task": self.task,
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {self.split: str((folder / self.file).resolve())}},
+            **dict.fromkeys(self.without),
+        }
+
+
+PARADIGMS = (
+    "adjunct_island",
+    "anaphor_gender_agreement",
+    "anaphor_number_agreement",
+    "determiner_noun_agreement_1",
+    "determiner_noun_agreement_with_adj_2",
+    "distractor_agreement_relational_noun",
+    "existential_there_quantifiers_1",
+    "irregular_past_participle_verbs",
+    "npi_present_1",
+    "passive_1",
+    "regular_plural_subject_verb_agreement_1",
+    "wh_questions_subject_gap",
+)
+"""Of BLiMP's 67: one or two from each of its twelve phenomena that such a small model can begin to learn."""
+
+SUITE: dict[str, tuple[Member, ...]] = {
+    # BLiMP's only split is called train.
+    "blimp": tuple(Member(f"blimp_{name}", "train", f"blimp/{name}.jsonl.gz") for name in PARADIGMS),
+    "lambada_openai": (Member("lambada_openai", "test", "lambada_openai/test.jsonl.gz"),),
+    "hellaswag": (Member("hellaswag", "validation", "hellaswag/validation.jsonl.gz", without=("training_split",)),),
+}
+
+
+def split_by_data(names: Sequence[str], folder: Path | None) -> tuple[list[str], list[str]]:
+    """(tasks whose files are all there, the others). Raises `UnknownTask`."""
+    for name in names:
+        if name not in SUITE:
+            raise UnknownTask(f"There is no task {name!r} in the suite; known: {', '.join(SUITE)}.")
+    here = [name for name in names if folder and all((folder / member.file).is_file() for member in SUITE[name])]
+    return here, [name for name in names if name not in here]
+
+
+def run(
+    door: Door,
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    folder: Path,
+    limit: int | None,
+    progress: Callable[[str, float], None],
+) -> dict[str, Metrics]:
+    """Metrics of each task, the first `limit` items of each of its members. The door is open and loaded."""
+    with _offline():
+        # Imported here: it takes a second, and most runs are scored without a suite.
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
+
+        from trainer.scoring.benchmarks import DoorModel
+
+        members = [member.config(folder) for name in names for member in SUITE[name]]
+        tasks = TaskManager().load([{"group": "suite", "task": members}])
+        model = DoorModel(door, tokenizer, progress)
+        answer = evaluate(model, tasks, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAPS)
+        door.check_watched()
+    return {name: average([metrics(answer["results"][member.task]) for member in SUITE[name]]) for name in names}
+
+
+def metrics(result: dict[str, Any]) -> Metrics:
+    """lm-eval's `acc,none` and `acc_stderr,none`, together."""
+    found: Metrics = {}
+    for key, value in result.items():
+        name, _, filtered = key.partition(",")
+        error = result.get(f"{name}_stderr,{filtered}")
+        if filtered and isinstance(error, int | float):
+            found[name] = (float(value), float(error))
+    return found
+
+
+def average(members: Sequence[Metrics]) -> Metrics:
+    """The plain mean over a task's members, whose errors are independent."""
+    count = len(members)
+    return {
+        name: (sum(m[name][0] for m in members) / count, math.sqrt(sum(m[name][1] ** 2 for m in members)) / count)
+        for name in members[0]
+    }
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """No network, no cache left behind, nothing on standard output: lm-eval and datasets are talkative."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache, contextlib.redirect_stdout(sys.stderr):
+        settings = {
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "HF_DATASETS_CACHE": cache,
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+            "DISABLE_MULTIPROC": "1",  # lm-eval would start processes to draw a thousand samples
+        }
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

@@ -1,0 +1,64 @@
+"""Documents cut into windows, windows put together into questions.
+
+The policy: a document of tokens d1..dn is read as end-of-text, d1, ..., dn, and every d is predicted exactly once. The
+windows are as long as the model's training rows, T, and do not overlap: the first sees end-of-text, d1..d(T-1), each
+later one begins with the last token of the one before. So a token is predicted from at most T tokens, and from few at
+the start of a window, for every entry alike. This is lm-eval's rolling window with `context_len=1`. Overlapping windows
+would flatter every model a little, cost more, and show a later window's text in an earlier one, which the prefix check
+must not do. The closing end-of-text is not predicted: it has no bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of one document."""
+
+    document: int
+    """Index of the document."""
+    inputs: NDArray[np.int64]
+    """What the model sees."""
+    targets: NDArray[np.int64]
+    """What follows each: the document's own tokens."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def cut(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int) -> list[Window]:
+    """A document's windows of at most `length` tokens."""
+    line = np.concatenate([[end_of_text], tokens]).astype(np.int64)
+    starts = range(0, len(tokens), length)
+    return [Window(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
+
+
+def batches(lengths: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
+    """Indices in groups whose rows, padded to the longest, have at most `positions` tokens.
+
+    Like lengths come together (little padding), in an order that nobody can foresee.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], dice.random()))
+    groups: list[list[int]] = []
+    for i in order:
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= positions:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    dice.shuffle(groups)
+    yield from groups
+
+
+def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> NDArray[np.int64]:
+    """One array, the shorter rows filled on the right: what comes after a token must not matter to it."""
+    block = np.full((len(rows), max(len(row) for row in rows)), filler, np.int64)
+    for i, row in enumerate(rows):
+        block[i, : len(row)] = row
+    return block
