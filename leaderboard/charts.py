@@ -1,0 +1,212 @@
+"""Curves as pictures: thinning, smoothing, and the geometry of the SVGs that pages show without any script.
+
+Positions are per cent of the picture's width and height, from the top left, so that a browser can stretch the drawing
+without stretching its text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from leaderboard.figures import compact, duration
+from leaderboard.models import CurvePoint, Run
+
+PICTURE_POINTS = 400
+"""More than a picture of this width can show."""
+
+Abscissa = Literal["tokens", "seconds", "step"]
+ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "seconds", "step")
+
+
+class Point(NamedTuple):
+    """What a curve needs of a `CurvePoint`. Units: nats per token, training seconds."""
+
+    step: int
+    tokens: int
+    seconds: float
+    loss: float
+    bits_per_byte: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's curve, thinned."""
+
+    train: list[Point]
+    smooth: list[float]
+    """The loss of `train` without its noise."""
+    dev: list[Point]
+
+
+@dataclass(frozen=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A loss curve, ready to be drawn by `parts/curve.html`."""
+
+    raw: str
+    smooth: str
+    dev: list[Dot]
+    last: Dot | None
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    x: Abscissa
+    summary: str
+    """The picture in words."""
+
+
+@dataclass(frozen=True)
+class Whisker:
+    """A value and its 95 % interval on a scale shared by all rows."""
+
+    low: float
+    dot: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
+def points_of(run: Run) -> tuple[list[Point], list[Point]]:
+    """Return a run's whole train and dev series, by step, without losses that are no numbers."""
+    series: dict[str, list[Point]] = {CurvePoint.Series.TRAIN: [], CurvePoint.Series.DEV: []}
+    rows = run.points.order_by("series", "step").values_list(
+        "series", "step", "tokens", "seconds", "loss", "bits_per_byte"
+    )
+    for name, step, tokens, seconds, loss, bits in rows:
+        if math.isfinite(loss):
+            series[name].append(Point(step, tokens, seconds, loss, bits))
+    return series[CurvePoint.Series.TRAIN], series[CurvePoint.Series.DEV]
+
+
+def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
+    train, dev = points_of(run)
+    calm = smooth([point.loss for point in train])
+    kept = thin([point.loss for point in train], count)
+    return Curve(
+        train=[train[i] for i in kept],
+        smooth=[calm[i] for i in kept],
+        dev=[dev[i] for i in thin([point.loss for point in dev], count)],
+    )
+
+
+def thin(values: Sequence[float], count: int) -> list[int]:
+    """Return the indices of at most `count` values: the first, the last, and each stretch's lowest and highest."""
+    if len(values) <= count:
+        return list(range(len(values)))
+    stretches = max((count - 2) // 2, 1)
+    kept = {0, len(values) - 1}
+    for i in range(stretches):
+        stretch = range(i * len(values) // stretches, (i + 1) * len(values) // stretches)
+        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+    return sorted(kept)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return an exponential moving average over about a fiftieth of the series, without its usual bias at the start."""
+    keep = 1 - 1 / max(len(values) / 50, 1)
+    total, weight, result = 0.0, 0.0, []
+    for value in values:
+        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        result.append(total / weight)
+    return result
+
+
+def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
+    """Return the drawing, or None while there is nothing to draw. An unfinished run leaves room for the rest."""
+    train, calm, dev = curve.train, curve.smooth, curve.dev
+    if not train:
+        return None
+    losses = [*(point.loss for point in train), *(point.loss for point in dev)]
+    y_low, y_high = padded(min(losses), max(losses))
+    x_high = end_of_line(run, float(getattr(train[-1], x)))
+
+    def place(point: Point, loss: float) -> Dot:
+        return Dot(round(100 * getattr(point, x) / x_high, 2), round(100 * (y_high - loss) / (y_high - y_low), 2))
+
+    line = [place(point, loss) for point, loss in zip(train, calm, strict=True)]
+    return Picture(
+        raw=path(place(point, point.loss) for point in train),
+        smooth=path(line),
+        dev=[place(point, point.loss) for point in dev],
+        last=line[-1],
+        x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
+        y_ticks=[
+            Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
+        ],
+        x=x,
+        summary=f"Loss curve: from {train[0].loss:.2f} to {calm[-1]:.2f} nats per token "
+        f"after {compact(train[-1].tokens)} tokens.",
+    )
+
+
+def end_of_line(run: Run, last: float) -> float:
+    """Return where the x axis ends: at the budget's end as far as one can tell, else at the last point."""
+    if run.is_over or run.fraction <= 0:
+        return last or 1.0
+    return max(last / min(run.fraction, 1.0), last) or 1.0
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    margin = (high - low) * 0.06 or 0.5
+    return low - margin, high + margin
+
+
+def path(dots: Iterable[Dot]) -> str:
+    """Return the `d` of an SVG path through the dots, in units of a 100 x 100 box."""
+    return "M" + "L".join(f"{dot.x:g} {dot.y:g}" for dot in dots)
+
+
+def steps(low: float, high: float, size: float) -> list[float]:
+    first = math.ceil(low / size)
+    return [i * size for i in range(first, math.floor(high / size) + 1)]
+
+
+def round_size(span: float, count: int) -> float:
+    """Return 1, 2 or 5 times a power of ten, so that about `count` such steps fill the span."""
+    power = 10.0 ** math.floor(math.log10(span / count))
+    return next((power * factor for factor in (1, 2, 5) if power * factor * count >= span), power * 10)
+
+
+CLOCK_SIZES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+
+
+def x_steps(x: Abscissa, high: float) -> list[float]:
+    if x == "seconds" and 5 <= high <= 6 * CLOCK_SIZES[-1]:
+        size = float(next((size for size in CLOCK_SIZES if size * 6 >= high), CLOCK_SIZES[-1]))
+    else:
+        size = round_size(high, 5)
+    return steps(0, high, size)
+
+
+def x_label(x: Abscissa) -> Callable[[float], str]:
+    return duration if x == "seconds" else compact
+
+
+def y_steps(low: float, high: float) -> list[tuple[float, str]]:
+    size = round_size(high - low, 4)
+    decimals = max(0, -math.floor(math.log10(size)))
+    return [(tick, f"{tick:.{decimals}f}") for tick in steps(low, high, size)]
+
+
+def whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
+    """Return one whisker a row of (value, standard error), all on one scale."""
+    ends = [(value - 1.96 * (stderr or 0), value, value + 1.96 * (stderr or 0)) for value, stderr in rows]
+    if not ends:
+        return []
+    low, high = padded(min(end[0] for end in ends), max(end[2] for end in ends))
+    return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in end)) for end in ends]

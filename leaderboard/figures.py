@@ -1,0 +1,53 @@
+"""Numbers and times as people read them. Units always, one space that does not break before them."""
+
+from __future__ import annotations
+
+import math
+
+SPACE = "\u00a0"
+MISSING = "–"
+SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+def compact(value: float) -> str:
+    """12,345,678 is 12.3 M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{significant(value / size)}{SPACE}{letter}"
+    return f"{value:g}" if value == round(value, 3) else significant(value)
+
+
+def significant(value: float) -> str:
+    """Return three significant digits, without the zeros that say nothing."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def power(value: float) -> str:
+    """1.23e15 is 1.2 × 10¹⁵."""
+    if not value:
+        return "0"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}{SPACE}×{SPACE}10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+
+
+def binary(size: float) -> str:
+    """Return a number of bytes in the unit that fits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{significant(size)}{SPACE}{unit}"
+        size /= 1024
+    return f"{significant(size)}{SPACE}TiB"
+
+
+def duration(seconds: float) -> str:
+    """11520 is 3 h 12 min: the two largest units."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}{SPACE}s"
+    for size, unit, smaller, small_unit in ((60, "min", 1, "s"), (3600, "h", 60, "min"), (86_400, "d", 3600, "h")):
+        if whole < size * (24 if unit == "h" else 60) or unit == "d":
+            rest = whole % size // smaller
+            return f"{whole // size}{SPACE}{unit}" + (f"{SPACE}{rest:02d}{SPACE}{small_unit}" if rest else "")
+    raise AssertionError

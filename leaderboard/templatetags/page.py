@@ -1,0 +1,90 @@
+"""What templates need to write numbers and times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from leaderboard import figures
+from scheduler.models import Node
+
+register = template.Library()
+
+
+def written(write: Any, value: float | None) -> str:
+    return figures.MISSING if value is None else write(value)
+
+
+@register.filter
+def compact(value: float | None) -> str:
+    return written(figures.compact, value)
+
+
+@register.filter
+def power(value: float | None) -> str:
+    return written(figures.power, value)
+
+
+@register.filter
+def binary(value: float | None) -> str:
+    return written(figures.binary, value)
+
+
+@register.filter
+def duration(value: float | None) -> str:
+    return written(figures.duration, value)
+
+
+@register.filter
+def decimals(value: float | None, digits: int) -> str:
+    return written(lambda number: f"{number:.{digits}f}", value)
+
+
+@register.filter
+def percent(fraction: float) -> str:
+    """Round down: a run at 99.9 % has not arrived."""
+    return f"{int(min(max(fraction, 0), 1) * 100)}{figures.SPACE}%"
+
+
+@register.filter
+def hardware(node: Node) -> str:
+    """Return what the machine is, in a line."""
+    facts = node.hardware
+    memory = facts.get("memory_bytes")
+    parts = [
+        *facts.get("gpus", []),
+        f"{facts['cpus']} cores" if facts.get("cpus") else "",
+        binary(memory) if memory else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+@register.filter
+def plain(name: str) -> str:
+    """`bits_per_byte` is bits per byte."""
+    return name.replace("_", " ")
+
+
+@register.simple_tag
+def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
+    """Write a time in UTC; `live.js` puts it into the reader's zone. `show`: "moment", "clock" or "day"."""
+    if at is None:
+        return figures.MISSING
+    at = at.astimezone(UTC)
+    text = {"moment": f"{at:%-d %b %Y, %H:%M} UTC", "clock": f"{at:%H:%M} UTC", "day": f"{at:%-d %b %Y}"}[show]
+    return format_html(
+        '<time datetime="{}" title="{}" data-show="{}">{}</time>',
+        at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", show, text,
+    )  # fmt: skip
+
+
+@register.inclusion_tag("leaderboard/parts/banner.html")
+def unboxed_nodes() -> dict[str, list[Node]]:
+    """Warn of nodes that run jobs without a sandbox."""
+    states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
+    nodes = Node.objects.filter(state__in=states).only("name", "hardware")
+    return {"nodes": [node for node in nodes if (node.hardware.get("sandboxes") or [""])[0] == "none"]}

@@ -1,0 +1,166 @@
+"""What templates need to tell of entries and runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django import template
+
+from leaderboard import figures
+from leaderboard.models import Entry, Run
+from scheduler.models import Job
+
+register = template.Library()
+
+STATUS = {
+    Run.State.WAITING: "needs approval",
+    Run.State.QUEUED: "waiting",
+    Run.State.TRAINING: "running",
+    Run.State.PAUSED: "delayed",
+    Run.State.SCORING: "being scored",
+    Run.State.FINISHED: "arrived",
+    Run.State.FAILED: "failed",
+    Run.State.CANCELLED: "cancelled",
+}
+
+TRUST = {
+    Run.Trust.PROVISIONAL: "The node’s own word, not checked yet.",
+    Run.Trust.SCORED: "Scored on held-out text by a node that the maintainers trust.",
+    Run.Trust.REPLICATED: "Another node and another seed gave the same result.",
+    Run.Trust.RECORD: "Confirmed as the best so far.",
+    Run.Trust.DISPUTED: "Somebody could not reproduce it.",
+}
+
+NEXT = {
+    Entry.State.PROPOSED: "Waits for a maintainer to read and approve exactly this commit.",
+    Entry.State.SMOKE: "A short trial on a CPU runs first; then a maintainer reads this commit.",
+    Entry.State.APPROVED: "Approved: its runs are below.",
+    Entry.State.REJECTED: "Not approved. A new commit is a new entry.",
+    Entry.State.WITHDRAWN: "Withdrawn by its author.",
+}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A station of a run's way, with the leg that leads on from it."""
+
+    name: str
+    state: str
+    """passed, here, ahead or failed."""
+    at: datetime | None
+    leg: float | None = None
+    """How much of the way to the next stop lies behind, 0 to 1; None at the last stop."""
+    leg_name: str = ""
+
+
+@register.filter
+def status(run: Run) -> str:
+    """Return the run's state in the words of a timetable."""
+    if run.state == Run.State.TRAINING and not run.step:
+        return "boarding"
+    return STATUS[Run.State(run.state)]
+
+
+@register.filter
+def stops(run: Run) -> list[Stop]:
+    """Return the way of a run: from its departure through training and scoring to the board."""
+    ended = run.state in (Run.State.FAILED, Run.State.CANCELLED)
+    trained = run.trained_at is not None or run.state in (Run.State.SCORING, Run.State.FINISHED)
+    finished = run.state == Run.State.FINISHED
+    departed = run.started_at is not None
+    scoring = "passed" if finished else "failed" if ended and trained else "here" if trained else "ahead"
+    start = "passed" if trained else "failed" if ended else "here" if departed else "ahead"
+    return [
+        Stop("Departure", start, run.started_at, 1.0 if trained else run.fraction, "Training"),
+        Stop("Scoring", scoring, run.trained_at, 1.0 if finished else 0.0, "Scoring"),
+        Stop("Board", "passed" if finished else "ahead", run.finished_at if finished else None),
+    ]
+
+
+@register.filter
+def trust_meaning(run: Run) -> str:
+    return TRUST[Run.Trust(run.trust)]
+
+
+@register.filter
+def next_step(entry: Entry) -> str:
+    """Return the entry's state in a sentence, with the maintainer's reason if there is one."""
+    return entry.reason or NEXT[Entry.State(entry.state)]
+
+
+@register.filter
+def tokens_per_second(run: Run) -> float | None:
+    return run.tokens / run.train_seconds if run.train_seconds else None
+
+
+@register.filter
+def run_of(job: Job) -> Run | None:
+    """Return the run that a train or score job belongs to; take the job with both selected."""
+    return getattr(job, "run", None) or getattr(job, "scored_run", None)
+
+
+@register.filter
+def web_address(address: str) -> bool:
+    return address.startswith(("https://", "http://"))
+
+
+@register.filter
+def commit_url(entry: Entry) -> str:
+    """Return where the commit can be read, or nothing for a repository that is only a folder of the server."""
+    if not web_address(entry.repository):
+        return ""
+    return f"{entry.repository.rstrip('/').removesuffix('.git')}/commit/{entry.sha}"
+
+
+@register.filter
+def provenance(run: Run) -> Iterator[tuple[str, Any]]:
+    """Yield what it takes to know where a result comes from. Paths of the server stay on the server."""
+    dataset, environment = run.config.get("dataset", {}), run.config.get("environment", {})
+    parameters = run.parameters or run.config.get("parameters", {}).get("total")
+    yield "Commit", run.entry.sha
+    if web_address(run.entry.repository):
+        yield "Repository", run.entry.repository
+    yield "Seed", run.seed
+    yield "Budget", run.budget
+    yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
+    yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or figures.MISSING
+    yield "Season", run.season.name
+    if run.node_name:
+        yield "Node", f"{run.node_name}, {run.node_class}" if run.node_class else run.node_name
+    if parameters:
+        yield "Parameters", f"{parameters:,}"
+    if run.tokens:
+        yield "Tokens", f"{run.tokens:,}"
+    if run.train_seconds:
+        yield "Training time", figures.duration(run.train_seconds)
+    if run.train_flops:
+        yield "Training FLOPs", figures.power(run.train_flops)
+    for name, value in environment.items():
+        if value not in (None, "", [], {}):
+            yield str(name).replace("_", " ").capitalize(), value
+
+
+@register.filter
+def reproduce(run: Run) -> str:
+    """Return the lines that train this run again, on any machine."""
+    entry, season = run.entry, run.season
+    flags: dict[str, Any] = {"arch": entry.architecture, "budget": run.budget, "seed": run.seed}
+    flags |= {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit-bytes": season.limit_bytes}
+    for section in ("model", "train"):
+        given = {**run.track.config.get(section, {}), **entry.config.get(section, {})}
+        flags |= {f"{section}.{name}": value for name, value in given.items()}
+    words = [f"  --{name} {shlex.quote(str(value))}" for name, value in flags.items() if value is not None]
+    get = [f"git clone {entry.repository} dailytrain && cd dailytrain"] if web_address(entry.repository) else []
+    return "\n".join(
+        [*get, f"git checkout {entry.sha}", " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])]
+    )
+
+
+@register.filter
+def pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

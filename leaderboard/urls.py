@@ -1,0 +1,20 @@
+"""The pages. Their addresses are fixed: they are quoted in papers and pull requests."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from leaderboard import views
+
+urlpatterns = [
+    path("", views.board, name="board"),
+    path("tracks/<slug:slug>/", views.track, name="track"),
+    path("tracks/<slug:slug>/live.json", views.track_live, name="track-live"),
+    path("entries/<int:entry_id>/", views.entry, name="entry"),
+    path("runs/<int:run_id>/", views.run, name="run"),
+    path("runs/<int:run_id>/live.json", views.run_live, name="run-live"),
+    path("queue/", views.queue, name="queue"),
+    path("queue/live.json", views.queue_live, name="queue-live"),
+    path("nodes/", views.nodes, name="nodes"),
+    path("nodes/live.json", views.nodes_live, name="nodes-live"),
+]

@@ -1,0 +1,99 @@
+// What every page has: times in the reader's zone, a clock, and parts that keep themselves current.
+
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
+const formats = { clock, day, moment: { format: (at) => `${day.format(at)}, ${clock.format(at)}` } };
+
+export function localTimes(root) {
+  for (const time of root.querySelectorAll("time[data-show]")) {
+    time.textContent = formats[time.dataset.show].format(new Date(time.dateTime));
+  }
+}
+
+export function startClock() {
+  const place = document.querySelector(".clock");
+  const show = () => { place.textContent = clock.format(new Date()); };
+  show();
+  place.hidden = false;
+  setInterval(show, 5000);
+}
+
+// Make `old` look like `fresh` and change nothing else: focus, selection, open details and transitions live on.
+export function morph(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
+    old.replaceWith(fresh.cloneNode(true));
+    return;
+  }
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+    return;
+  }
+  if (old.hasAttribute("data-keep")) return;
+  for (const { name } of [...old.attributes]) {
+    if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  const [now, next] = [[...old.childNodes], [...fresh.childNodes]];
+  next.forEach((child, i) => (i < now.length ? morph(now[i], child) : old.append(child.cloneNode(true))));
+  now.slice(next.length).forEach((child) => child.remove());
+}
+
+function parsed(html) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  localTimes(page);
+  return page;
+}
+
+function putPart(id, html) {
+  const part = document.getElementById(id);
+  if (!part) return;
+  const fresh = part.cloneNode(false);
+  fresh.append(...parsed(html).body.childNodes);
+  morph(part, fresh);
+}
+
+async function renew(main) {
+  const answer = await fetch(location.href, { cache: "no-cache" });
+  if (!answer.ok) return;
+  const page = parsed(await answer.text());
+  morph(main, page.querySelector("main"));
+  morph(document.querySelector(".eyebrow"), page.querySelector(".eyebrow"));
+}
+
+// Ask `main[data-live]` for what has changed, at the pace it sets; "wait": 0 ends it. Nothing is asked by a hidden tab.
+export function keepCurrent(onData = () => {}) {
+  const main = document.querySelector("main[data-live]");
+  if (!main) return;
+  let wait = 0, failures = 0, last = "", timer = 0;
+
+  async function ask() {
+    clearTimeout(timer);
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(main.dataset.live, { cache: "no-cache", headers: { Accept: "application/json" } });
+      if (!answer.ok) throw new Error(`${answer.status}`);
+      const text = await answer.text();
+      failures = 0;
+      if (text !== last) {
+        last = text;
+        const data = JSON.parse(text);
+        wait = data.wait;
+        if (String(data.revision) !== main.dataset.revision) {
+          await renew(main);
+          main.dataset.revision = data.revision;
+        }
+        for (const [id, html] of Object.entries(data.parts)) putPart(id, html);
+        onData(data);
+      }
+    } catch {
+      failures += 1; // the site is away for a moment: ask again, less and less often
+    }
+    const pause = failures ? Math.min(60, 2 ** failures) : wait;
+    if (pause) timer = setTimeout(ask, pause * 1000);
+  }
+
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && (wait || !last)) ask(); });
+  ask();
+}

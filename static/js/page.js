@@ -1,0 +1,5 @@
+import { keepCurrent, localTimes, startClock } from "./live.js";
+
+localTimes(document);
+startClock();
+keepCurrent();
