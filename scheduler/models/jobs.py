@@ -9,9 +9,11 @@ from scheduler.models.pool import Node
 
 
 class Blob(models.Model):
-    """A file by content, kept once in the storage under `blobs/<sha256>`."""
+    """A file by content, kept once in the storage. A row means that the whole file is there, with this hash."""
 
     sha256 = models.CharField(max_length=64, primary_key=True)
+    name = models.CharField(max_length=120)
+    """Its name in the storage: never used twice, so that forgetting a file cannot hit one that has just come again."""
     size = models.BigIntegerField()
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -54,23 +56,35 @@ class Job(models.Model):
     needs_labels = models.JSONField(default=list, blank=True)
     needs_trusted = models.BooleanField(default=False)
     needs_disk_bytes = models.BigIntegerField(default=0)
+    needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     limits = models.JSONField(default=dict)
     """A `wire.Limits`."""
     attempts = models.IntegerField(default=0)
+    """Leases given so far."""
+    failures = models.IntegerField(default=0)
+    """Leases lost or failed by infrastructure since the last new checkpoint: interruption is normal, no progress is not."""
     max_attempts = models.IntegerField(default=5)
-    """Leases lost or handed back by infrastructure before the job fails; the model's own failures are not retried."""
+    """That many `failures` and the job fails; the model's own failures are not retried."""
     stop_requested = models.CharField(max_length=8, blank=True)
     """`finish` or `cancel`: told to the node with its next heartbeat."""
+    stop_reason = models.CharField(max_length=500, blank=True)
+    hold_requested = models.BooleanField(default=False)
+    """When its node hands it back, it is held instead of queued."""
     result = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
     queued_at = models.DateTimeField(default=timezone.now)
+    """Since when it waits, for its age; kept when a lost lease puts it back."""
+    state_since = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["priority", "-impact", "expected_seconds", "queued_at", "pk"]
-        indexes = [models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"])]
+        indexes = [
+            models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"]),
+            models.Index(fields=["state", "state_since"]),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} job {self.pk} ({self.state})"
@@ -81,9 +95,9 @@ class Lease(models.Model):
 
     class State(models.TextChoices):
         ACTIVE = "active"
-        FINISHED = "finished"
-        RELEASED = "released"
-        LOST = "lost"
+        FINISHED = "finished"  # the node said how it ended
+        RELEASED = "released"  # the node handed the job back
+        LOST = "lost"  # its heartbeat stopped
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="leases")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="leases")
@@ -93,6 +107,16 @@ class Lease(models.Model):
     started_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField(db_index=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
+    """Null until the node has been heard of under this lease: perhaps the answer to its question was lost."""
+    outcome = models.CharField(max_length=8, blank=True)
+    """The node's last word (`wire.Finish.outcome`); saying it again changes nothing."""
+    reason = models.CharField(max_length=500, blank=True)
+    """Why it ended."""
+    spec = models.TextField(blank=True)
+    """The signed `wire.JobSpec`: what the node may read is what it names."""
+    uploads = models.ManyToManyField(Blob, blank=True, related_name="uploaded_under")
+    """What the node has sent under this lease: only that, and the job's own, can become a checkpoint or a file."""
     phase = models.CharField(max_length=12, default="preparing")
     seconds = models.FloatField(default=0)
     """Wall seconds the job's processes ran, as metered by the agent."""
@@ -102,6 +126,8 @@ class Lease(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"),
+            # One agent, one job. Lanes (several GPUs, split) will bring a field and join this constraint.
+            models.UniqueConstraint(fields=["node"], condition=models.Q(state="active"), name="one_active_lease_per_node"),
         ]
 
     def __str__(self) -> str:

@@ -21,6 +21,8 @@ class Node(models.Model):
     name = models.CharField(max_length=80, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
+    reason = models.CharField(max_length=500, blank=True)
+    """Why it is in this state, for its owner."""
     trusted = models.BooleanField(default=False, help_text="May score: official results come from trusted nodes only.")
     labels = models.JSONField(default=list, blank=True)
     hardware = models.JSONField(default=dict, blank=True)
@@ -28,6 +30,10 @@ class Node(models.Model):
     """SHA-256 of the node's token; null when revoked."""
     registered_at = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(null=True, blank=True)
+    failures = models.IntegerField(default=0)
+    """Jobs that failed here one after the other for reasons of the machine."""
+    rest_until = models.DateTimeField(null=True, blank=True)
+    """It gets no job before; grows with `failures`, so that one broken machine does not eat the queue."""
 
     class Meta:
         ordering = ["name"]
@@ -37,14 +43,18 @@ class Node(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one new node register; expires."""
+    """Lets one node in, once; expires."""
 
     token_hash = models.CharField(max_length=64, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.CASCADE)
     labels = models.JSONField(default=list, blank=True)
     trusted = models.BooleanField(default=False)
+    renews = models.ForeignKey(Node, null=True, blank=True, on_delete=models.CASCADE, related_name="renewals")
+    """For a node that is known already: it joins again as itself, with a new token."""
+    created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
-    used_by = models.OneToOneField(Node, null=True, blank=True, on_delete=models.SET_NULL)
+    used_at = models.DateTimeField(null=True, blank=True)
+    used_by = models.ForeignKey(Node, null=True, blank=True, on_delete=models.SET_NULL, related_name="join_tokens")
 
     def __str__(self) -> str:
         return f"join token until {self.expires_at:%Y-%m-%d %H:%M}"
