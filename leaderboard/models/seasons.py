@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
 from trainer import wire
+from trainer.budget import Budget
+
+# What a track's `limits` leave out. Beyond the budget there must be time for the start, evaluation and uploads.
+WALL_FACTOR = 2.0
+WALL_EXTRA_SECONDS = 600.0
+MEMORY_BYTES = 6 * 2**30
+DISK_BYTES = 4 * 2**30
+PROCESSES = 128
 
 
 class SeasonQuerySet(models.QuerySet["Season"]):
@@ -107,6 +116,25 @@ class Track(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("track", args=[self.slug])
+
+    def clean(self) -> None:
+        """Refuse in the admin what every run of this track would fail on."""
+        try:
+            Budget.parse(self.budget)
+            self.training_limits()
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+
+    def training_limits(self) -> wire.Limits:
+        """Return what the sandbox allows a training job of this track."""
+        limits = {
+            "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
+            "memory_bytes": MEMORY_BYTES,
+            "disk_bytes": DISK_BYTES,
+            "processes": PROCESSES,
+            **self.limits,
+        }
+        return wire.Limits.model_validate(limits)
 
     def to_dict(self) -> TrackDict:
         return {

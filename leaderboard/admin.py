@@ -1,0 +1,234 @@
+"""What maintainers do: approve and reject entries, stop and repeat runs, keep seasons, tracks and tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import models
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_POST
+
+from leaderboard import intake, repositories, runs
+from leaderboard.intake import IntakeError
+from leaderboard.models import ApiToken, Entry, Night, Run, Season, Track
+from leaderboard.repositories import RepositoryError
+from leaderboard.runs import RunError
+
+if TYPE_CHECKING:
+    SeasonModelAdmin = admin.ModelAdmin[Season]
+    TrackModelAdmin = admin.ModelAdmin[Track]
+    EntryModelAdmin = admin.ModelAdmin[Entry]
+    RunModelAdmin = admin.ModelAdmin[Run]
+    NightModelAdmin = admin.ModelAdmin[Night]
+    ApiTokenModelAdmin = admin.ModelAdmin[ApiToken]
+else:
+    SeasonModelAdmin = TrackModelAdmin = EntryModelAdmin = admin.ModelAdmin
+    RunModelAdmin = NightModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
+
+
+def field_names(model: type[models.Model], *, but: tuple[str, ...] = ()) -> list[str]:
+    return [field.name for field in model._meta.fields if field.name not in but]
+
+
+def maintainer(request: HttpRequest) -> User:
+    assert isinstance(request.user, User), "the admin lets in nobody else"
+    return request.user
+
+
+@admin.register(Season)
+class SeasonAdmin(SeasonModelAdmin):
+    list_display = ("name", "active", "corpus", "tokenizer", "dataset_hash", "baseline")
+    list_select_related = ("baseline",)
+    readonly_fields = ("dataset_hash",)
+    raw_id_fields = ("baseline",)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Season | None = None) -> bool:
+        return False
+
+
+@admin.register(Track)
+class TrackAdmin(TrackModelAdmin):
+    list_display = ("name", "slug", "season", "budget", "is_default", "nightly", "position")
+    list_select_related = ("season",)
+    prepopulated_fields = {"slug": ("name",)}
+
+
+@admin.register(Entry)
+class EntryAdmin(EntryModelAdmin):
+    """The queue of approvals. A decision is about the SHA that its page showed, never about "the entry"."""
+
+    list_display = ("title", "short_sha", "architecture", "author", "kind", "state", "track", "created_at")
+    list_filter = ("state", "kind", "track")
+    search_fields = ("title", "author", "sha", "architecture")
+    list_select_related = ("track",)
+    readonly_fields = field_names(Entry, but=("impact", "hypothesis", "title"))
+
+    @admin.display(description="commit", ordering="sha")
+    def short_sha(self, entry: Entry) -> str:
+        return entry.sha[:8]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
+        return False
+
+    def get_urls(self) -> list[URLPattern]:
+        own = [
+            path(
+                "<int:entry_id>/approve/", self.admin_site.admin_view(require_POST(self.approve)), name=url("approve")
+            ),
+            path("<int:entry_id>/reject/", self.admin_site.admin_view(require_POST(self.reject)), name=url("reject")),
+        ]
+        return own + super().get_urls()
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        entry = self.get_object(request, object_id)
+        context = decision_context(entry) if entry and self.has_change_permission(request, entry) else {}
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+
+    def approve(self, request: HttpRequest, entry_id: int) -> HttpResponse:
+        entry = self.decided(request, entry_id)
+        try:
+            for run in intake.approve(entry, request.POST.get("sha", ""), maintainer(request)):
+                self.message_user(request, f"Run {run.pk} is {run.state}.", messages.SUCCESS)
+        except IntakeError as error:
+            self.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(reverse("admin:leaderboard_entry_change", args=[entry_id]))
+
+    def reject(self, request: HttpRequest, entry_id: int) -> HttpResponse:
+        entry = self.decided(request, entry_id)
+        try:
+            intake.reject(entry, request.POST.get("reason", ""), maintainer(request))
+            self.message_user(request, "Rejected; its author reads the reason.", messages.SUCCESS)
+        except IntakeError as error:
+            self.message_user(request, str(error), messages.ERROR)
+        return HttpResponseRedirect(reverse("admin:leaderboard_entry_change", args=[entry_id]))
+
+    def decided(self, request: HttpRequest, entry_id: int) -> Entry:
+        entry = get_object_or_404(Entry, pk=entry_id)
+        if not self.has_change_permission(request, entry):
+            raise PermissionDenied
+        return entry
+
+
+def url(action: str) -> str:
+    return f"leaderboard_entry_{action}"
+
+
+def decision_context(entry: Entry) -> dict[str, Any]:
+    """Return what a maintainer must see before deciding: the difference from main, read from our own mirror."""
+    context: dict[str, Any] = {"may_decide": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE)}
+    if entry.repository.startswith("https://github.com/") and entry.base_sha:
+        context["compare_url"] = f"{entry.repository.removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"
+    try:
+        if entry.base_sha:
+            context["diff"] = repositories.mirror(entry.repository).diff(entry.sha, entry.base_sha)
+    except RepositoryError as error:
+        context["diff_problem"] = f"The difference cannot be shown: {error}"
+    return context
+
+
+@admin.register(Run)
+class RunAdmin(RunModelAdmin):
+    list_display = ("pk", "entry", "track", "purpose", "seed", "state", "reason", "bits_per_byte", "created_at")
+    list_filter = ("state", "purpose", "track", "cause")
+    search_fields = ("entry__title", "entry__sha", "entry__author")
+    list_select_related = ("entry", "track")
+    actions = ("cancel_runs", "go_on", "run_again")
+    readonly_fields = field_names(Run)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Run | None = None) -> bool:
+        return False
+
+    @admin.action(description="Cancel", permissions=["change"])
+    def cancel_runs(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        for run in chosen:
+            runs.cancel(run, f"Cancelled by {maintainer(request)}.", maintainer(request).get_username())
+        self.message_user(request, "Cancelled; a node that works on one hears of it with its next heartbeat.")
+
+    @admin.action(
+        description="Go on with the same seed (after a failure of the infrastructure)", permissions=["change"]
+    )
+    def go_on(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        for run in chosen:
+            try:
+                runs.retry(run, actor=maintainer(request).get_username())
+                self.message_user(request, f"Run {run.pk} is {run.state}.", messages.SUCCESS)
+            except RunError as error:
+                self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
+
+    @admin.action(description="Run the entry again with a new seed", permissions=["change"])
+    def run_again(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        for run in chosen.select_related("entry", "track__season"):
+            try:
+                again = runs.rerun(run, actor=maintainer(request).get_username())
+                self.message_user(request, f"Run {again.pk} is {again.state}, seed {again.seed}.", messages.SUCCESS)
+            except RunError as error:
+                self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
+
+
+@admin.register(Night)
+class NightAdmin(NightModelAdmin):
+    list_display = ("date", "track", "sentence", "run")
+    list_filter = ("track",)
+    list_select_related = ("track", "run__entry")
+    readonly_fields = field_names(Night)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(ApiTokenModelAdmin):
+    list_display = ("name", "owner", "scope", "created_at", "last_used_at", "revoked")
+    list_select_related = ("owner",)
+    readonly_fields = ("created_at", "last_used_at")
+
+    def get_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> list[str]:
+        return ["name", "owner", "scope", *(["revoked", "created_at", "last_used_at"] if obj else [])]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> tuple[str, ...]:
+        return (*self.readonly_fields, "owner", "scope") if obj else self.readonly_fields
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        return {"owner": maintainer(request).pk}
+
+    def save_model(self, request: HttpRequest, obj: ApiToken, form: forms.ModelForm[ApiToken], change: bool) -> None:
+        if not change:
+            request.secret = obj.draw_secret()  # type: ignore[attr-defined]
+        super().save_model(request, obj, form, change)
+
+    def response_add(self, request: HttpRequest, obj: ApiToken, post_url_continue: str | None = None) -> HttpResponse:
+        """Show the secret in this one answer: it is in no session, no message and no second page."""
+        secret: str = request.secret  # type: ignore[attr-defined]
+        context = {**self.admin_site.each_context(request), "title": f"Token {obj.name}", "secret": secret}
+        response = TemplateResponse(
+            request, "admin/leaderboard/apitoken/created.html", {**context, "curl": curl_line(secret)}
+        )
+        add_never_cache_headers(response)
+        return response
+
+
+def curl_line(secret: str) -> str:
+    """Return what to paste into a CI job."""
+    return (
+        f"curl --fail-with-body {settings.SITE_URL}/api/v1/runs \\\n"
+        f"  -H 'Authorization: Bearer {secret}' -H 'Content-Type: application/json' \\\n"
+        '  -d "{\\"repository\\": \\"$(git remote get-url origin)\\", \\"sha\\": \\"$(git rev-parse HEAD)\\",'
+        ' \\"architecture\\": \\"gpt\\", \\"title\\": \\"$(git log -1 --format=%h)\\"}"'
+    )

@@ -1,0 +1,242 @@
+"""The one way in: a commit becomes an entry; a maintainer's word about exactly that commit makes it run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from leaderboard import repositories, runs
+from leaderboard.models import Entry, Run, Track
+from leaderboard.repositories import MODELS, Mirror, RepositoryError
+from scheduler import storage
+from scheduler.models import Event
+
+DICTIONARY = f"{MODELS}__init__.py"
+ENTRY_SETS: dict[str, frozenset[str] | None] = {"model": None, "train": frozenset({"batch", "micro_batch"})}
+"""What an entry may set in a run's configuration (None: any name). Budget, seed, data and systems are the track's."""
+CONFIG_LENGTH = 10_000
+SITE = "site"
+
+
+class IntakeError(ValueError):
+    """The entry cannot be taken or changed as asked; the message is a sentence for whoever asked."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a commit says, as far as an entry needs it. Made without a transaction: git is slow."""
+
+    repository: str
+    sha: str
+    author: str
+    subject: str
+    base_sha: str
+    changed_files: list[str]
+    bundle: bytes
+    architectures: dict[str, str]
+
+    @property
+    def kind(self) -> Entry.Kind:
+        outside = [path for path in self.changed_files if not path.startswith(MODELS)]
+        return Entry.Kind.OPEN if outside or not self.base_sha else Entry.Kind.ARCHITECTURE
+
+
+def read(repository: str, revision: str) -> Reading:
+    """Fetch the repository and read one commit; raise IntakeError with one sentence if it cannot be an entry."""
+    try:
+        source = repositories.mirror(repository)
+        source.fetch()
+        source.fetch_main()
+        return read_commit(source, source.resolve(revision))
+    except RepositoryError as error:
+        raise IntakeError(str(error)) from error
+
+
+def read_commit(source: Mirror, sha: str) -> Reading:
+    sources = source.model_sources(sha)
+    base = source.base(sha)
+    return Reading(
+        repository=source.address,
+        sha=sha,
+        author=source.author(sha),
+        subject=source.subject(sha),
+        base_sha=base or "",
+        changed_files=source.changed_files(sha, base),
+        bundle=repositories.bundle(sources),
+        architectures=architectures(sources),
+    )
+
+
+def architectures(sources: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the ARCHITECTURES dict of a commit, read as text: nothing of an entry is imported here."""
+    if DICTIONARY not in sources:
+        raise IntakeError(f"The commit has no {DICTIONARY}, which names its architectures.")
+    try:
+        tree = ast.parse(sources[DICTIONARY].decode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise IntakeError(f"{DICTIONARY} is not valid Python.") from None
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == "ARCHITECTURES" for target in targets):
+            return checked_architectures(node.value, sources)  # type: ignore[attr-defined]
+    raise IntakeError(f"{DICTIONARY} has no dict named ARCHITECTURES.")
+
+
+def checked_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
+    try:
+        found = ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(text, str) for pair in found.items() for text in pair)
+    ):
+        raise IntakeError(f'ARCHITECTURES in {DICTIONARY} must be a plain dict: {{"name": "trainer.models.file"}}.')
+    for name, module in found.items():
+        path = module.replace(".", "/")
+        if not re.fullmatch(r"trainer\.models(\.\w+)+", module) or not (
+            f"{path}.py" in sources or f"{path}/__init__.py" in sources
+        ):
+            raise IntakeError(f"ARCHITECTURES names {module} for {name}, and the commit has no such file in {MODELS}")
+    return found
+
+
+def enter(
+    repository: str,
+    sha: str,
+    title: str,
+    architecture: str,
+    track: Track,
+    *,
+    author: str = "",
+    hypothesis: str = "",
+    url: str = "",
+    config: Mapping[str, Any] | None = None,
+    kind: Entry.Kind | None = None,
+    requested_by: AbstractBaseUser | None = None,
+    actor: str = SITE,
+) -> Entry:
+    """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
+
+    The same commit, architecture and track give the same entry, as it is. Raises IntakeError with one sentence.
+    """
+    checked_config(config or {})
+    reading = read(repository, sha)
+    if architecture not in reading.architectures:
+        known = ", ".join(sorted(reading.architectures)) or "none"
+        raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
+    return keep(
+        reading,
+        architecture,
+        track,
+        actor=actor,
+        kind=kind or reading.kind,
+        title=title.strip()[:120] or f"{architecture} at {reading.sha[:8]}",
+        author=(author or reading.author)[:120],
+        hypothesis=hypothesis,
+        url=url,
+        config=dict(config or {}),
+        requested_by=requested_by,
+    )
+
+
+def keep(reading: Reading, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
+    """Store what was read as an entry, once."""
+    bundle = storage.keep(reading.bundle)
+    with transaction.atomic():
+        entry, created = Entry.objects.get_or_create(
+            repository=reading.repository,
+            sha=reading.sha,
+            architecture=architecture,
+            track=track,
+            defaults={
+                **fields,
+                "bundle": bundle,
+                "base_sha": reading.base_sha,
+                "changed_files": reading.changed_files[: repositories.LISTED_FILES],
+            },
+        )
+        if created:
+            Event.record(
+                actor, entry, f"{entry.title}: commit {entry.sha[:8]} entered for {track.name} ({entry.kind})."
+            )
+    return entry
+
+
+def checked_config(config: Mapping[str, Any]) -> None:
+    for section, values in config.items():
+        if section not in ENTRY_SETS:
+            raise IntakeError(f"An entry cannot set {section!r} of the configuration, only {' and '.join(ENTRY_SETS)}.")
+        if not isinstance(values, Mapping):
+            raise IntakeError(f"The section {section!r} of the configuration must be a table of names and values.")
+        allowed = ENTRY_SETS[section]
+        if allowed is not None and (other := sorted(set(values) - allowed)):
+            raise IntakeError(f"An entry cannot set {section}.{other[0]}: the track fixes it.")
+    if len(json.dumps(config)) > CONFIG_LENGTH:
+        raise IntakeError("The entry's configuration is too long.")
+
+
+def approve(entry: Entry, sha: str, user: AbstractBaseUser | None, *, sentence: str = "") -> list[Run]:
+    """Let exactly this commit run, and return the entry's runs. Approving twice changes nothing.
+
+    `sha` is what the maintainer looked at; another one is refused. `user` is None for the site itself.
+    """
+    if sha != entry.sha:
+        raise IntakeError(f"You looked at {sha[:8]}, but this entry is {entry.sha[:8]}: look again, then approve that.")
+    if entry.bundle_id is None:
+        raise IntakeError("This entry has no files to run.")
+    actor = user.get_username() if user else SITE
+    release = storage.release()
+    open_states = [Entry.State.PROPOSED, Entry.State.SMOKE]
+    with transaction.atomic():
+        approved = Entry.objects.filter(pk=entry.pk, sha=sha, state__in=open_states).update(
+            state=Entry.State.APPROVED, approved_by=user, approved_at=timezone.now(), reason=""
+        )
+        entry.refresh_from_db()
+        if entry.state != Entry.State.APPROVED:
+            raise IntakeError(f"This entry is {entry.state}, so it cannot be approved.")
+        if approved:
+            Event.record(actor, entry, sentence or f"Commit {sha[:8]} approved.")
+            if not entry.runs.exists() and entry.kind != Entry.Kind.MAIN:
+                runs.make_run(entry, entry.track, actor=actor)
+        for run in entry.runs.filter(state=Run.State.WAITING):
+            runs.queue(run, actor=actor, release=release)
+    return list(entry.runs.all())
+
+
+def reject(entry: Entry, reason: str, user: AbstractBaseUser) -> None:
+    """Refuse the entry, with a reason that its author reads; its waiting runs are cancelled."""
+    if not reason.strip():
+        raise IntakeError("A rejection needs a reason: its author reads it.")
+    close(entry, Entry.State.REJECTED, reason.strip(), user.get_username(), [Entry.State.PROPOSED, Entry.State.SMOKE])
+
+
+def withdraw(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
+    """Take the entry back; whatever of it waits or runs is cancelled."""
+    close(entry, Entry.State.WITHDRAWN, reason, actor, [Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED])
+
+
+def close(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[Entry.State]) -> None:
+    with transaction.atomic():
+        closed = Entry.objects.filter(pk=entry.pk, state__in=since).update(state=to, reason=reason[:500])
+        entry.refresh_from_db()
+        if not closed:
+            if entry.state == to:
+                return
+            raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")
+        Event.record(actor, entry, f"Entry {to}: {reason}")
+        Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
+        for run in entry.runs.filter(state__in=Run.UNFINISHED):
+            runs.cancel(run, f"The entry was {to}: {reason}", actor)

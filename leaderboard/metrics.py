@@ -1,0 +1,146 @@
+"""Lines of `metrics.jsonl` become curve points and samples. A stranger's process wrote them: advisory, and checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from django.db.models import F
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leaderboard.models import CurvePoint, Run, Sample
+from leaderboard.sanitise import MAX_INTEGER, plain_text
+
+logger = logging.getLogger(__name__)
+
+MAX_POINTS = 20_000
+"""Per run and series; when a curve gets longer, every second point goes."""
+MAX_SAMPLES = 300
+PROMPT_LENGTH = 500
+TEXT_LENGTH = 4000
+
+Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    step: Whole
+
+
+class Point(Line):
+    """A line of kind `train` or `dev`. NaN and infinity never get in: such a run fails by itself."""
+
+    kind: Literal["train", "dev"]
+    fraction: Amount = 0
+    tokens: Whole = 0
+    flops: Amount = 0
+    seconds: Amount = 0
+    loss: Amount
+    bits_per_byte: Amount | None = None
+    learning_rate: Amount | None = None
+    gradient_norm: Amount | None = None
+    tokens_per_second: Amount | None = None
+    mfu: Amount | None = None
+    memory_bytes: Whole | None = None
+
+
+class Text(Line):
+    """A line of kind `sample`."""
+
+    kind: Literal["sample"]
+    prompt: str
+    text: str
+
+
+POINT_FIELDS = [field for field in Point.model_fields if field not in ("kind", "step", "fraction")]
+
+
+def store(run: Run, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows, over what the same steps said before, and bring the run's progress up to date."""
+    points: dict[tuple[str, int], Point] = {}
+    texts: dict[tuple[int, str], Text] = {}
+    for line in readable(run, rows):
+        if isinstance(line, Point):
+            points[line.kind, line.step] = line
+        else:
+            texts[line.step, plain_text(line.prompt, PROMPT_LENGTH)] = line
+    if not points and not texts:
+        return
+    store_points(run, points)
+    store_samples(run, texts)
+    advance(run, points.values())
+
+
+def readable(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[Point | Text]:
+    dropped = 0
+    for row in rows:
+        try:
+            yield Text.model_validate(row) if row.get("kind") == "sample" else Point.model_validate(row)
+        except ValidationError:
+            dropped += 1
+    if dropped:
+        logger.warning("Run %s: %d of %d metric lines could not be used.", run.pk, dropped, len(rows))
+
+
+def store_points(run: Run, points: dict[tuple[str, int], Point]) -> None:
+    if not points:
+        return
+    CurvePoint.objects.bulk_create(
+        [
+            CurvePoint(run=run, series=series, step=step, **{name: getattr(point, name) for name in POINT_FIELDS})
+            for (series, step), point in points.items()
+        ],
+        update_conflicts=True,
+        unique_fields=["run", "series", "step"],
+        update_fields=POINT_FIELDS,
+    )
+    for series in {series for series, _ in points}:
+        thin(run, series)
+
+
+def thin(run: Run, series: str) -> None:
+    """Drop every second point of a curve that has grown too long; its first and its last stay."""
+    curve = CurvePoint.objects.filter(run=run, series=series)
+    if curve.count() <= MAX_POINTS:
+        return
+    steps = list(curve.order_by("step").values_list("step", flat=True))
+    dropped = steps[1:-1:2]
+    for start in range(0, len(dropped), 500):  # SQLite takes a bounded number of parameters
+        curve.filter(step__in=dropped[start : start + 500]).delete()
+
+
+def store_samples(run: Run, texts: dict[tuple[int, str], Text]) -> None:
+    room = MAX_SAMPLES - Sample.objects.filter(run=run).count() if texts else 0
+    Sample.objects.bulk_create(
+        [
+            Sample(run=run, step=step, prompt=prompt, text=plain_text(line.text, TEXT_LENGTH))
+            for (step, prompt), line in list(texts.items())[: max(room, 0)]
+        ],
+        update_conflicts=True,
+        unique_fields=["run", "step", "prompt"],
+        update_fields=["text"],
+    )
+
+
+def advance(run: Run, points: Iterable[Point]) -> None:
+    """Note how far the training process says it is."""
+    latest = max((point for point in points if point.kind == "train"), key=lambda point: point.step, default=None)
+    progress = {}
+    if latest:
+        progress = {
+            "step": latest.step,
+            "fraction": min(latest.fraction, 1.0),
+            "tokens": latest.tokens,
+            "seconds": latest.seconds,
+            "loss": latest.loss,
+        }
+    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
+
+
+def cut(run: Run, step: int) -> None:
+    """Forget what was said after `step`: the run goes on from there, and may go another way."""
+    CurvePoint.objects.filter(run=run, step__gt=step).delete()
+    Sample.objects.filter(run=run, step__gt=step).delete()

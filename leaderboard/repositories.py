@@ -1,0 +1,323 @@
+"""Bare mirrors of the repositories that entries come from, read with the git command.
+
+A repository is a stranger's: no hook, filter or submodule of it runs, only the transports of `TRANSPORTS` are used,
+nothing of it is checked out, every call has a time limit, and addresses and names cannot turn into options.
+Not covered: a host whose name resolves to a public address first and to an internal one when git asks again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import ipaddress
+import os
+import re
+import socket
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+MODELS = "trainer/models/"
+"""The part of a commit that an entry brings."""
+BUNDLE_BYTES = 256_000
+BUNDLE_FILES = 200
+TRANSPORTS = ("file", "https", "ssh")
+FETCH_SECONDS = 120.0
+READ_SECONDS = 20.0
+FETCH_BLOCKS = 4 * 2**20
+"""Largest file a fetch may write, in the shell's blocks of 512 bytes: 2 GiB."""
+DIFF_LENGTH = 400_000
+LISTED_FILES = 300
+"""So many changed files are kept for the page; an entry that changes more is no reading matter anyway."""
+
+SHA = re.compile(r"[0-9a-f]{40}")
+SSH_ADDRESS = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[A-Za-z0-9._/~-]+")
+BUNDLE_PATH = re.compile(r"trainer/models(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}){1,5}")
+
+
+class RepositoryError(ValueError):
+    """The repository cannot be read as asked; the message is one sentence for whoever asked."""
+
+
+def checked_address(address: str) -> str:
+    """Return the address in the form that git gets; raise RepositoryError for what we do not read.
+
+    Allowed: a folder of this machine, `file://`, `https://` without credentials, `ssh://` and `user@host:path`.
+    """
+    address = address.strip()
+    if not address or len(address) > 400 or not address.isprintable():
+        raise RepositoryError("The repository's address is empty, too long or has unprintable characters.")
+    if address.startswith("-") or "::" in address:
+        raise RepositoryError(f"{address!r} is not the address of a repository.")
+    parts = urlsplit(address)
+    if parts.scheme in ("https", "ssh"):
+        secret = parts.username if parts.scheme == "https" else parts.password
+        if not parts.hostname or parts.hostname.startswith("-") or secret:
+            raise RepositoryError("The address must name a host and carry no credentials: it is shown on the board.")
+        return address
+    if SSH_ADDRESS.fullmatch(address):
+        return address
+    if "://" in address and parts.scheme != "file":
+        raise RepositoryError(f"Repositories are read over {', '.join(TRANSPORTS)} only, not {parts.scheme}.")
+    folder = Path(parts.path if parts.scheme == "file" else address).expanduser()
+    if not folder.is_dir():
+        raise RepositoryError(f"There is no repository at {address}.")
+    return f"file://{folder.resolve()}"
+
+
+def check_public(address: str) -> None:
+    """Raise RepositoryError unless the address is an https one on the public internet, or the main repository's own.
+
+    For addresses that come over the network: they must not make this server read its own files or its neighbours.
+    """
+    if address == settings.MAIN_REPOSITORY:
+        return
+    parts = urlsplit(address)
+    if parts.scheme != "https" or not parts.hostname:
+        raise RepositoryError("Over the API a repository is named by its https:// address.")
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+    except OSError:
+        raise RepositoryError(f"The host {parts.hostname} is not known.") from None
+    if not all(ipaddress.ip_address(entry[4][0]).is_global for entry in found):
+        raise RepositoryError(f"The host {parts.hostname} is not on the public internet.")
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """One file of a commit under `trainer/models/`."""
+
+    mode: str
+    oid: str
+    size: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A bare copy of one repository, kept under `settings.REPOSITORIES`."""
+
+    address: str
+    """As given: what the board shows."""
+    url: str
+    """As git gets it."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(settings.REPOSITORIES) / f"{hashlib.sha256(self.url.encode()).hexdigest()[:24]}.git"
+
+    def fetch(self) -> None:
+        """Bring branches and HEAD up to date."""
+        with self.locked():
+            self.git("fetch", "--prune", *QUIET, "--", self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD")
+
+    def fetch_main(self) -> None:
+        """Bring the main repository's branch in beside, so that the two can be compared."""
+        url = checked_address(settings.MAIN_REPOSITORY)
+        with self.locked():
+            self.git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
+
+    def resolve(self, name: str) -> str:
+        """Return the full SHA of a branch, of `HEAD` or of a full or shortened (7 or more digits) SHA.
+
+        A commit that no branch holds (the head of a pull request) is fetched by its full SHA.
+        """
+        name = name.strip()
+        if SHA.fullmatch(name):
+            if self.commit(name) is None:
+                self.fetch_commit(name)
+            return name
+        if name == "HEAD":
+            candidates = ["refs/train/HEAD"]
+        elif re.fullmatch(r"[0-9a-f]{7,39}", name):
+            candidates = [f"refs/heads/{name}", name]
+        elif re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}", name) and ".." not in name:
+            candidates = [f"refs/heads/{name}"]
+        else:
+            raise RepositoryError(f"{name!r} is neither a commit nor the name of a branch.")
+        for candidate in candidates:
+            if sha := self.commit(candidate):
+                return sha
+        raise RepositoryError(f"{self.address} has no commit or branch {name}.")
+
+    def commit(self, name: str) -> str | None:
+        """Return the SHA of the commit called so in this mirror, if there is one."""
+        try:
+            answer = self.git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        except RepositoryError:
+            return None
+        return answer.decode().strip()
+
+    def fetch_commit(self, sha: str) -> None:
+        try:
+            with self.locked():
+                self.git("fetch", *QUIET, "--", self.url, sha)
+        except RepositoryError:
+            raise RepositoryError(f"{self.address} has no commit {sha}.") from None
+        if self.commit(sha) is None:
+            raise RepositoryError(f"{sha} in {self.address} is not a commit.")
+
+    def author(self, sha: str) -> str:
+        return self.git("show", "--no-patch", "--format=%an", sha).decode(errors="replace").strip()[:120]
+
+    def subject(self, sha: str) -> str:
+        return self.git("show", "--no-patch", "--format=%s", sha).decode(errors="replace").strip()[:120]
+
+    def base(self, sha: str) -> str | None:
+        """Return where the commit left main (call `fetch_main` first), or None without a common history."""
+        try:
+            return self.git("merge-base", "refs/train/main", sha).decode().strip()
+        except RepositoryError:
+            return None
+
+    def changed_files(self, sha: str, base: str | None) -> list[str]:
+        """Return the paths that differ between base and commit, sorted; every path without a base."""
+        if base is None:
+            listing = self.git("ls-tree", "-r", "-z", "--name-only", sha)
+        else:
+            listing = self.git("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, sha, "--")
+        return sorted(path.decode(errors="replace") for path in listing.split(b"\0") if path)
+
+    def diff(self, sha: str, base: str) -> str:
+        """Return what changed, for a person to read, cut after `DIFF_LENGTH` characters."""
+        text = self.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", base, sha, "--")
+        return text.decode(errors="replace")[:DIFF_LENGTH]
+
+    def model_files(self, sha: str) -> list[TreeFile]:
+        """Return the commit's files under `trainer/models/`; raise RepositoryError for what no entry may bring."""
+        listing = self.git("ls-tree", "-r", "-z", "-l", sha, "--", MODELS)
+        files = []
+        for line in listing.split(b"\0"):
+            if not line:
+                continue
+            head, path = line.split(b"\t", 1)
+            mode, _, oid, size = head.decode().split()
+            files.append(TreeFile(mode, oid, int(size) if size.isdigit() else 0, path.decode(errors="replace")))
+        check_files(files)
+        return files
+
+    def model_sources(self, sha: str) -> dict[str, bytes]:
+        """Return path -> contents of the commit's `trainer/models/`, all of it text."""
+        files = self.model_files(sha)
+        asked = "".join(f"{file.oid}\n" for file in files).encode()
+        answer = io.BytesIO(self.git("cat-file", "--batch", given=asked))
+        sources = {}
+        for file in files:
+            size = int(answer.readline().split()[2])
+            sources[file.path] = checked_text(file.path, answer.read(size))
+            answer.read(1)
+        return sources
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold this mirror for writing: two fetches at once would trip over each other's locks."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with self.folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (self.folder / "HEAD").exists():
+                self.git("init", "--quiet", "--bare", "--template=", str(self.folder), inside=False)
+            yield
+
+    def git(self, *arguments: str, given: bytes = b"", inside: bool = True) -> bytes:
+        """Run git on the mirror and return its output; raise RepositoryError with git's last line."""
+        command = ["git", *(("--git-dir", str(self.folder)) if inside else ()), *SAFE, *arguments]
+        fetches = arguments[0] == "fetch"
+        if fetches:
+            command = ["sh", "-c", f'ulimit -f {FETCH_BLOCKS}; exec "$@"', "fetch", *command]
+        seconds = FETCH_SECONDS if fetches else READ_SECONDS
+        try:
+            done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment())
+        except subprocess.TimeoutExpired:
+            raise RepositoryError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
+        if done.returncode != 0:
+            raise RepositoryError(f"{self.address} cannot be read: {last_line(done.stderr)}")
+        return done.stdout
+
+
+QUIET = ("--quiet", "--no-tags", "--no-recurse-submodules", "--update-shallow", "--no-write-fetch-head")
+SAFE = (
+    *("-c", "protocol.allow=never"),
+    *(option for transport in TRANSPORTS for option in ("-c", f"protocol.{transport}.allow=always")),
+    *("-c", "http.followRedirects=false"),
+    *("-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.fsmonitor=false"),
+    *("-c", "fetch.fsckObjects=true"),
+    *("-c", "gc.auto=0"),
+    *("-c", "maintenance.auto=false"),
+)
+
+
+def environment() -> dict[str, str]:
+    """Return what git may know: no configuration but ours, nobody to ask for a password."""
+    config = Path(settings.REPOSITORIES) / "gitconfig"
+    if not config.exists():
+        config.parent.mkdir(parents=True, exist_ok=True)
+        # A folder may belong to another user (a mounted checkout); it is only read, and by our own configuration.
+        config.write_text("[safe]\n\tdirectory = *\n")
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": os.environ.get("HOME", "/"),  # the keys for ssh
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": str(config),
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=10",
+    }
+
+
+def last_line(stderr: bytes) -> str:
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines or ["git gave no reason"]
+    return said[0].removeprefix("fatal: ").removeprefix("error: ")[:200]
+
+
+def mirror(address: str) -> Mirror:
+    """Return the mirror of an address, fetched already or not."""
+    return Mirror(address=address.strip(), url=checked_address(address))
+
+
+def check_files(files: list[TreeFile]) -> None:
+    if not files:
+        raise RepositoryError(f"The commit has no {MODELS} folder.")
+    if len(files) > BUNDLE_FILES:
+        raise RepositoryError(f"{MODELS} holds {len(files)} files; at most {BUNDLE_FILES} are allowed.")
+    for file in files:
+        if file.mode == "120000":
+            raise RepositoryError(f"{file.path} is a link; entries bring regular files only.")
+        if file.mode == "160000":
+            raise RepositoryError(f"{file.path} is a submodule; entries bring regular files only.")
+        if not BUNDLE_PATH.fullmatch(file.path) or len(file.path) > 200:
+            raise RepositoryError(f"{file.path!r} is not a name for a source file: letters, digits, _ . - only.")
+    total = sum(file.size for file in files)
+    if total > BUNDLE_BYTES:
+        raise RepositoryError(f"{MODELS} holds {total:,} bytes; at most {BUNDLE_BYTES:,} are allowed.")
+
+
+def checked_text(path: str, contents: bytes) -> bytes:
+    try:
+        text = contents.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise RepositoryError(f"{path} is not a text file; entries bring source, no binaries.")
+    return contents
+
+
+def bundle(sources: dict[str, bytes]) -> bytes:
+    """Return the tar that a node lays over the release: the same bytes for the same files, whoever packs them."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(sources):
+            member = tarfile.TarInfo(path)
+            member.size = len(sources[path])
+            member.mode = 0o644
+            tar.addfile(member, io.BytesIO(sources[path]))
+    return packed.getvalue()

@@ -1,0 +1,43 @@
+"""What strangers' processes say, made fit for a database row and a page. It is still shown as text, never as HTML."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+KEPT_CONTROLS = "\n\t"
+MAX_LEAVES = 400
+MAX_DEPTH = 5
+MAX_INTEGER = 2**53  # beyond that JSON readers (and JavaScript) lose digits
+
+
+def plain_text(text: str, limit: int) -> str:
+    """Return the text without control characters and lone surrogates (PostgreSQL takes neither), cut to `limit`."""
+    clean = text[: 4 * limit].encode("utf-8", "replace").decode()
+    return "".join(c for c in clean if c in KEPT_CONTROLS or (c >= " " and not "\x7f" <= c <= "\x9f"))[:limit]
+
+
+def plain_json(value: Any) -> Any:
+    """Return a copy with finite numbers, plain texts and a bounded size; what does not fit is left out."""
+    left = [MAX_LEAVES]
+
+    def copy(value: Any, depth: int) -> Any:
+        left[0] -= 1
+        if left[0] < 0 or depth > MAX_DEPTH:
+            return None
+        if isinstance(value, bool) or value is None:
+            return value
+        if isinstance(value, int):
+            return value if abs(value) <= MAX_INTEGER else None
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, str):
+            return plain_text(value, 500)
+        if isinstance(value, dict):
+            pairs = list(value.items())[: max(left[0], 0)]
+            return {plain_text(str(name), 100): copy(item, depth + 1) for name, item in pairs}
+        if isinstance(value, (list, tuple)):
+            return [copy(item, depth + 1) for item in value[: max(left[0], 0)]]
+        return None
+
+    return copy(value, 0)

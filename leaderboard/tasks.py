@@ -1,0 +1,21 @@
+"""What Celery runs for the board: each task calls one function that is safe to run twice."""
+
+from __future__ import annotations
+
+from celery import shared_task
+from django.utils import timezone
+
+from leaderboard import nightly as nights
+from leaderboard import results
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def nightly() -> None:
+    """Tonight's train."""
+    nights.tonight(timezone.now())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def queue_scores() -> None:
+    """Pick up what a crash left between the end of a training and its scoring."""
+    results.catch_up()
