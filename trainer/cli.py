@@ -1,0 +1,58 @@
+"""`dailytrain`: one console script. Each subcommand is imported when it is asked for, so that the agent starts at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "prepare": ("trainer.data.prepare_command:main", "make a dataset from a corpus, or find it in the cache"),
+    "train": ("trainer.train:command", "train an architecture within a budget"),
+    "score": ("trainer.scoring.command:main", "score a run on held-out text"),
+    "sample": ("trainer.sample_command:main", "have a run's model write"),
+    "arch": ("trainer.arch_command:main", "list the architectures"),
+    "node": ("trainer.agent.command:main", "lend this machine to a site"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code of a subcommand; 2, with one line on standard error, for one that there is not."""
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0
+    if name == "--version":
+        sys.stdout.write(f"{version()}\n")
+        return 0
+    if name not in COMMANDS:
+        return complain(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+    module, _, function = COMMANDS[name][0].partition(":")
+    try:
+        command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "trainer":
+            raise
+        return complain(f"{name} needs the package {error.name}: pip install 'dailytrain[training]'")
+    return int(command(rest))
+
+
+def usage() -> str:
+    lines = [f"  {name:8} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: dailytrain COMMAND [OPTIONS]", "", *lines, "", "Each COMMAND explains itself: --help.", ""])
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("dailytrain")
+
+
+def complain(sentence: str) -> int:
+    """Say it on standard error, in one line; return the exit code of bad input."""
+    sys.stderr.write(f"dailytrain: {sentence}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,339 @@
+"""A run's configuration: one dataclass, from a TOML or JSON file, from flags, or from both (flags win).
+
+    arch = "gpt"
+    budget = "180s"
+    seed = 1
+
+    [model]             # fields of the architecture's own Config; `depth` is the dial that computes the others
+    depth = 4
+
+    [train]             # what changes the numbers, beside the architecture and its recipe: `Numbers` below
+    batch = 8
+
+The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level says where
+and how to run and changes no number: corpus and folders (the dataset's hash counts, not its place), `checkpoint_every`,
+`keep`, `logger`, `threads`. What is not given is computed from the device and the budget in `resolve`, printed and saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.budget import Budget
+from trainer.data.prepare_command import parse_size
+
+DEFAULT_CORPUS = "python-library"
+DEFAULT_TOKENIZER = "bpe:8192"
+SHORT_TEXT = 16 * 2**20
+"""Bytes of text that a CPU run of less than ten minutes prepares, unless told otherwise."""
+
+
+class ConfigError(ValueError):
+    """The configuration contradicts itself or names what is not there; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What changes the numbers, beside the architecture and its recipe."""
+
+    sequence_length: int | None = None
+    """Tokens in a row. Computed: 256 on a CPU, 2048 on a GPU."""
+    batch: int | None = None
+    """Rows in one optimizer step. Computed: 8 on a CPU; on a GPU it grows with the budget."""
+    micro_batch: int | None = None
+    """Rows that pass through the model at once; gradients of a step's parts add up. Computed: all on a CPU, at most 32
+    on a GPU."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What matrix products are computed in; weights are always fp32. Computed: fp32 on a CPU, bf16 on a GPU."""
+    compile: bool | None = None
+    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up."""
+    evaluations: int | None = None
+    """Evaluations on dev after the first, evenly over the budget. Computed: 3 below a minute, else 5."""
+    dev_tokens: int | None = None
+    """Tokens of dev that one evaluation reads, always the same ones. Computed: 16,384 to 1,048,576."""
+    sample_tokens: int = 48
+    """Length of each sample; 0 writes none."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "sequence_length": 2,
+            "batch": 1,
+            "micro_batch": 1,
+            "evaluations": 1,
+            "dev_tokens": 1,
+        }.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"train.{name} must be at least {least}, not {value}")
+        if self.sample_tokens < 0:
+            raise ConfigError(f"train.sample_tokens cannot be {self.sample_tokens}")
+        if self.batch and self.micro_batch and self.batch % self.micro_batch:
+            raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train an architecture within a budget."""
+
+    out: Path
+    """Folder of the run. If it holds a checkpoint of the same run, training goes on from there, exactly."""
+    arch: str = "gpt"
+    """Architecture: a line of `dailytrain arch list`."""
+    budget: str = "60s"
+    """What training may use: 24h, 15s, 3B-tokens, 500steps or 1e19flops. Evaluation and checkpoints are not charged."""
+    seed: int = 1
+    """Of the weights and of the data's order."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture's Config, one by one: --model.depth 4. What is not given is computed."""
+    train: Numbers = field(default_factory=Numbers)
+    corpus: str | None = None
+    """Text to train on: python-library (the default), fineweb-edu or files:GLOB."""
+    tokenizer: str | None = None
+    """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER or a tokenizer.json."""
+    limit_bytes: int | str | None = None
+    """Take only this much text from the start of the corpus: 1000000 or 16MiB. Computed: 16 MiB for CPU runs below ten
+    minutes, else all."""
+    dataset: Path | None = None
+    """A prepared dataset, instead of corpus and tokenizer. It is only read."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. Computed: on a GPU if there is one."""
+    threads: int | None = None
+    """CPU threads of torch. Computed: one for each core this process may use."""
+    checkpoint_every: str = "30s"
+    """Seconds or steps between checkpoints: 30s, 5m, 100steps. Another interval changes no number."""
+    keep: int = 2
+    """Checkpoints to keep; older ones are deleted."""
+    logger: Literal["none", "tensorboard", "wandb"] = "none"
+    """Also send the metrics there (pip install 'dailytrain[loggers]'). metrics.jsonl is written in any case."""
+
+    def __post_init__(self) -> None:
+        self.parsed_budget()
+        if self.checkpoint_interval().kind not in ("seconds", "steps"):
+            raise ConfigError(f"checkpoint_every is in seconds or steps, not {self.checkpoint_every!r}")
+        if self.dataset and (self.corpus or self.tokenizer or self.limit_bytes):
+            raise ConfigError(
+                "dataset is a prepared corpus with its tokenizer: give it, or corpus, tokenizer, limit_bytes"
+            )
+        if self.keep < 1 or (self.threads is not None and self.threads < 1):
+            raise ConfigError("keep and threads must be at least 1")
+        self.text_limit("cpu")
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"seed must be from 0 to 2147483647, not {self.seed}")
+
+    def parsed_budget(self) -> Budget:
+        return Budget.parse(self.budget)
+
+    def checkpoint_interval(self) -> Budget:
+        return Budget.parse(self.checkpoint_every)
+
+    def text_limit(self, device: str) -> int | None:
+        """Bytes of the corpus to prepare, so that preparing stays short beside the training; None is all."""
+        if self.limit_bytes is not None:
+            return parse_size(str(self.limit_bytes))
+        return SHORT_TEXT if device == "cpu" and is_short(self.parsed_budget()) else None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Every number that a run needs, given or computed. Two runs with equal ones, model and data are the same run."""
+
+    device: Literal["cpu", "cuda"]
+    depth: int
+    """What the architecture was sized by, where the model's own fields do not say otherwise."""
+    sequence_length: int
+    batch: int
+    micro_batch: int
+    precision: Literal["fp32", "bf16"]
+    compile: bool
+    evaluations: int
+    dev_tokens: int
+    sample_tokens: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.sequence_length
+
+
+def resolve(config: TrainConfig, device: Literal["cpu", "cuda"]) -> Resolved:
+    """Compute what the configuration leaves open, from the device and the budget."""
+    given, budget, on_cpu = config.train, config.parsed_budget(), device == "cpu"
+    short = is_short(budget)
+    batch = given.batch or (8 if on_cpu else gpu_batch(budget, given.sequence_length or 2048))
+    resolved = Resolved(
+        device=device,
+        depth=depth_of(config) or (cpu_depth(budget) if on_cpu else gpu_depth(budget)),
+        sequence_length=given.sequence_length or (256 if on_cpu else 2048),
+        batch=batch,
+        micro_batch=given.micro_batch or (batch if on_cpu else largest_divisor(batch, 32)),
+        precision=("fp32" if on_cpu else "bf16") if given.precision == "auto" else given.precision,
+        compile=(not on_cpu or not short) if given.compile is None else given.compile,
+        evaluations=given.evaluations or (3 if budget.kind == "seconds" and budget.amount < 60 else 5),
+        dev_tokens=given.dev_tokens or ((2**14 if short else 2**17) if on_cpu else (2**18 if short else 2**20)),
+        sample_tokens=given.sample_tokens,
+    )
+    if resolved.batch % resolved.micro_batch:
+        raise ConfigError(f"train.micro_batch {resolved.micro_batch} must divide train.batch {resolved.batch}")
+    if budget.kind == "tokens" and budget.amount < resolved.tokens_per_step:
+        raise ConfigError(
+            f"impossible budget {config.budget!r}: one step is {resolved.tokens_per_step} tokens already "
+            f"({resolved.batch} rows of {resolved.sequence_length})"
+        )
+    return resolved
+
+
+def depth_of(config: TrainConfig) -> int | None:
+    """Return the dial as given with the model's fields."""
+    depth = config.model.get("depth")
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 256):
+        raise ConfigError(f"model.depth must be a whole number from 1 to 256, not {depth!r}")
+    return depth
+
+
+def is_short(budget: Budget) -> bool:
+    """Below ten minutes: not worth compiling for on a CPU.
+
+    A budget in other units counts as short below 5,000 steps, 10 million tokens or 1e14 FLOPs: about as long there.
+    """
+    return budget.amount < {"seconds": 600, "steps": 5000, "tokens": 1e7, "flops": 1e14}[budget.kind]
+
+
+def cpu_depth(budget: Budget) -> int:
+    """Measured on two cores at batch 8 x 256: what reaches the lowest loss by the end of such a budget."""
+    if budget.kind == "seconds":
+        return 2 if budget.amount < 30 else 4 if budget.amount < 3600 else 6
+    return 4
+
+
+def gpu_flops(budget: Budget) -> float:
+    """FLOPs that a budget buys on one H100 at 40 % of its peak: the yardstick of the sizes below."""
+    if budget.kind == "flops":
+        return budget.amount
+    if budget.kind == "seconds":
+        return budget.amount * 989e12 * 0.4
+    tokens = budget.amount if budget.kind == "tokens" else budget.amount * 2**17
+    # A model trained on 12 tokens a parameter: 6 x (tokens / 12) x tokens.
+    return tokens**2 / 2
+
+
+def gpu_depth(budget: Budget) -> int:
+    """Even depth whose 12 x depth x (64 x depth)^2 parameters would get about 12 tokens each (nanochat's speedruns)."""
+    depth = (gpu_flops(budget) / (6 * 12 * (12 * 64**2) ** 2)) ** (1 / 6)
+    return max(4, round(depth / 2) * 2)
+
+
+def gpu_batch(budget: Budget, sequence_length: int) -> int:
+    """Rows a step, a power of two: tokens a step ~ D^0.383, scaled from 2^19 at 1e10 tokens, at least 2^15."""
+    trained = (gpu_flops(budget) * 2) ** 0.5
+    tokens = max(2**15, 2**19 * (trained / 1e10) ** 0.383)
+    return 2 ** max(0, round_log2(tokens / sequence_length))
+
+
+def round_log2(number: float) -> int:
+    """Exponent of the nearest power of two."""
+    return round(number).bit_length() - 1
+
+
+def largest_divisor(number: int, most: int) -> int:
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# --- files and flags --------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:
+    """Read flags, and the file they name; raise `ConfigError` with one line. `--help` prints and exits."""
+    import jsonargparse
+
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=prog,
+        description="Train an architecture within a budget.",
+        epilog="A flag's words may be joined with - or with _.",
+        exit_on_error=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with any of these; flags win.")
+    parser.add_class_arguments(TrainConfig, None)
+    flags = [with_underscores(flag) for flag in argv]
+    # A file is the flags it stands for, before those given: one way to check them all.
+    flags = flags_of(file_named(flags)) + flags
+    try:
+        namespace = parser.parse_args(flags)
+        del namespace["config"]
+        return TrainConfig(**vars(parser.instantiate_classes(namespace)))
+    except jsonargparse.ArgumentError as error:
+        raise ConfigError(one_line(str(error), flags)) from error
+
+
+def with_underscores(flag: str) -> str:
+    """`--limit-bytes=5` is `--limit_bytes=5`; values are left alone."""
+    name, equals, value = flag.partition("=")
+    return name.replace("-", "_").replace("__", "--", 1) + equals + value if flag.startswith("--") else flag
+
+
+def file_named(flags: Sequence[str]) -> Path | None:
+    """Return the configuration file that the flags name."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    try:
+        return parser.parse_known_args(list(flags))[0].config
+    except argparse.ArgumentError as error:
+        raise ConfigError("--config needs the name of a file") from error
+
+
+def flags_of(file: Path | None) -> list[str]:
+    """Read a TOML or JSON file as the flags it stands for."""
+    if file is None:
+        return []
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except ValueError as error:
+        kind = "JSON" if file.suffix == ".json" else "TOML"
+        raise ConfigError(f"the configuration {file} is not {kind}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"the configuration {file} must be a table of names and values")
+    numbers = content.pop("train", {})
+    if not isinstance(numbers, dict):
+        raise ConfigError(f"train in the configuration {file} must be a table of names and values")
+    values = {**content, **{f"train.{name}": value for name, value in numbers.items()}}
+    return [f"--{name}={v if isinstance(v, str) else json.dumps(v)}" for name, v in values.items()]
+
+
+def one_line(message: str, flags: Sequence[str]) -> str:
+    """Shorten jsonargparse's explanation, several lines of types, to what was wrong."""
+    key = re.search(r'[Kk]ey "([^"]+)"', message)
+    if "is required" in message and key:
+        return f"--{key[1].replace('_', '-')} is needed"
+    if key:
+        joined = next((flag.partition("=")[2] for flag in reversed(flags) if flag.startswith(f"--{key[1]}=")), None)
+        apart = next((value for flag, value in zip(flags, flags[1:], strict=False) if flag == f"--{key[1]}"), None)
+        return f"--{key[1].replace('_', '-')} cannot be {(joined or apart)!r}; see --help"
+    if message.startswith("Unrecognized arguments: "):
+        return f"there is no option {message.removeprefix('Unrecognized arguments: ').strip()}; see --help"
+    return " ".join(message.split())
+
+
+def as_saved(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
+    """Return what `run.json` keeps: the configuration as given, and every number computed."""
+    given = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in ("out", "dataset")
+    }
+    return {"given": given, "resolved": dataclasses.asdict(resolved)}

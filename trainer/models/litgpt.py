@@ -1,0 +1,104 @@
+"""An outside model on our board: litgpt's own GPT, by the name of one of its configurations.
+
+Lightning AI's litgpt (https://github.com/Lightning-AI/litgpt, `litgpt/model.py` and `litgpt/config.py`) describes the
+published decoder-only families. `pythia-14m` and its larger sisters are GPT-NeoX as in Pythia (arXiv 2304.01373, table 1):
+parallel attention and MLP, partial rotary positions, LayerNorm, biases, GELU. The forward pass is litgpt's; only the
+vocabulary is ours, and the head is taken out so that features and logits are apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from litgpt import Config as OutsideConfig
+from litgpt import GPT
+from torch import Tensor, nn
+
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+
+PADDING = 64
+"""As in the baseline: the embedding has a multiple of this many rows."""
+
+LADDER = {6: "pythia-31m", 9: "pythia-70m", 14: "pythia-160m", 20: "pythia-410m", 26: "pythia-1b", 32: "pythia-1.4b"}
+"""The dial: below this depth the baseline is at most about as large as this one; beyond the last, pythia-2.8b."""
+
+
+@dataclass(frozen=True)
+class Config:
+    vocabulary_size: int
+    """Token ids are 0 .. vocabulary_size - 1."""
+    sequence_length: int
+    """Tokens in a training row, and the longest the model can read: its rotation tables end there."""
+    name: str = "pythia-14m"
+    """One of litgpt's configurations."""
+
+    def __post_init__(self) -> None:
+        self.outside()
+
+    @classmethod
+    def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
+        """Take the smallest Pythia up to depth 4, then larger ones in step with the baseline."""
+        name = "pythia-14m" if depth <= 4 else next((n for d, n in LADDER.items() if depth < d), "pythia-2.8b")
+        return cls(vocabulary_size, sequence_length, name)
+
+    def outside(self) -> OutsideConfig:
+        """Return litgpt's configuration with our vocabulary and length; raise ValueError for a name it does not know."""
+        try:
+            return OutsideConfig.from_name(
+                self.name,
+                vocab_size=self.vocabulary_size,
+                padded_vocab_size=math.ceil(self.vocabulary_size / PADDING) * PADDING,
+                block_size=self.sequence_length,
+            )
+        except ValueError as error:
+            raise ValueError(f"litgpt has no configuration named {self.name!r}") from error
+
+
+class Model(LanguageModel):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        outside = config.outside()
+        # Taken out of the config, since litgpt would cap what its (now empty) head returns.
+        self.softcap, outside.final_logit_softcapping = outside.final_logit_softcapping, None
+        self.gpt = GPT(outside)
+        self.head: nn.Module = self.gpt.lm_head
+        self.gpt.lm_head = nn.Identity()
+        self.initialise()
+
+    def initialise(self) -> None:
+        """As litgpt's `pretrain.initialize_weights` (TinyLlama's): std sqrt(2 / 5 / width), less at the ends of branches."""
+        width, layers = self.gpt.config.n_embd, self.gpt.config.n_layer
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                ends_branch = name.endswith(("attn.proj", "mlp.proj"))
+                std = 1 / math.sqrt(width) / layers if ends_branch else math.sqrt(2 / 5 / width)
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.gpt(tokens)
+
+    def logits(self, features: Tensor) -> Tensor:
+        logits = self.head(features)[..., : self.config.vocabulary_size].float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def recipe(config: Config) -> Recipe:
+    """AdamW for everything as the outside world does it; weight decay on matrices only.
+
+    Pythia's own peak rate is 1e-3 for its smallest models at 2M tokens a step (arXiv 2304.01373, table 6).
+    """
+    return Recipe(
+        groups=(
+            ParameterGroup(
+                "vectors", ("*.bias", "*norm*.weight", "*ln_f.weight"), "adamw", learning_rate=1e-3, epsilon=1e-8
+            ),
+            ParameterGroup("matrices", ("*",), "adamw", learning_rate=1e-3, weight_decay=0.1, epsilon=1e-8),
+        ),
+        schedule=Schedule(warmup=0.02, warmdown=0.6, final=0.05),
+    )

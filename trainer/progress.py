@@ -1,0 +1,52 @@
+"""What a person sees of a run, on standard error: a bar in a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+QUIET_SECONDS = 10
+"""Between two lines of a log."""
+
+
+class TrainingProgress:
+    """Shows the used fraction of the budget and the last loss."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.spoken = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        self.task = self.bar.add_task("training", total=1.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def trained(self, step: int, fraction: float, loss: float, tokens_per_second: float) -> None:
+        """Some steps have been made."""
+        text = f"step {step}, loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
+        self.bar.update(self.task, completed=fraction, description=text)
+        if not self.console.is_terminal and time.monotonic() - self.spoken >= QUIET_SECONDS:
+            self.say(f"{fraction:4.0%}  {text}")
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.spoken = time.monotonic()
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,685 @@
+"""Training: `setup -> main -> fit -> validate`, on Lightning Fabric.
+
+The run's folder: `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, at the end `result.json`, or
+`failure.json`. Exit codes are in `trainer.failures`. Standard output stays empty; people read standard error.
+
+With a budget in steps, tokens or FLOPs, a run that was killed and started again computes what an uninterrupted one does,
+to the last digit, on the same kind of machine with as many threads.
+
+Not covered: several devices (one process, one device), and stopping a step that hangs (the agent's wall clock does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer import checkpoint, failures, flops, optim
+from trainer.budget import Budget, Spent
+from trainer.config import (
+    DEFAULT_CORPUS,
+    DEFAULT_TOKENIZER,
+    ConfigError,
+    Resolved,
+    TrainConfig,
+    as_saved,
+    cores,
+    parse,
+    resolve,
+)
+from trainer.data.dataset import Dataset, cache_folder, prepare
+from trainer.data.loader import PackedLoader, in_order
+from trainer.failures import Interrupted, ModelFailure, models_fault
+from trainer.metrics import Logger, Metrics, outside_logger
+from trainer.models import ARCHITECTURES, architecture
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
+from trainer.progress import TrainingProgress
+from trainer.sampling import PROMPTS, continuation
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+LINES = 200
+"""Train lines over a whole run, fewer if it has fewer steps."""
+
+
+@dataclass
+class Window:
+    """What the next train line will be about: the steps since the last one."""
+
+    losses: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """Everything the loop works with."""
+
+    config: TrainConfig
+    resolved: Resolved
+    fabric: Fabric
+    dataset: Dataset
+    bare: LanguageModel
+    """The model itself."""
+    model: nn.Module
+    """The same, compiled if asked for, in Fabric's hands: what training and evaluation call."""
+    optimizers: list[Optimizer]
+    recipe: Recipe
+    flops_per_token: float
+    loader: PackedLoader
+    identity: dict[str, Any]
+    """What must be the same to go on from a checkpoint."""
+    spent: Spent = field(default_factory=Spent)
+    window: Window = field(default_factory=Window)
+    dev: dict[str, float] = field(default_factory=dict)
+    """The last evaluation."""
+
+    @property
+    def budget(self) -> Budget:
+        return self.config.parsed_budget()
+
+    @property
+    def fraction(self) -> float:
+        """The used part of the budget."""
+        tokens = self.resolved.tokens_per_step
+        return self.budget.used(self.spent, tokens, tokens * self.flops_per_token)
+
+
+class Interruption:
+    """SIGTERM and SIGINT: within the loop the first is a wish, to be fulfilled after the step; elsewhere they stop at once."""
+
+    def __init__(self) -> None:
+        self.graceful = False
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        self.before = {number: signal.signal(number, self.heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.graceful:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+# --- the way in -------------------------------------------------------------------------------------------------------
+
+
+def command(argv: Sequence[str]) -> int:
+    """`dailytrain train` and `python -m trainer.train`: return the exit code, all trouble told on standard error."""
+    console = Console(stderr=True)
+    try:
+        config = parse(argv)
+        with Interruption() as interruption:
+            return main(config, console, interruption)
+    except ValueError as error:
+        print(f"dailytrain train: {' '.join(str(error).split())}", file=sys.stderr)
+        return failures.USER
+    except KeyboardInterrupt:
+        print("dailytrain train: interrupted", file=sys.stderr)
+        return failures.INTERRUPTED
+
+
+def main(config: TrainConfig, console: Console, interruption: Interruption) -> int:
+    """Set up, train, and say how it ended. ValueErrors of the set-up are the user's and are passed on."""
+    try:
+        (config.out / "failure.json").unlink(missing_ok=True)
+        run = setup(config, console)
+        try:
+            return fit_and_finish(run, console, interruption)
+        except ValueError as error:
+            # Input has been checked by now: this one is ours.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except ModelFailure as failure:
+        if failure.__cause__ is not None:
+            traceback.print_exception(failure.__cause__)
+        print(f"dailytrain train: {failure}", file=sys.stderr)
+        failures.record(config.out, "model", str(failure))
+        return failures.MODEL
+    except (ValueError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"The training process broke: {type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"dailytrain train: {reason}", file=sys.stderr)
+        failures.record(config.out, "infrastructure", reason)
+        return failures.INFRASTRUCTURE
+
+
+# --- setup ------------------------------------------------------------------------------------------------------------
+
+
+def setup(config: TrainConfig, console: Console) -> Run:
+    """Everything before the first step: device, data, model, optimizers, and where an earlier process stopped."""
+    device = pick_device(config)
+    resolved = resolve(config, device)
+    if config.arch not in ARCHITECTURES:
+        architecture(config.arch)  # names the known ones
+    with models_fault(f"while the architecture {config.arch} was imported"):
+        module = architecture(config.arch)
+    logger = outside_logger(config.logger, config.out)
+    dataset = open_dataset(config, device, console)
+    model_config = configure(module, config, resolved, dataset.tokenizer.vocabulary_size)
+    fabric = make_fabric(config, resolved, logger)
+    seed_everything(config.seed)
+    with models_fault("while the model was built"):
+        bare = module.Model(model_config)
+        recipe = module.recipe(model_config)
+        optimizers = optim.build(bare, recipe)
+    bare.to(fabric.device)
+    examine(bare, resolved, dataset.tokenizer.vocabulary_size, fabric.device)
+    with models_fault("while its FLOPs were counted"):
+        flops_per_token = flops.per_token(bare, resolved.sequence_length, fabric.device)
+    seed_everything(config.seed)
+    model, *optimizers = fabric.setup(compiled(bare) if resolved.compile else bare, *optimizers)
+    run = Run(
+        config=config,
+        resolved=resolved,
+        fabric=fabric,
+        dataset=dataset,
+        bare=bare,
+        model=model,
+        optimizers=optimizers,
+        recipe=recipe,
+        flops_per_token=flops_per_token,
+        loader=PackedLoader(dataset, "train", resolved.batch, resolved.sequence_length, config.seed),
+        identity=identity(config, resolved, model_config, recipe, dataset),
+    )
+    introduce(run, console)
+    resume(run, console)
+    return run
+
+
+def pick_device(config: TrainConfig) -> Literal["cpu", "cuda"]:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch finds no GPU here")
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
+
+
+def open_dataset(config: TrainConfig, device: str, console: Console) -> Dataset:
+    """Open the dataset given, or prepare the corpus (or find it prepared)."""
+    if config.dataset is not None:
+        return Dataset.open(config.dataset)
+    return prepare(
+        config.corpus or DEFAULT_CORPUS,
+        config.tokenizer or DEFAULT_TOKENIZER,
+        # Where nothing may be written outside the run's folder, the dataset stays in it.
+        folder=None if writable(cache_folder()) else config.out / "dataset",
+        limit_bytes=config.text_limit(device),
+        progress=True,
+    )
+
+
+def writable(folder: Path) -> bool:
+    """May this process make or fill this folder?"""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return os.access(there, os.W_OK)
+
+
+def configure(
+    module: Architecture, config: TrainConfig, resolved: Resolved, vocabulary_size: int
+) -> ArchitectureConfig:
+    """Return the model's configuration: sized by the dial, then with the fields that were given."""
+    sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
+    known = {field.name for field in dataclasses.fields(sized)} - {"vocabulary_size", "sequence_length"}
+    given = {name: value for name, value in config.model.items() if name in known}
+    unknown = set(config.model) - known - {"depth"}
+    if unknown:
+        raise ConfigError(
+            f"{config.arch} has no option {min(unknown)!r}; it has {', '.join(sorted({'depth', *known}))}"
+        )
+    for name, value in given.items():
+        default = getattr(sized, name)
+        if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
+            raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
+    return dataclasses.replace(sized, **given)
+
+
+def make_fabric(config: TrainConfig, resolved: Resolved, logger: Logger | None) -> Fabric:
+    """Return Fabric for one device. Its import takes some seconds, which bad input should not have to wait for."""
+    torch.set_num_threads(config.threads or cores())
+    torch.set_float32_matmul_precision("high")  # TF32 where a GPU has it; changes nothing on a CPU
+    # torch.compile keeps what it made below the home folder, which a sandbox may not have.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "dailytrain-inductor"))
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(
+        accelerator=resolved.device,
+        devices=1,
+        precision="bf16-mixed" if resolved.precision == "bf16" else "32-true",
+        loggers=logger,
+    )
+    fabric.launch()
+    return fabric
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (a model may use the global generator)
+    torch.manual_seed(seed)
+
+
+def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:
+    """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
+    with models_fault("at its first answer"), torch.no_grad():
+        logits = model(torch.zeros(2, resolved.sequence_length, dtype=torch.int64, device=device))
+    wanted = (2, resolved.sequence_length, vocabulary_size)
+    if tuple(logits.shape) != wanted:
+        raise ModelFailure(f"The model answers with the shape {tuple(logits.shape)} where {wanted} is wanted.")
+    if not logits.isfinite().all():
+        raise ModelFailure("The model's first answer, before any training, is not finite.")
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, dynamic=False)
+
+
+def identity(
+    config: TrainConfig, resolved: Resolved, model_config: ArchitectureConfig, recipe: Recipe, dataset: Dataset
+) -> dict[str, Any]:
+    """What makes two runs the same run; of plain JSON values."""
+    found = {
+        "arch": config.arch,
+        "model": dataclasses.asdict(model_config),
+        "recipe": dataclasses.asdict(recipe),
+        "seed": config.seed,
+        "budget": str(config.parsed_budget()),
+        "dataset": dataset.hash,
+        "train": dataclasses.asdict(resolved),
+    }
+    return json.loads(json.dumps(found))
+
+
+def introduce(run: Run, console: Console) -> None:
+    """Write `run.json` and the tokenizer, and say what was computed."""
+    refuse_other_run(run)
+    config, dataset, bare = run.config, run.dataset, run.bare
+    tables = sum(
+        p.numel() for module in bare.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
+    )
+    manifest = dataset.manifest
+    content = {
+        "format": 1,
+        "arch": config.arch,
+        "model": run.identity["model"],
+        "recipe": run.identity["recipe"],
+        "seed": config.seed,
+        "budget": run.identity["budget"],
+        "dataset": {
+            "hash": dataset.hash,
+            "corpus": manifest["corpus"],
+            "tokenizer": manifest["tokenizer"]["spec"],
+            "tokenizer_sha256": dataset.tokenizer.sha256,
+            "limit_bytes": manifest["limit_bytes"],
+        },
+        "parameters": {"total": sum(p.numel() for p in bare.parameters()), "embedding": tables},
+        "flops_per_token": run.flops_per_token,
+        "environment": environment(run.fabric.device),
+        "config": as_saved(config, run.resolved),
+        "identity": run.identity,
+    }
+    config.out.mkdir(parents=True, exist_ok=True)
+    dataset.tokenizer.save(config.out / "tokenizer.json")
+    write_whole(config.out / "run.json", content)
+    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    console.print(
+        f"{config.arch}, {content['parameters']['total']:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
+        f"budget {run.budget}: {numbers}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def refuse_other_run(run: Run) -> None:
+    """Raise `ConfigError` if the folder holds a run that is not this one."""
+    if checkpoint.latest(run.config.out) is None or not (run.config.out / "run.json").is_file():
+        return  # nothing to lose; a checkpoint that came without its run.json is checked by its own state
+    compare(run, checkpoint.read_run(run.config.out).get("identity", {}))
+
+
+def compare(run: Run, other: dict[str, Any]) -> None:
+    different = [name for name, value in run.identity.items() if other.get(name) != value]
+    if different:
+        raise ConfigError(
+            f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
+        )
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the numbers may depend on beside the configuration."""
+    packages = ("torch", "lightning", "numpy", "tokenizers")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def write_whole(file: Path, content: dict[str, Any]) -> None:
+    """Write JSON aside and rename it: a reader finds the old content or the new."""
+    aside = file.with_name(f".{file.name}.partial")
+    aside.write_text(json.dumps(content, indent=1))
+    aside.replace(file)
+
+
+# --- stopping and going on ---------------------------------------------------------------------------------------------
+
+
+def resume(run: Run, console: Console) -> None:
+    """Put the run where its newest checkpoint left it; do nothing if there is none."""
+    folder = checkpoint.latest(run.config.out)
+    metrics = Metrics(run.config.out / "metrics.jsonl")
+    if folder is None:
+        metrics.cut_back(-1)
+        return
+    compare(run, checkpoint.verified(folder).get("identity", {}))
+    state = checkpoint.restore(folder, run.bare, run.optimizers)
+    run.spent = Spent(**state["spent"])
+    run.window = Window(**state["window"])
+    run.dev = state["dev"]
+    run.loader.restore(state["loader"])
+    restore_random_state(state["random"])
+    metrics.cut_back(run.spent.steps)
+    console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+
+
+def keep(run: Run) -> Path:
+    """Write a checkpoint and delete those too old."""
+    folder = checkpoint.path(run.config.out, run.spent.steps)
+    state = {
+        "step": run.spent.steps,
+        "spent": dataclasses.asdict(run.spent),
+        "window": dataclasses.asdict(run.window),
+        "dev": run.dev,
+        "loader": run.loader.state(),
+        "random": random_state(),
+        "identity": run.identity,
+    }
+    checkpoint.save(folder, run.bare, run.optimizers, state)
+    checkpoint.prune(run.config.out, run.config.keep)
+    return folder
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every global random number generator, as JSON values."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
+    torch.set_rng_state(from_hex(state["torch"]))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([from_hex(text) for text in state["cuda"]])
+
+
+def from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def fit_and_finish(run: Run, console: Console, interruption: Interruption) -> int:
+    """Train until the budget is used or someone asks to stop; leave a checkpoint in either case."""
+    logger = run.fabric.loggers[0] if run.fabric.loggers else None
+    with Metrics(run.config.out / "metrics.jsonl", logger) as metrics, TrainingProgress(console) as progress:
+        if run.resolved.compile and run.fraction < 1:
+            warm_up(run)
+        interruption.graceful = True
+        try:
+            fit(run, metrics, progress, interruption)
+        except Interrupted:
+            folder = keep(run)
+            progress.say(f"interrupted; {folder.name} is kept, the same command goes on from there")
+            return failures.INTERRUPTED
+        folder = checkpoint.path(run.config.out, run.spent.steps)
+        if checkpoint.latest(run.config.out) != folder:
+            keep(run)
+        finish(run, folder)
+        progress.say(
+            f"done: {run.spent.steps:,} steps, {run.spent.tokens:,} tokens, {run.spent.seconds:.1f} s of training, "
+            f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
+        )
+    return failures.DONE
+
+
+def warm_up(run: Run) -> None:
+    """Compile before the clock starts: compilation is ours and not charged. Leaves no trace in the model."""
+    rows = torch.zeros(
+        run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64, device=run.fabric.device
+    )
+    before = random_state()
+    with models_fault("while it was compiled"):
+        run.fabric.backward(F.cross_entropy(run.model(rows).flatten(0, 1), rows.flatten()) * 0)
+    run.bare.zero_grad(set_to_none=True)
+    restore_random_state(before)
+
+
+def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: Interruption) -> None:
+    """The training loop. Raises `Interrupted` between two steps and `ModelFailure` if the loss is lost."""
+    if run.spent.steps == 0:
+        validate(run, metrics, progress)
+    interval, saved = run.config.checkpoint_interval(), time.monotonic()
+    # The collector would pause training for up to half a second now and then, and find nothing.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        while (before := run.fraction) < 1:
+            started = time.perf_counter()
+            loss, gradient_norm = train_step(run, before)
+            account(run, loss, time.perf_counter() - started)
+            if crosses(before, run.fraction, LINES):
+                write_train_line(run, gradient_norm, metrics, progress)
+            if crosses(before, run.fraction, run.resolved.evaluations):
+                validate(run, metrics, progress)
+                gc.collect()
+            if interruption.asked:
+                raise Interrupted
+            if is_due(interval, run.spent.steps, saved):
+                keep(run)
+                saved = time.monotonic()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def train_step(run: Run, fraction: float) -> tuple[float, float]:
+    """Make one optimizer step; return the batch's loss in nats per token and the norm of its gradient."""
+    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction))
+    inputs, targets = run.loader.next()
+    total = torch.zeros((), device=run.fabric.device)
+    for part in range(0, run.resolved.batch, run.resolved.micro_batch):
+        rows = slice(part, part + run.resolved.micro_batch)
+        x, y = inputs[rows].to(run.fabric.device), targets[rows].to(run.fabric.device)
+        with models_fault("in a forward pass"):
+            # Each part's share of the whole batch's mean.
+            loss = F.cross_entropy(run.model(x).flatten(0, 1).float(), y.flatten(), reduction="sum") / targets.numel()
+        with models_fault("in a backward pass"):
+            run.fabric.backward(loss)
+        total += loss.detach()
+    gradients = [parameter.grad for parameter in run.bare.parameters() if parameter.grad is not None]
+    if not gradients:
+        raise ModelFailure("No parameter of the model gets a gradient.")
+    gradient_norm = torch.nn.utils.get_total_norm(gradients)
+    # One wait for the device a step: the loss is needed to stop a run that has lost it.
+    values = torch.stack([total, gradient_norm.to(total)]).tolist()
+    if not all(math.isfinite(value) for value in values):
+        what = "loss" if not math.isfinite(values[0]) else "gradient"
+        raise ModelFailure(
+            f"The {what} became {values[0] if what == 'loss' else values[1]} at step {run.spent.steps + 1} "
+            f"({fraction:.0%} of the budget): training diverged. A lower learning rate or a longer warmup may help."
+        )
+    with models_fault("in an optimizer step"):
+        for optimizer in run.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return values[0], values[1]
+
+
+def account(run: Run, loss: float, seconds: float) -> None:
+    """Charge a step to the budget and to the next train line."""
+    run.spent.steps += 1
+    run.spent.tokens += run.resolved.tokens_per_step
+    run.spent.flops = run.spent.tokens * run.flops_per_token
+    run.spent.seconds += seconds
+    run.window.losses += loss
+    run.window.steps += 1
+    run.window.seconds += seconds
+
+
+def crosses(before: float, after: float, parts: int) -> bool:
+    """Does the used fraction pass a multiple of 1 / parts, or the end? A function of the budget alone, so that a resumed
+    run does the same things at the same steps."""
+    return math.floor(after * parts + 1e-9) > math.floor(before * parts + 1e-9)
+
+
+def is_due(interval: Budget, step: int, saved: float) -> bool:
+    """Is it time for a checkpoint? Intervals in seconds are of the clock on the wall."""
+    if interval.kind == "steps":
+        return step % int(interval.amount) == 0
+    return time.monotonic() - saved >= interval.amount
+
+
+def position(run: Run) -> dict[str, float]:
+    """What train and dev lines share."""
+    return {"fraction": run.fraction, **{name: getattr(run.spent, name) for name in ("tokens", "flops", "seconds")}}
+
+
+def write_train_line(run: Run, gradient_norm: float, metrics: Metrics, progress: TrainingProgress) -> None:
+    window, run.window = run.window, Window()
+    speed = window.steps * run.resolved.tokens_per_step / window.seconds
+    peak = flops.peak(run.fabric.device)
+    loss = window.losses / window.steps
+    metrics.write(
+        "train",
+        run.spent.steps,
+        **position(run),
+        loss=loss,
+        learning_rate=run.optimizers[0].param_groups[0]["lr"],
+        gradient_norm=gradient_norm,
+        tokens_per_second=speed,
+        mfu=speed * run.flops_per_token / peak if peak else None,
+        memory_bytes=memory_bytes(run.fabric.device),
+    )
+    progress.trained(run.spent.steps, run.fraction, loss, speed)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def validate(run: Run, metrics: Metrics, progress: TrainingProgress) -> None:
+    """Measure the model on the same part of dev as always, and have it write. Not charged to the budget."""
+    run.bare.eval()
+    run.dev = dev_loss(run)
+    run.bare.train()
+    if not math.isfinite(run.dev["loss"]):
+        raise ModelFailure(f"The loss on dev became {run.dev['loss']} at step {run.spent.steps}: training diverged.")
+    metrics.write("dev", run.spent.steps, **position(run), **run.dev)
+    text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
+    progress.say(f"{run.fraction:4.0%}  step {run.spent.steps}, {text}")
+    for prompt in PROMPTS if run.resolved.sample_tokens else ():
+        metrics.write("sample", run.spent.steps, prompt=prompt, text=sample(run, prompt))
+
+
+@torch.no_grad()
+def dev_loss(run: Run) -> dict[str, float]:
+    """Return nats per token and bits per byte of text. Targets that stand for no text (end of text) are left out, so
+    that another tokenizer or a scorer of single documents measures the same thing."""
+    resolved, device = run.resolved, run.fabric.device
+    bytes_of = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    text_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    tokens = torch.zeros((), dtype=torch.int64, device=device)
+    limit = max(1, resolved.dev_tokens // resolved.sequence_length)
+    for inputs, targets in in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
+        y = targets.to(device).flatten()
+        with models_fault("while it was evaluated"):
+            losses = F.cross_entropy(run.model(inputs.to(device)).flatten(0, 1).float(), y, reduction="none")
+        counted = bytes_of[y] > 0
+        nats += losses[counted].double().sum()
+        tokens += counted.sum()
+        text_bytes += bytes_of[y].sum()
+    return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
+
+
+def sample(run: Run, prompt: str) -> str:
+    with models_fault("while it wrote a sample"), run.fabric.autocast():
+        return continuation(
+            run.bare,
+            run.dataset.tokenizer,
+            prompt,
+            tokens=run.resolved.sample_tokens,
+            seed=run.config.seed,
+            context=run.resolved.sequence_length,
+        )
+
+
+def finish(run: Run, folder: Path) -> None:
+    """Write `result.json`, last of all."""
+    content = {
+        "steps": run.spent.steps,
+        "step": run.spent.steps,
+        "tokens": run.spent.tokens,
+        "train_flops": run.spent.flops,
+        "train_seconds": run.spent.seconds,
+        "final_loss": run.dev["loss"],
+        "bits_per_byte": run.dev["bits_per_byte"],
+        "checkpoint": str(folder.relative_to(run.config.out)),
+    }
+    write_whole(run.config.out / "result.json", content)
+
+
+if __name__ == "__main__":
+    raise SystemExit(command(sys.argv[1:]))
