@@ -99,14 +99,15 @@ def held_out(dataset: Dataset) -> Iterator[Document]:
 
 def _documents(dataset: Dataset) -> Iterator[Document]:
     for shard in dataset.manifest["splits"]["test"]["shards"]:
-        path = dataset.folder / shard["path"]
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
+        path, number = dataset.folder / shard["path"], 0
+        try:
+            with path.open(encoding="utf-8", newline="\n") as lines:
+                for line in lines:
                     record = json.loads(line)
                     yield Document(record["id"], record["text"])
-                except (ValueError, KeyError, TypeError) as error:
-                    raise DatasetError(f"{path}, line {number}, is damaged") from error
+                    number += 1
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{path} is damaged after line {number}: {error}") from error
 
 
 def cache_folder() -> Path:
@@ -134,13 +135,17 @@ def prepare(
     key = _key(corpus, source.fingerprint(), spec, limit_bytes)
     about = {"corpus": corpus, "limit_bytes": limit_bytes, "key": key}
     place = Path(folder) if folder is not None else cache_folder() / f"{corpus.partition(':')[0]}-{key[:16]}"
-    place = place.absolute()
+    place, find = place.absolute(), _named if folder is not None else _cached
+    if found := find(place, key):
+        return found
     reporter = Reporter(progress)
     _make_parent(place)
     waiting = f"Another process is preparing {place.name}; waiting for it ..."
     with locked(place.with_name(f".{place.name}.lock"), on_wait=lambda: reporter.say(waiting)):
-        found = _existing(place, key) if folder is not None else _cached(place, key, reporter)
+        found = find(place, key)  # another process may just have made it
         if found is None:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)  # damaged: `_cached` did not take it
             build(place, source, spec, limit_bytes, about, reporter)
             found = Dataset.open(place)
     return found
@@ -165,7 +170,7 @@ def _make_parent(place: Path) -> None:
         raise DatasetError(f"{place.parent} cannot be written to")
 
 
-def _existing(place: Path, key: str) -> Dataset | None:
+def _named(place: Path, key: str) -> Dataset | None:
     """The dataset at a folder that someone named: ours to use if it is the one asked for, never to overwrite."""
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return None
@@ -173,24 +178,17 @@ def _existing(place: Path, key: str) -> Dataset | None:
         raise DatasetError(f"{place} exists and is not a dataset: name another folder")
     dataset = Dataset.open(place)
     if dataset.manifest.get("key") != key:
-        raise DatasetError(f"{place} holds another dataset ({dataset.manifest['corpus']}): name another folder")
+        raise DatasetError(f"{place} holds another dataset ({dataset.manifest.get('corpus')}): name another folder")
     return dataset
 
 
-def _cached(place: Path, key: str, reporter: Reporter) -> Dataset | None:
-    """The dataset in the cache; one that is damaged is removed, to be made again."""
-    if not place.exists():
-        return None
+def _cached(place: Path, key: str) -> Dataset | None:
+    """The dataset in the cache, unless it is damaged: then it is to be made again."""
     try:
         dataset = Dataset.open(place)
-        if dataset.manifest.get("key") == key:
-            return dataset
-        reason = "it belongs to another request"
-    except DatasetError as error:
-        reason = str(error)
-    reporter.say(f"Making the cached dataset again: {reason}")
-    shutil.rmtree(place)
-    return None
+    except DatasetError:
+        return None
+    return dataset if dataset.manifest.get("key") == key else None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -38,11 +38,13 @@ def build(folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | 
     """
     aside = folder.with_name(f".{folder.name}.preparing")
     shutil.rmtree(aside, ignore_errors=True)  # of a preparation that died
-    aside.mkdir(parents=True)
     try:
+        aside.mkdir(parents=True)
         _write(aside, corpus, spec, limit_bytes, about, reporter)
         aside.rename(folder)
         _sync_folder(folder.parent)
+    except OSError as error:  # a full disk, a quota
+        raise DatasetError(f"{folder} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -22,8 +22,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         dataset = prepare(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
     except ValueError as error:
         return _failed(str(error), 2)
-    except OSError as error:  # a full disk, a folder without permission
-        return _failed(f"The dataset could not be written: {error.strerror or error}", 2)
     except KeyboardInterrupt:
         return _failed("Interrupted; nothing was kept", 130)
     print(json.dumps(_answer(dataset)) if options.json else _summary(dataset))  # noqa: T201

@@ -47,10 +47,11 @@ def assign(keys: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
 
 
 def cut(document: Document, size: int) -> Iterator[Document]:
-    """The document in pieces of about `size` characters, cut where a paragraph, a line or at least a word ends."""
+    """The document in pieces of about `size` bytes, cut where a paragraph, a line or at least a word ends."""
     text, start, number = document.text, 0, 1
-    while len(text) - start > 2 * size:
-        end = _end_near(text, start + size, start + 2 * size)
+    step = max(1, size * len(text) // len(text.encode()))  # characters
+    while len(text) - start > 3 * step // 2:
+        end = _end_near(text, start + step, start + 3 * step // 2)
         yield Document(f"{document.id}/{number}", text[start:end])
         start, number = end, number + 1
     yield Document(f"{document.id}/{number}" if number > 1 else document.id, text[start:])

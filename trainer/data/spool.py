@@ -40,12 +40,12 @@ class Spool:
     @property
     def keys(self) -> np.ndarray:
         """[N] uint64: the first 8 bytes of each text's sha256."""
-        return np.frombuffer(self._keys, dtype=np.uint64)
+        return np.array(self._keys, dtype=np.uint64)
 
     @property
     def lengths(self) -> np.ndarray:
         """[N] uint64: bytes of UTF-8 of each text."""
-        return np.frombuffer(self._lengths, dtype=np.uint64)
+        return np.array(self._lengths, dtype=np.uint64)
 
     def add(self, document: Document, room: int | None = None) -> int:
         """Write a document, cut to `room` bytes, unless its text is here already. Return the bytes it took."""
@@ -71,7 +71,7 @@ class Spool:
         name = self._stream.read(self._id_lengths[number]).decode()
         length = self._lengths[number]
         text = self._stream.read(min(length, limit) if limit >= 0 else length)
-        return Document(name, text.decode(errors="ignore"))
+        return Document(name, text.decode(errors="strict" if limit < 0 else "ignore"))  # a limit may cut a character
 
     def documents(self, numbers: np.ndarray) -> Iterator[Document]:
         return (self.read(int(number)) for number in numbers)

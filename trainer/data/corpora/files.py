@@ -37,33 +37,48 @@ def find(argument: str) -> Corpus:
 def _matches(argument: str) -> set[Path]:
     found: set[Path] = set()
     # A comma may be part of a name, so the whole argument is tried as a name first.
-    patterns = [argument] if argument and Path(argument).expanduser().exists() else argument.split(",")
+    patterns = [argument] if argument and _exists(argument) else argument.split(",")
     for pattern in (part.strip() for part in patterns):
         if not pattern:
             raise CorpusError("files: needs a glob, a folder or a file after the colon, such as files:books/*.txt")
-        matched = _expand(str(Path(pattern).expanduser()))
+        matched = _expand(pattern)
         if not matched:
             raise CorpusError(f"files:{pattern} matches no file of text")
         found |= matched
     return found
 
 
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user: no file has this name
+        return False
+
+
 def _expand(pattern: str) -> set[Path]:
-    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)  # noqa: PTH207, PTH110
+    whole = os.path.expanduser(pattern)  # noqa: PTH111
+    names = [pattern] if _exists(pattern) else glob.glob(whole, recursive=True)  # noqa: PTH207
     found: set[Path] = set()
-    for path in map(Path, paths):
-        found |= _walk(path) if path.is_dir() else {path.absolute()}
+    for path in (Path(name).expanduser() for name in names):
+        if path.is_dir():
+            found |= _walk(path)
+        elif path.is_file():
+            found.add(Path(os.path.normpath(path.absolute())))
     return found
 
 
 def _walk(folder: Path) -> set[Path]:
     found = set()
-    for parent, folders, names in os.walk(folder.absolute()):
+    for parent, folders, names in os.walk(os.path.normpath(folder.absolute()), onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if not name.startswith(".") and _plain_name(name).endswith(TEXT_ENDINGS):
                 found.add(Path(parent, name))
     return found
+
+
+def _refuse(error: OSError) -> None:
+    raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _plain_name(name: str) -> str:
@@ -83,7 +98,7 @@ def _named_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
 
 
 def _fingerprint(files: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"files": [[name, path.stat().st_size, _sha256(name, path)] for name, path in files]}
+    return {"files": [[name, _sha256(name, path)] for name, path in files]}
 
 
 def _sha256(name: str, path: Path) -> str:

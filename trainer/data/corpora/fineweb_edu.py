@@ -35,8 +35,10 @@ def _documents() -> Iterator[Document]:
             if record["text"]:
                 yield Document(record["id"], record["text"])
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CorpusError(f"fineweb-edu could not be read from the Hugging Face Hub: {reason}") from error
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CorpusError(
+            f"fineweb-edu cannot be read from the Hugging Face Hub; is there a network? {reason}"
+        ) from error
 
 
 def _records() -> Iterator[dict[str, Any]]:
