@@ -16,7 +16,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Where each of `numbers` (int64, all in [0, size)) goes in the shuffle of [0, size) that `seed` names."""
     half = max(1, (max(1, size - 1).bit_length() + 1) // 2)
-    keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN ^ _mix(np.uint64([seed & 0xFFFFFFFFFFFFFFFF])))
+    start = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN ^ _mix(start))
     values = numbers.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,18 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SAMPLE = 4 << 20  # bytes of text that a tokenizer is trained on, spread over the train split
 BATCH = 8 << 20  # bytes of text tokenised at once
+Advance = Callable[[int], None]  # called with bytes of text done
 SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 
 
-def build(folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, about: dict[str, Any],
-          reporter: Reporter) -> None:  # fmt: skip
+def build(
+    folder: Path,
+    corpus: Corpus,
+    spec: TokenizerSpec,
+    limit_bytes: int | None,
+    about: dict[str, Any],
+    reporter: Reporter,
+) -> None:
     """Make the dataset at `folder`, which must be absent or empty. The caller holds the lock.
 
     `about` goes into the manifest as it is: the corpus's spec, the limit and the cache key.
@@ -78,9 +85,9 @@ def _write(
         "splits": rows,
     }
     manifest["hash"] = content_hash(manifest)
-    writer = FileWriter(folder / MANIFEST)
-    writer.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
-    writer.close()
+    with FileWriter(folder / MANIFEST) as writer:
+        writer.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
+        writer.finish()
 
 
 def content_hash(manifest: dict[str, Any]) -> str:
@@ -138,7 +145,7 @@ def _train_tokenizer(spool: Spool, assigned: np.ndarray, spec: TokenizerSpec, re
         return train_bpe(_counted(_sample(spool, numbers), phase.advance), spec.train_size)
 
 
-def _counted(texts: Iterable[str], advance: Any) -> Iterator[str]:
+def _counted(texts: Iterable[str], advance: Advance) -> Iterator[str]:
     for text in texts:
         advance(len(text))
         yield text
@@ -190,30 +197,35 @@ def _batches(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
 
 
 def _write_tokens(
-    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Any
+    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
 ) -> list[dict[str, Any]]:
     """Packed tokens: each document after an end-of-text token, which is what a model sees before any text."""
-    writer = ShardWriter(folder, split, token_type(tokenizer.vocabulary_size))
-    for batch in batches:
-        for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
+    with ShardWriter(folder, split, token_type(tokenizer.vocabulary_size)) as writer:
+        for _, ids in _encoded(batches, tokenizer, advance):
             writer.add([tokenizer.end_of_text, *ids])
-            advance(len(document.text.encode()))
-    return writer.close()
+        return writer.finish()
 
 
 def _write_documents(
-    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Any
+    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
 ) -> list[dict[str, Any]]:
     """Text, for the scorer: it is scored whatever a model's tokenizer is. Tokens are counted as in the other splits."""
     path, tokens = f"{split}/documents.jsonl", 0
-    writer = FileWriter(folder / path)
-    for batch in batches:
-        for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
+    with FileWriter(folder / path) as writer:
+        for document, ids in _encoded(batches, tokenizer, advance):
             line = json.dumps({"id": document.id, "text": document.text}, ensure_ascii=False)
             writer.write(line.encode() + b"\n")
             tokens += 1 + len(ids)
+        return [{"path": path, "tokens": tokens, "size": writer.size, "sha256": writer.finish()}]
+
+
+def _encoded(
+    batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
+) -> Iterator[tuple[Document, list[int]]]:
+    for batch in batches:
+        for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
+            yield document, ids
             advance(len(document.text.encode()))
-    return [{"path": path, "tokens": tokens, "size": writer.size, "sha256": writer.close()}]
 
 
 def _sync_folder(folder: Path) -> None:

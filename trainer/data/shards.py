@@ -31,12 +31,18 @@ class FileWriter:
         self._digest = hashlib.sha256()
         self.size = 0
 
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
     def write(self, data: bytes) -> None:
         self._stream.write(data)
         self._digest.update(data)
         self.size += len(data)
 
-    def close(self) -> str:
+    def finish(self) -> str:
         """Return the sha256."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
@@ -52,6 +58,13 @@ class ShardWriter:
         self._file: FileWriter | None = None
         self._rows: list[dict[str, Any]] = []
 
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:  # broken off: what there is will be removed
+            self._file.__exit__()
+
     def add(self, ids: Sequence[int]) -> None:
         tokens = np.asarray(ids, dtype=self._dtype)
         while len(tokens):
@@ -61,21 +74,21 @@ class ShardWriter:
             self._file.write(tokens[:room].tobytes())
             tokens = tokens[room:]
             if self._file.size == self._limit * self._dtype.itemsize:
-                self._finish()
+                self._finish_shard()
 
-    def close(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[dict[str, Any]]:
         """Return the manifest's rows, one a shard."""
-        self._finish()
+        self._finish_shard()
         return self._rows
 
     def _path(self) -> str:
         return f"{self._split}/{len(self._rows):05d}.bin"
 
-    def _finish(self) -> None:
+    def _finish_shard(self) -> None:
         if self._file is not None:
             path, size = self._path(), self._file.size
             tokens = size // self._dtype.itemsize
-            self._rows.append({"path": path, "tokens": tokens, "size": size, "sha256": self._file.close()})
+            self._rows.append({"path": path, "tokens": tokens, "size": size, "sha256": self._file.finish()})
             self._file = None
 
 

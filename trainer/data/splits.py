@@ -49,7 +49,7 @@ def assign(keys: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
 def cut(document: Document, size: int) -> Iterator[Document]:
     """The document in pieces of about `size` bytes, cut where a paragraph, a line or at least a word ends."""
     text, start, number = document.text, 0, 1
-    step = max(1, size * len(text) // len(text.encode()))  # characters
+    step = max(1, size * len(text) // (len(text.encode()) or 1))  # characters
     while len(text) - start > 3 * step // 2:
         end = _end_near(text, start + step, start + 3 * step // 2)
         yield Document(f"{document.id}/{number}", text[start:end])
