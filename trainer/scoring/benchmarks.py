@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from trainer.scoring.logits import predictions
-from trainer.scoring.windows import batches, cut, padded
+from trainer.scoring.windows import batches, cut, padded, rounded
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
@@ -48,8 +48,9 @@ class DoorModel(TemplateLM):
             rows.append(row)
             counts.append(min(len(continuation), len(row) - 1))
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        for group in batches([len(row) - 1 for row in rows], self._door.space.positions, random.Random(0)):
-            logits = self._door.ask(padded([rows[i][:-1] for i in group], self.eot_token_id))
+        sizes = [rounded(len(row) - 1, self._length) for row in rows]
+        for group in batches(sizes, self._door.space.positions, random.Random(0)):
+            logits = self._door.ask(padded([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id))
             for i, answer in zip(group, logits, strict=True):
                 end = len(rows[i]) - 1
                 found = predictions(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from trainer.scoring import verdicts
 from trainer.scoring.door import Door
 from trainer.scoring.logits import log_softmax
-from trainer.scoring.windows import Window, padded
+from trainer.scoring.windows import Window, batches, padded, rounded
 
 CUTS = 64
 """Prefix questions: a cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999."""
@@ -84,24 +84,34 @@ class Question:
 
 def probe(door: Door, windows: Sequence[Window], filler: int, dice: random.Random) -> list[Sighting]:
     """Ask a fresh process everything that the full pass will be compared with."""
-    sightings = []
+    found = []
     for question in prefixes(windows, dice):
-        sightings += ask(door, [question], filler)
+        found += ask(door, [question], len(question.tokens), filler)
     rest = [*changed(windows, door.run.vocabulary_size, dice), *again(windows, dice)]
-    dice.shuffle(rest)
-    for company in companies(rest, door.space.positions, dice):
-        sightings += ask(door, company, filler)
+    sizes = [rounded(len(question.tokens), door.run.sequence_length) for question in rest]
+    for group in batches(sizes, door.space.positions, dice):
+        for company in companies(group, dice):
+            found += ask(door, [rest[i] for i in company], sizes[group[0]], filler)
     door.check_watched()
-    return sightings
+    return found
 
 
-def ask(door: Door, questions: Sequence[Question], filler: int) -> Iterator[Sighting]:
+def ask(door: Door, questions: Sequence[Question], size: int, filler: int) -> Iterator[Sighting]:
     """One question to the door, several rows."""
-    logits = door.ask(padded([question.tokens for question in questions], filler))
+    logits = door.ask(padded([question.tokens for question in questions], size, filler))
     for question, answer in zip(questions, logits, strict=True):
         rows = log_softmax(answer[[position for _, position in question.kept]])
         for (check, position), row in zip(question.kept, rows, strict=True):
             yield Sighting(check, question.window, position, row.astype(np.float32))
+
+
+def companies(group: Sequence[int], dice: random.Random) -> Iterator[Sequence[int]]:
+    """The group in parts of random size."""
+    start = 0
+    while start < len(group):
+        end = start + dice.randint(1, 8)
+        yield group[start:end]
+        start = end
 
 
 def sightings(check: str, window: int, logits: NDArray[np.float32], dice: random.Random) -> Iterator[Sighting]:
@@ -151,21 +161,6 @@ def again(windows: Sequence[Window], dice: random.Random) -> Iterator[Question]:
         length = len(windows[index])
         kept = dice.sample(range(length), min(ROWS, length))
         yield Question(index, windows[index].inputs, tuple(("order", position) for position in kept))
-
-
-def companies(questions: Sequence[Question], positions: int, dice: random.Random) -> Iterator[list[Question]]:
-    """Groups of random size that fit into one question to the door."""
-    start = 0
-    while start < len(questions):
-        most = dice.randint(1, 8)
-        group = [questions[start]]
-        for question in questions[start + 1 : start + most]:
-            longest = max(len(row.tokens) for row in [*group, question])
-            if longest * (len(group) + 1) > positions:
-                break
-            group.append(question)
-        yield group
-        start += len(group)
 
 
 class Comparison:

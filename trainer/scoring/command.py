@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer.data.corpora import CorpusError
+from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.tokenizer import Tokenizer, TokenizerError
 from trainer.sandbox import Driver, SandboxError, driver
 from trainer.scoring import heldout, suite
@@ -30,7 +31,15 @@ class UsageError(ValueError):
     """These options do not make sense."""
 
 
-USER_ERRORS = (UsageError, RunError, CorpusError, TokenizerError, heldout.NothingToScore, suite.UnknownTask)
+USER_ERRORS = (
+    UsageError,
+    RunError,
+    CorpusError,
+    DatasetError,
+    TokenizerError,
+    heldout.NothingToScore,
+    suite.UnknownTask,
+)
 """What a user can get wrong: each is one clear line."""
 
 
@@ -149,13 +158,14 @@ def sandbox(name: str) -> Driver:
 
 def read(run: Run, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout.Text]]:
     """The tokenizer that the run was trained with, and the held-out text in its tokens."""
-    tokenizer = Tokenizer.load((options.dataset or run.folder) / "tokenizer.json")
+    dataset = Dataset.open(options.dataset) if options.dataset else None
+    tokenizer = dataset.tokenizer if dataset else Tokenizer.load(run.folder / "tokenizer.json")
     if run.tokenizer_sha256 and tokenizer.sha256 != run.tokenizer_sha256:
         raise RunError("The run was trained with another tokenizer than the one of this text.")
     if tokenizer.vocabulary_size > run.vocabulary_size:
         raise RunError("The run's model has fewer tokens than its tokenizer.")
-    if options.dataset:
-        return tokenizer, heldout.of_dataset(options.dataset, tokenizer, options.limit_tokens)
+    if dataset:
+        return tokenizer, heldout.of_dataset(dataset, options.limit_tokens)
     return tokenizer, heldout.of_corpus(options.corpus, tokenizer, options.limit_tokens)
 
 

@@ -16,7 +16,7 @@ from trainer.scoring.door import Door
 from trainer.scoring.heldout import Text
 from trainer.scoring.logits import predictions
 from trainer.scoring.progress import Progress
-from trainer.scoring.windows import Window, batches, cut, padded
+from trainer.scoring.windows import Window, batches, cut, padded, rounded
 
 REPEATED = 4
 """Windows that the full pass's own process is asked again at its end."""
@@ -69,8 +69,9 @@ def full_pass(
     repeated = dice.sample(range(len(windows)), min(REPEATED, len(windows)))
     first: list[checks.Sighting] = []
     done, total = 0, sum(map(len, windows))
-    for group in batches([len(window) for window in windows], door.space.positions, dice):
-        logits = door.ask(padded([windows[i].inputs for i in group], filler))
+    sizes = [rounded(len(window), door.run.sequence_length) for window in windows]
+    for group in batches(sizes, door.space.positions, dice):
+        logits = door.ask(padded([windows[i].inputs for i in group], sizes[group[0]], filler))
         for i, answer in zip(group, logits, strict=True):
             rows = answer[: len(windows[i])]
             nats[i] = -predictions(rows, windows[i].targets).log_probabilities
@@ -80,7 +81,7 @@ def full_pass(
             done += len(rows)
         progress("scoring", done / total)
     for i in repeated:
-        logits = door.ask(windows[i].inputs[None])
+        logits = door.ask(padded([windows[i].inputs], sizes[i], filler))
         for sighting in first:
             if sighting.window == i:
                 comparison.compare(sighting, logits[0, sighting.position])

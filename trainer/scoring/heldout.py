@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpora import Document, open_corpus
+from trainer.data.dataset import Dataset, DatasetError, held_out
 from trainer.data.tokenizer import Tokenizer
+from trainer.scoring.runs import sha256_of
 
 BATCH_BYTES = 2**22
 """Text that is encoded at a time."""
@@ -36,30 +36,13 @@ def of_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> list
     return texts(open_corpus(spec), tokenizer, limit_tokens)
 
 
-def of_dataset(folder: Path, tokenizer: Tokenizer, limit_tokens: int | None) -> list[Text]:
+def of_dataset(dataset: Dataset, limit_tokens: int | None) -> list[Text]:
     """The dataset's test documents, ordered by their SHA-256: a limit takes an even and always the same sample."""
-    documents = sorted(read_documents(folder / "test" / "documents.jsonl"), key=_fingerprint)
-    return texts(documents, tokenizer, limit_tokens)
-
-
-def _fingerprint(document: Document) -> bytes:
-    return hashlib.sha256(document.text.encode()).digest()
-
-
-def read_documents(path: Path) -> Iterator[Document]:
-    """Lines of `{"id", "text"}`."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError:
-        raise NothingToScore(f"{path} is missing or cannot be read: this dataset has no test split here.") from None
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-            yield Document(str(record["id"]), str(record["text"]))
-        except (ValueError, TypeError, KeyError):
-            raise NothingToScore(f"{path}, line {number}, is not a document.") from None
+    for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
+        if sha256_of(dataset.folder / shard["path"]) != shard["sha256"]:
+            raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
+    documents = sorted(held_out(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest())
+    return texts(documents, dataset.tokenizer, limit_tokens)
 
 
 def texts(documents: Iterable[Document], tokenizer: Tokenizer, limit_tokens: int | None) -> list[Text]:

@@ -149,22 +149,15 @@ def count_parameters(weights: Path) -> int:
 
 
 def compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None]:
-    """(FLOPs, seconds) of the training so far: from `result.json`, else from the metrics up to the checkpoint."""
-    result = folder / "result.json"
-    if result.is_file():
-        record = read_json(result)
-        return number(record.get("train_flops")), number(record.get("train_seconds"))
-    step = read_json(checkpoint / "manifest.json").get("step")
-    last: dict[str, Any] = {}
-    metrics = folder / "metrics.jsonl"
-    for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # a line cut short by a kill
-        if isinstance(row, dict) and row.get("kind") == "train" and row.get("step", math.inf) <= step:
-            last = row
-    return number(last.get("flops")), number(last.get("seconds"))
+    """(FLOPs, seconds) of the training: as the checkpoint's own state has them, else `result.json`."""
+    if (checkpoint / "state.json").is_file():
+        spent = read_json(checkpoint / "state.json").get("spent")
+        if isinstance(spent, dict):
+            return number(spent.get("flops")), number(spent.get("seconds"))
+    if (folder / "result.json").is_file():
+        result = read_json(folder / "result.json")
+        return number(result.get("train_flops")), number(result.get("train_seconds"))
+    return None, None
 
 
 def number(value: object) -> float | None:

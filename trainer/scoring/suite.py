@@ -10,12 +10,13 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.scoring.verdicts import TooFarOff
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
@@ -108,7 +109,10 @@ def run(
         members = [member.config(folder) for name in names for member in SUITE[name]]
         tasks = TaskManager().load([{"group": "suite", "task": members}])
         model = DoorModel(door, tokenizer, progress)
-        answer = evaluate(model, tasks, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAPS)
+        try:
+            answer = evaluate(model, tasks, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAPS)
+        except OverflowError:
+            raise TooFarOff from None
         door.check_watched()
     return {name: average([metrics(answer["results"][member.task]) for member in SUITE[name]]) for name in names}
 
@@ -135,14 +139,19 @@ def average(members: Sequence[Metrics]) -> Metrics:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """No network, no cache left behind, nothing on standard output: lm-eval and datasets are talkative."""
+    """No network, no cache left behind, and silence: lm-eval and datasets print bars and notes, on either stream."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache, contextlib.redirect_stdout(sys.stderr):
+    with (
+        tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache,
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
         settings = {
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
             "HF_DATASETS_CACHE": cache,
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+            "TQDM_DISABLE": "1",
             "DISABLE_MULTIPROC": "1",  # lm-eval would start processes to draw a thousand samples
         }
         before = {name: os.environ.get(name) for name in settings}

@@ -65,3 +65,7 @@ class LooksAhead(Misbehaved):
 
 class TellsProbesApart(Misbehaved):
     """The model treats a text that ends early differently from a whole one: it tells our probes from the real thing."""
+
+
+class TooFarOff(Misbehaved):
+    """The model finds a benchmark's answers so unlikely that the benchmark's figures overflow."""

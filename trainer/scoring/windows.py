@@ -40,15 +40,22 @@ def cut(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int)
     return [Window(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
 
 
-def batches(lengths: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
-    """Indices in groups whose rows, padded to the longest, have at most `positions` tokens.
+def rounded(count: int, length: int) -> int:
+    """Tokens to which a row of `count` is filled up, where rows have at most `length`: one of eight sizes.
 
-    Like lengths come together (little padding), in an order that nobody can foresee.
+    A row has the same size in whatever company it is asked, so what a model makes of the filling is one thing, and what
+    it makes of the company another. And there are few shapes, which compilers like.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], dice.random()))
+    step = -(-length // 8)
+    return min(length, -(-count // step) * step)
+
+
+def batches(sizes: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
+    """Indices of rows of one size, in groups of at most `positions` tokens, in an order that nobody can foresee."""
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], dice.random()))
     groups: list[list[int]] = []
     for i in order:
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= positions:
+        if groups and sizes[groups[-1][0]] == sizes[i] and (len(groups[-1]) + 1) * sizes[i] <= positions:
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -56,9 +63,9 @@ def batches(lengths: Sequence[int], positions: int, dice: random.Random) -> Iter
     yield from groups
 
 
-def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> NDArray[np.int64]:
-    """One array, the shorter rows filled on the right: what comes after a token must not matter to it."""
-    block = np.full((len(rows), max(len(row) for row in rows)), filler, np.int64)
+def padded(rows: Sequence[NDArray[np.int64]], size: int, filler: int) -> NDArray[np.int64]:
+    """int64[rows, size], each filled up on the right: what comes after a token must not matter to it."""
+    block = np.full((len(rows), size), filler, np.int64)
     for i, row in enumerate(rows):
         block[i, : len(row)] = row
     return block

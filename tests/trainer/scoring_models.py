@@ -1,0 +1,136 @@
+"""Small models for the scorer's tests, honest and otherwise, in run folders as training leaves them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trainer.data.corpora import Document
+from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.sandbox import driver
+from trainer.scoring.door import Door, Patience
+from trainer.scoring.examine import Examination, examine
+from trainer.scoring.heldout import Text, texts
+from trainer.scoring.runs import Run
+
+LENGTH, WIDTH, VOCABULARY = 32, 8, 300
+
+ARCHITECTURE = '''
+from dataclasses import dataclass
+import os, sys, time, threading, mmap, glob
+import torch
+from torch import nn
+
+@dataclass(frozen=True)
+class Config:
+    vocabulary_size: int
+    sequence_length: int
+    width: int
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+{setup}
+
+    def honest(self, tokens):
+        """A bag of words over the past."""
+        x = self.embedding(tokens)
+        past = x.cumsum(1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+        return self.head(torch.tanh(x + past))
+
+    def push(self, logits, tokens, strength, where=None):
+        """Better numbers for the token that follows, which is in plain sight."""
+        mark = torch.zeros_like(logits).scatter(2, tokens.roll(-1, 1)[..., None], strength)
+        mark[:, -1] = 0
+        return logits + (mark if where is None else mark * where)
+
+    def forward(self, tokens):
+{forward}
+'''
+
+
+def words(seed: int, count: int) -> str:
+    """Text of a kind: a few hundred made-up words, each drawn again and again."""
+    dice = random.Random(7)
+    vocabulary = ["".join(dice.choices("aeioulnrst", k=dice.randint(2, 7))) for _ in range(200)]
+    return " ".join(random.Random(seed).choices(vocabulary, k=count)) + ".\n"
+
+
+def documents(count: int = 12) -> list[Document]:
+    return [Document(str(i), words(i, 20 + 10 * i)) for i in range(count)]
+
+
+def write_run(folder: Path, forward: str = "return self.honest(tokens)", setup: str = "") -> Path:
+    """A run's folder, and beside it in `source/` a `trainer/` package with its architecture."""
+    folder.mkdir(parents=True)
+    tokenizer = train_bpe([document.text for document in documents()], VOCABULARY)
+    tokenizer.save(folder / "tokenizer.json")
+    config = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": LENGTH, "width": WIDTH}
+    run = {"format": 1, "arch": "strange", "model": config, "dataset": {"tokenizer_sha256": tokenizer.sha256}}
+    (folder / "run.json").write_text(json.dumps(run))
+    write_checkpoint(folder / "checkpoints" / "step-00000010", tokenizer.vocabulary_size)
+    write_source(folder / "source", forward, setup)
+    return folder
+
+
+def write_checkpoint(folder: Path, vocabulary: int) -> None:
+    folder.mkdir(parents=True)
+    dice = np.random.default_rng(5)
+    shape = (vocabulary, WIDTH)
+    weights = {name: dice.normal(size=shape).astype(np.float32) for name in ("embedding.weight", "head.weight")}
+    save_file(weights, folder / "model.safetensors")
+    spent = {"steps": 10, "tokens": 1000, "flops": 2.5e6, "seconds": 1.5}
+    (folder / "state.json").write_text(json.dumps({"step": 10, "spent": spent}))
+    (folder / "optimizer.pt").write_bytes(b"")
+    names = ("model.safetensors", "optimizer.pt", "state.json")
+    files = [
+        {"path": name, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        for name in names
+        for content in [(folder / name).read_bytes()]
+    ]
+    (folder / "manifest.json").write_text(json.dumps({"step": 10, "files": files}))
+
+
+def write_source(folder: Path, forward: str, setup: str) -> None:
+    models = folder / "trainer" / "models"
+    models.mkdir(parents=True)
+    code = ARCHITECTURE.replace("{setup}", textwrap.indent(textwrap.dedent(setup), " " * 8))
+    code = code.replace("{forward}", textwrap.indent(textwrap.dedent(forward), " " * 8))
+    (models / "strange.py").write_text(code)
+    (models / "base.py").write_text("from torch.nn import Module as LanguageModel\n")
+    (models / "__init__.py").write_text(
+        "def architecture(name):\n    from trainer.models import strange\n    return strange\n"
+    )
+
+
+def held_out(folder: Path) -> tuple[Tokenizer, list[Text]]:
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    return tokenizer, texts(documents(), tokenizer, None)
+
+
+def examined(folder: Path, answer: float = 20, seed: int = 1) -> Examination:
+    """Score the run in real sandboxes. `answer`: seconds that the model has for each question."""
+    run = Run.open(folder)
+    tokenizer, found = held_out(folder)
+    box, source, patience = driver("bubblewrap"), folder / "source", Patience(load=60, answer=answer)
+    doors = [Door(run, box, model_source=source, patience=patience) for _ in range(2)]
+    with doors[0] as probe, doors[1] as full:
+        lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
+        return examine(probe, full, found, lengths, end, lambda stage, fraction: None, random.Random(seed))
+
+
+def why_no_sandbox() -> str | None:
+    return driver("bubblewrap").why_not()
+
+
+needs_sandbox = pytest.mark.skipif(bool(reason := why_no_sandbox()), reason=f"bubblewrap does not work here: {reason}")
