@@ -10,7 +10,7 @@ from typing import IO, Protocol
 from trainer.sandbox.process import Process
 
 Stream = int | IO[bytes]
-"""What `subprocess.Popen` takes for an output: an open file, its number, `subprocess.DEVNULL` or `subprocess.PIPE`."""
+"""What `subprocess.Popen` takes for an output: an open file, its number or `subprocess.DEVNULL`; no pipe of its own."""
 
 
 class SandboxError(ValueError):

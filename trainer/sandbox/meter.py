@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 FILE_BYTES = 4096
@@ -71,13 +72,17 @@ class Meter:
 
     def disk_exceeded(self, members: Sequence[int] = ()) -> str | None:
         """Return the sentence if the writable folders, and the deleted files that `members` hold, are too much."""
-        found: dict[tuple[int, int], int] = {}
-        for folder in self.writable:
-            for entry in walk(folder):
-                # One inode counts once, under however many names.
-                found[entry.st_dev, entry.st_ino] = max(entry.st_blocks * 512, FILE_BYTES)
-            if len(found) > FILES:
-                return f"It made more than {FILES:,} files."
+        try:
+            # One inode counts once, under however many names.
+            found = {
+                (entry.st_dev, entry.st_ino): max(entry.st_blocks * 512, FILE_BYTES)
+                for folder in self.writable
+                for entry in islice(walk(folder), FILES + 1)
+            }
+        except PermissionError:
+            return "It hid a folder from the meter."
+        if len(found) > FILES:
+            return f"It made more than {FILES:,} files."
         held = {inode: size for inode, size in nameless(members).items() if inode[0] in self._devices}
         for member in members:
             held |= dict(mapped(member, self.writable))
@@ -238,17 +243,20 @@ def mapped(pid: int, folders: Sequence[Path]) -> Iterator[tuple[tuple[int, int],
 
 
 def walk(folder: Path) -> Iterator[os.stat_result]:
-    """Yield what lies in a folder, without following links; what vanishes meanwhile is left out."""
+    """Yield what lies in a folder, without following links; what vanishes meanwhile is left out.
+
+    Raise `PermissionError` for a folder that we may not read: its owner inside may have taken that right away.
+    """
     waiting = [str(folder)]
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
+                    with suppress(FileNotFoundError):
+                        yield entry.stat(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-                    yield found
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
 
 

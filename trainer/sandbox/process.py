@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
 
 from trainer.sandbox.meter import Meter
 
@@ -58,12 +57,6 @@ class Process:
         """The process id, outside, of what was started (the sandbox's own program, not the command)."""
         assert self._popen is not None
         return self._popen.pid
-
-    @property
-    def output(self) -> IO[bytes] | None:
-        """The reading end of its standard output, if that was `subprocess.PIPE`."""
-        assert self._popen is not None
-        return self._popen.stdout
 
     def poll(self) -> int | None:
         """Return the exit code, 128 + n for signal n, once the last of its processes is gone; None before."""

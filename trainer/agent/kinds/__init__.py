@@ -1,0 +1,22 @@
+"""What an agent can do: one file per kind of job, one line in `KINDS`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from trainer.agent.kinds import score, train
+
+if TYPE_CHECKING:
+    from trainer.agent.job import Job
+    from trainer.agent.outcome import Outcome
+
+
+class Kind(Protocol):
+    DOING: str
+    """For the sponsor: "training", ..."""
+
+    def run(self, job: Job) -> Outcome:
+        """Do the job. May raise what `trainer.agent.job.attempt` puts into words."""
+
+
+KINDS: dict[str, Kind] = {"train": train, "score": score}

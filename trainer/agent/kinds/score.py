@@ -1,0 +1,76 @@
+"""Scoring: the site's scorer, from the pure release. It starts the model, with the entry's code, in the sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.agent.checkpoints import FOLDER
+from trainer.agent.datasets import PYTHON, dataset, trusted
+from trainer.agent.inside import one_line, parse_object
+from trainer.agent.outcome import Failed, Outcome
+from trainer.sandbox import Limits, driver
+from trainer.wire import ScoreOrder
+
+if TYPE_CHECKING:
+    from trainer.agent.job import Job
+
+DOING = "scoring"
+OPTIMIZER = "optimizer.pt"
+"""Nothing that the scorer needs, and the larger part of a checkpoint."""
+ANSWER_BYTES = 4 << 20
+MISBEHAVED = 3
+OURS = 16
+"""Processes of the scorer and of its sandboxes, beside the model's."""
+
+
+def run(job: Job) -> Outcome:
+    order = job.spec.order
+    assert isinstance(order, ScoreOrder)
+    job.unpack()
+    data = dataset(job, order.dataset)
+    lay_out(job, order, data)
+    answer = job.workspace.scratch / "answer.json"
+    limits = Limits(**job.spec.limits.model_dump() | {"processes": job.spec.limits.processes + OURS})
+    process = job.run(driver("none"), trusted(job, command(job, order, data), limits), output=answer)
+    if process.exceeded is not None:
+        raise Failed(f"The scoring was ended. {process.exceeded}", "model")
+    return outcome(process.poll(), answer)
+
+
+def lay_out(job: Job, order: ScoreOrder, data: Path) -> None:
+    """Make the run folder that the scorer reads."""
+    run = job.workspace.run
+    job.fetch(order.run, run / "run.json")
+    shutil.copyfile(data / "tokenizer.json", run / "tokenizer.json")
+    files = [file for file in order.checkpoint.files if file.path != OPTIMIZER]
+    job.fetch_into(files, run / FOLDER / f"step-{order.checkpoint.step:08d}")
+
+
+def command(job: Job, order: ScoreOrder, data: Path) -> list[str]:
+    words = [*PYTHON, "-m", "trainer.scoring", str(job.workspace.run), "--dataset", str(data), "--json", "--job"]
+    words += ["--sandbox", job.place.sandbox.name, "--model-source", str(job.workspace.source)]
+    if order.suite:
+        words += ["--suite", ",".join(order.suite)]
+    if (folder := evaluation_data()) is not None:
+        words += ["--eval-data", str(folder)]
+    return words
+
+
+def evaluation_data() -> Path | None:
+    """Return the folder of benchmark files on this node, if it has one."""
+    data = os.environ.get("DAILYTRAIN_DATA")
+    return folder if data and (folder := Path(data) / "eval").is_dir() else None
+
+
+def outcome(code: int | None, answer: Path) -> Outcome:
+    """Put the scorer's exit code and its answer together."""
+    result = parse_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+    if code == 0 and result is not None:
+        return Outcome("done", result=result)
+    if code == MISBEHAVED and result is not None:
+        sentence = one_line(result.get("failed"))
+        return Outcome("failed", sentence or "The model did not pass the scorer's checks.", "model")
+    return Outcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")

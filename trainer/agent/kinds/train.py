@@ -1,0 +1,106 @@
+"""Training: the entry's code, in the sandbox, on what was prepared for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.agent.checkpoints import FOLDER, CheckpointLoop
+from trainer.agent.datasets import PYTHON, dataset
+from trainer.agent.inside import one_line, read_object
+from trainer.agent.metrics import MetricsLoop
+from trainer.agent.outcome import Failed, Outcome
+from trainer.sandbox import Box, Limits, Mount, Process
+from trainer.wire import Checkpoint, TrainOrder
+
+if TYPE_CHECKING:
+    from trainer.agent.job import Job
+
+DOING = "training"
+FILES = ("run.json",)
+"""Stay with the job."""
+RESULT_BYTES = 256_000
+VISIBLE = ("manifest.json", "tokenizer.json", "train", "dev")
+"""Of the dataset. The test split is not there."""
+DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+"""Of our own environment, what the job gets."""
+CRASHES = {
+    132: "an illegal instruction",
+    134: "an abort",
+    135: "a bus error",
+    136: "an arithmetic error",
+    139: "a segmentation fault",
+}
+DEFAULTS = {
+    1: "The training could not run on this node.",
+    2: "The run's configuration was not accepted; the log says why.",
+    3: "The model failed; the log says how.",
+}
+MODEL = (2, 3)
+"""Exit codes that are the entry's own doing."""
+
+
+def run(job: Job) -> Outcome:
+    order = job.spec.order
+    assert isinstance(order, TrainOrder)
+    job.unpack()
+    data = dataset(job, order.dataset)
+    last = resume(job, order.resume) if order.resume else -1
+    job.workspace.config.write_text(json.dumps(order.config))
+    loops = (
+        MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
+        CheckpointLoop(job.client, job.lease, job.workspace.out, job.wishes, last),
+    )
+    process = job.run(job.place.sandbox, box(job, data), loops)
+    return outcome(process, job.workspace.out)
+
+
+def resume(job: Job, checkpoint: Checkpoint) -> int:
+    """Lay the checkpoint where the trainer looks for it; return its step."""
+    if sum(file.size for file in checkpoint.files) > job.spec.limits.disk_bytes:
+        raise Failed("The checkpoint to go on from is larger than the disk the job may use. Nothing was run.")
+    job.say(f"fetching the checkpoint of step {checkpoint.step} to go on from.")
+    job.fetch_into(checkpoint.files, job.workspace.out / FOLDER / f"step-{checkpoint.step:08d}")
+    return checkpoint.step
+
+
+def box(job: Job, data: Path) -> Box:
+    work = job.workspace
+    command = [*PYTHON, "-m", "trainer.train"]
+    command += ["--config", str(work.config), "--dataset", str(data), "--out", str(work.out)]
+    environment = {name: os.environ[name] for name in DEVICES if name in os.environ} | {
+        "PYTHONPATH": str(work.source),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    mounts = [Mount(work.source), Mount(work.config), Mount(work.out, writable=True)]
+    mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
+    return Box(command, environment, mounts, work.out, Limits(**job.spec.limits.model_dump()))
+
+
+def outcome(process: Process, out: Path) -> Outcome:
+    code = process.poll()
+    if process.exceeded is not None:
+        return failed(process.exceeded, model=True)
+    if code == 0:
+        result = read_object(out, "result.json", RESULT_BYTES)
+        if result is None:
+            return failed("The training ended without a result.", model=True)
+        return Outcome("done", result=result, files=FILES)
+    if code in CRASHES:
+        return failed(f"The training process crashed with {CRASHES[code]}.", model=True)
+    told: dict[str, Any] = read_object(out, "failure.json", RESULT_BYTES) or {}
+    sentence = one_line(told.get("reason"))
+    if code in DEFAULTS:
+        model = told.get("cause") == "model" if told.get("cause") in ("model", "infrastructure") else code in MODEL
+        return failed(sentence or DEFAULTS[code], model)
+    if code is not None and code > 128:
+        return failed(f"The training process was killed from outside (signal {code - 128}).", model=False)
+    return failed(f"The training ended with exit code {code}, which means nothing to us.", model=True)
+
+
+def failed(reason: str, model: bool) -> Outcome:
+    return Outcome("failed", reason, "model" if model else "infrastructure", files=FILES)

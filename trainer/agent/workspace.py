@@ -1,0 +1,55 @@
+"""The folder of one lease, gone when the lease is over.
+
+    work/<lease>/release    the site's release: what trusted code runs from
+    work/<lease>/source     the release with the entry laid over it: what the sandbox runs from
+    work/<lease>/out        what the job writes (a training's run folder)
+    work/<lease>/run        what the scorer reads
+    work/<lease>/scratch    temporary files of trusted code
+
+A folder that is still there when an agent starts is a lease that the last agent held when it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+class Workspace:
+    def __init__(self, home: Path, lease: int) -> None:
+        self.root = home / "work" / str(lease)
+        self.release = self.root / "release"
+        self.source = self.root / "source"
+        self.out = self.root / "out"
+        self.run = self.root / "run"
+        self.scratch = self.root / "scratch"
+        self.config = self.root / "config.json"
+        self.output = self.root / "output.log"
+
+    def create(self) -> None:
+        wipe(self.root)
+        for folder in (self.release, self.source, self.out, self.run, self.scratch):
+            folder.mkdir(parents=True)
+
+    def wipe(self, remember: bool = False) -> None:
+        """Remove it. `remember`: leave an empty folder, so that the next agent tells the server about the lease."""
+        wipe(self.root)
+        if remember:
+            self.root.mkdir()
+
+
+def wipe(folder: Path) -> None:
+    """Remove a folder whatever its owner did to the rights inside; links are removed, not followed."""
+    for above, folders, _ in os.walk(folder):
+        for path in (Path(above, name) for name in folders):
+            if not path.is_symlink():
+                path.chmod(0o700)  # before the walk goes in
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def leftovers(home: Path) -> list[int]:
+    """Return the leases that an earlier agent left behind."""
+    work = home / "work"
+    return sorted(int(path.name) for path in work.iterdir() if path.name.isdigit()) if work.is_dir() else []
