@@ -117,12 +117,12 @@ def thin(values: Sequence[float], count: int) -> list[int]:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return an exponential moving average over about a fiftieth of the series, without its usual bias at the start."""
-    keep = 1 - 1 / max(len(values) / 50, 1)
-    total, weight, result = 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-        result.append(total / weight)
+    """Return an exponential moving average over a fiftieth of the series, and over less where it falls steeply: at its
+    start, where a sixth of what has been seen is enough."""
+    result: list[float] = []
+    for i, value in enumerate(values):
+        window = max(1.0, min(len(values) / 50, i / 6))
+        result.append(result[-1] + (value - result[-1]) / window if result else value)
     return result
 
 
@@ -198,7 +198,7 @@ def x_label(x: Abscissa) -> Callable[[float], str]:
 
 
 def y_steps(low: float, high: float) -> list[tuple[float, str]]:
-    size = round_size(high - low, 4)
+    size = round_size(high - low, 5)
     decimals = max(0, -math.floor(math.log10(size)))
     return [(tick, f"{tick:.{decimals}f}") for tick in steps(low, high, size)]
 

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 
 SPACE = "\u00a0"
 MISSING = "–"
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+BUDGET = re.compile(r"([0-9.e]+)([smhdkMBT]?)-?(s|m|h|d|tokens|steps|flops|)$")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def budget(text: str) -> str:
+    """180s is 3 min, 3B-tokens is 3 B tokens, 1e19flops is 1.0 × 10¹⁹ FLOPs. What it does not know it leaves alone."""
+    found = BUDGET.match(text)
+    if found is None:
+        return text
+    number, size, unit = found.groups()
+    if not unit and size in SECONDS:
+        return duration(float(number) * SECONDS[size])
+    if unit == "flops":
+        return f"{power(float(number))}{SPACE}FLOPs"
+    return SPACE.join(part for part in (number, size, unit) if part)
 
 
 def compact(value: float) -> str:

@@ -142,7 +142,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "picture": charts.picture(found, curve, x),
         "evaluations": curve.dev,
         "samples": newest_first(list(found.samples.all())),
-        "scores": found.scores.all(),
+        "scores": sorted(found.scores.all(), key=lambda score: ("/" in score.name, score.name)),
         "events": Event.objects.about(found),
         "log": log_tail(found),
         "revision": latest_event(),
@@ -180,7 +180,7 @@ def run_live(request: HttpRequest, run_id: int) -> JsonResponse:
     return JsonResponse(
         {
             "parts": {
-                "progress": render_to_string("leaderboard/parts/progress.html", {"run": found}),
+                "head": render_to_string("leaderboard/parts/run_head.html", {"run": found}),
                 "log": render_to_string("leaderboard/parts/log.html", {"run": found, "log": log_tail(found)}),
             },
             "curve": columns(found, curve),
@@ -208,17 +208,20 @@ def columns(run: Run, curve: charts.Curve) -> dict[str, Any]:
 # --- queue and nodes ----------------------------------------------------------------------------------------------
 
 
+def timetable() -> dict[str, Any]:
+    """Return what runs and what waits, on all tracks."""
+    live, online = list(with_job(Run.objects.live())), online_nodes()
+    waiting = list(with_job(Run.objects.waiting()))
+    return {"live": live, "departures": departures(waiting, live, online, timezone.now()), "online": online}
+
+
 @require_safe
 def queue(request: HttpRequest) -> HttpResponse:
     """Departures and arrivals of all tracks."""
-    live = list(with_job(Run.objects.live()))
-    nodes = online_nodes()
     context = {
-        "live": live,
-        "departures": departures(list(with_job(Run.objects.waiting())), live, nodes, timezone.now()),
+        **timetable(),
         "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
         "failures": Run.objects.failed()[:FAILURES],
-        "online": nodes,
         "revision": latest_event(),
     }
     return render(request, "leaderboard/queue.html", context)
@@ -231,12 +234,12 @@ def queue_etag(request: HttpRequest) -> str:
 @require_safe
 @condition(etag_func=queue_etag)
 def queue_live(request: HttpRequest) -> JsonResponse:
-    live = list(Run.objects.live())
+    context = timetable()
     return JsonResponse(
         {
-            "parts": {"live": render_to_string("leaderboard/parts/live.html", {"live": live})},
+            "parts": {"departures": render_to_string("leaderboard/parts/timetable.html", context)},
             "revision": latest_event(),
-            "wait": LIVE_SECONDS if live else IDLE_SECONDS,
+            "wait": LIVE_SECONDS if context["live"] else IDLE_SECONDS,
         }
     )
 

@@ -40,6 +40,11 @@ def duration(value: float | None) -> str:
 
 
 @register.filter
+def budget(text: str) -> str:
+    return figures.budget(text)
+
+
+@register.filter
 def decimals(value: float | None, digits: int) -> str:
     return written(lambda number: f"{number:.{digits}f}", value)
 
@@ -75,7 +80,8 @@ def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
     if at is None:
         return figures.MISSING
     at = at.astimezone(UTC)
-    text = {"moment": f"{at:%-d %b %Y, %H:%M} UTC", "clock": f"{at:%H:%M} UTC", "day": f"{at:%-d %b %Y}"}[show]
+    day = f"{at:%-d %b}" if at.year == datetime.now(UTC).year else f"{at:%-d %b %Y}"
+    text = {"moment": f"{day}, {at:%H:%M} UTC", "clock": f"{at:%H:%M} UTC", "day": day}[show]
     return format_html(
         '<time datetime="{}" title="{}" data-show="{}">{}</time>',
         at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", show, text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -87,10 +87,27 @@ def trust_meaning(run: Run) -> str:
     return TRUST[Run.Trust(run.trust)]
 
 
+@register.simple_tag
+def verdict(entry: Entry, runs: Iterable[Run]) -> str:
+    """Return how the entry stands and what comes next, in a sentence or two."""
+    best = min(
+        (run for run in runs if run.bits_per_byte is not None), key=lambda run: run.bits_per_byte or 0, default=None
+    )
+    if best is None:
+        return entry.reason or NEXT[Entry.State(entry.state)]
+    error = f" ± {best.bits_per_byte_stderr:.4f}" if best.bits_per_byte_stderr else ""
+    if best.trust in (Run.Trust.PROVISIONAL, Run.Trust.SCORED):
+        more = "One run says little: another seed on another node would make it firm."
+    else:
+        more = TRUST[Run.Trust(best.trust)]
+    return f"{best.bits_per_byte:.4f}{error} bits per byte. {more}"
+
+
 @register.filter
-def next_step(entry: Entry) -> str:
-    """Return the entry's state in a sentence, with the maintainer's reason if there is one."""
-    return entry.reason or NEXT[Entry.State(entry.state)]
+def parameters(run: Run) -> int | None:
+    """Return the model's size: as scored, else as the training process says."""
+    said = run.config.get("parameters", {})
+    return run.parameters or (said.get("total") if isinstance(said, dict) else None)
 
 
 @register.filter
@@ -121,19 +138,19 @@ def commit_url(entry: Entry) -> str:
 def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield what it takes to know where a result comes from. Paths of the server stay on the server."""
     dataset, environment = run.config.get("dataset", {}), run.config.get("environment", {})
-    parameters = run.parameters or run.config.get("parameters", {}).get("total")
+    size = parameters(run)
     yield "Commit", run.entry.sha
     if web_address(run.entry.repository):
         yield "Repository", run.entry.repository
     yield "Seed", run.seed
-    yield "Budget", run.budget
+    yield "Budget", figures.budget(run.budget)
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
     yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or figures.MISSING
     yield "Season", run.season.name
     if run.node_name:
         yield "Node", f"{run.node_name}, {run.node_class}" if run.node_class else run.node_name
-    if parameters:
-        yield "Parameters", f"{parameters:,}"
+    if size:
+        yield "Parameters", f"{size:,}"
     if run.tokens:
         yield "Tokens", f"{run.tokens:,}"
     if run.train_seconds:

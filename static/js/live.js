@@ -1,7 +1,9 @@
 // What every page has: times in the reader's zone, a clock, and parts that keep themselves current.
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", year: "numeric" });
+const [short, long] = [{}, { year: "numeric" }].map(
+  (year) => new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", ...year }));
+const day = { format: (at) => (at.getFullYear() === new Date().getFullYear() ? short : long).format(at) };
 const formats = { clock, day, moment: { format: (at) => `${day.format(at)}, ${clock.format(at)}` } };
 
 export function localTimes(root) {
@@ -59,7 +61,6 @@ async function renew(main) {
   if (!answer.ok) return;
   const page = parsed(await answer.text());
   morph(main, page.querySelector("main"));
-  morph(document.querySelector(".eyebrow"), page.querySelector(".eyebrow"));
 }
 
 // Ask `main[data-live]` for what has changed, at the pace it sets; "wait": 0 ends it. Nothing is asked by a hidden tab.

@@ -37,8 +37,9 @@ class Plot {
     return { width: this.figure.clientWidth, height: Math.max(260, Math.min(440, this.figure.clientWidth * 0.45)) };
   }
 
-  show(data) {
-    this.data = data;
+  show({ curve, wait }) {
+    this.data = curve;
+    this.live = wait > 0;
     this.draw(false);
   }
 
@@ -61,7 +62,22 @@ class Plot {
     this.zoomed = false;
     const place = this.figure.querySelector(".plot") ?? this.figure.insertBefore(document.createElement("div"), this.figure.firstChild);
     place.className = "plot";
+    this.figure.classList.add("is-plotted");
     this.uplot = new uPlot({ ...this.size(), ...this.options() }, columns, place);
+  }
+
+  // Where the train is now.
+  markLast(plot, now, paper) {
+    if (!this.live) return;
+    const last = plot.data[2].findLastIndex((value) => value != null);
+    const [x, y] = [plot.valToPos(plot.data[0][last], "x", true), plot.valToPos(plot.data[2][last], "y", true)];
+    plot.ctx.beginPath();
+    plot.ctx.arc(x, y, 5 * devicePixelRatio, 0, 7);
+    plot.ctx.fillStyle = now;
+    plot.ctx.strokeStyle = paper;
+    plot.ctx.lineWidth = 2 * devicePixelRatio;
+    plot.ctx.fill();
+    plot.ctx.stroke();
   }
 
   options() {
@@ -73,11 +89,14 @@ class Plot {
     return {
       cursor: { drag: { x: true, y: false } },
       legend: { live: true },
-      hooks: { setSelect: [() => { this.zoomed = true; }] },
+      hooks: {
+        setSelect: [() => { this.zoomed = true; }],
+        draw: [(plot) => this.markLast(plot, colour("now"), colour("paper"))],
+      },
       scales: { x: { time: false, range: (plot, low, high) => (this.zoomed ? [low, high] : [0, this.ends]) } },
       axes: [
         { ...axis, grid: { show: false }, space: 90, incrs: this.x === "seconds" ? CLOCK_SIZES : undefined, values: (plot, ticks) => ticks.map(write) },
-        { ...axis, size: 48 },
+        { ...axis, size: 48, space: 48 },
       ],
       series: [
         { label: named[this.x], value: (plot, value) => (value == null ? "–" : write(value)) },
@@ -110,4 +129,4 @@ tabs.addEventListener("click", (event) => {
   tab.setAttribute("aria-current", "true");
   plot.over(tab.dataset.x);
 });
-keepCurrent((data) => plot.show(data.curve));
+keepCurrent((data) => plot.show(data));
