@@ -5,6 +5,7 @@ A wrong value stops the start with a sentence; half a configuration shows up in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -34,15 +35,15 @@ def words(name: str, default: str = "") -> list[str]:
 
 
 def kept_secret(path: Path) -> str:
-    """Return the secret in `path`; the first start makes one."""
+    """Return the secret in `path`; the first start makes one. Of several processes at once, one wins."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            return path.read_text()
-        with os.fdopen(descriptor, "w") as file:
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(48))
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+        aside.unlink()
     return path.read_text()
 
 
@@ -112,6 +113,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+    # A file as in real life, because threads and a live server share it.
+    DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
@@ -144,9 +147,14 @@ STORAGES = {
     ),
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
+BLOB_MAX_BYTES = int(text("BLOB_MAX_BYTES", str(8 * 2**30)))
+"""One file of a node: the optimizer's part of a checkpoint is the largest."""
+LEASE_MAX_BYTES = int(text("LEASE_MAX_BYTES", str(256 * 2**30)))
+"""All that a node may send under one lease."""
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STATIC_ROOT = text("STATIC_ROOT", str(HOME / "static"))
+Path(STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # WhiteNoise warns of a folder that is not there
 WHITENOISE_USE_FINDERS = True
 
 # --- the train ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.db import models
 from django.utils import timezone
 
@@ -90,6 +92,18 @@ class Job(models.Model):
         return f"{self.kind} job {self.pk} ({self.state})"
 
 
+class LeaseQuerySet(models.QuerySet["Lease"]):
+    def active(self, lease: Lease) -> LeaseQuerySet:
+        """Return this lease if it has not ended: what its changes are conditional on."""
+        return self.filter(pk=lease.pk, state=Lease.State.ACTIVE)
+
+    def held_by(self, node: Node) -> LeaseQuerySet:
+        return self.filter(node=node, state=Lease.State.ACTIVE)
+
+    def expired(self, now: datetime) -> LeaseQuerySet:
+        return self.filter(state=Lease.State.ACTIVE, expires_at__lt=now)
+
+
 class Lease(models.Model):
     """A node's right to work on a job, until it finishes or its heartbeat stops."""
 
@@ -123,11 +137,17 @@ class Lease(models.Model):
     metrics_received = models.IntegerField(default=0)
     log_received = models.BigIntegerField(default=0)
 
+    objects = LeaseQuerySet.as_manager()
+
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"),
+            models.UniqueConstraint(
+                fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"
+            ),
             # One agent, one job. Lanes (several GPUs, split) will bring a field and join this constraint.
-            models.UniqueConstraint(fields=["node"], condition=models.Q(state="active"), name="one_active_lease_per_node"),
+            models.UniqueConstraint(
+                fields=["node"], condition=models.Q(state="active"), name="one_active_lease_per_node"
+            ),
         ]
 
     def __str__(self) -> str:

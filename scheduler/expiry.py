@@ -1,0 +1,70 @@
+"""Sweeping: leases whose nodes fell silent, jobs that lost their lease otherwise, nodes that are gone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from scheduler import jobs, leases, pool
+from scheduler.models import Job, Lease, Node, Sweep
+from trainer import wire
+
+SITE_SILENT = timedelta(seconds=30)
+"""Without a sweep for so long the site itself was down: nodes that could not reach it get another chance."""
+UNHEARD = timedelta(seconds=10)
+"""A node that asks for work this long after it was given some, and never said a word about it, missed the answer."""
+
+
+def sweep(now: datetime | None = None) -> int:
+    """Put the jobs of silent nodes back into the queue; return how many. Safe to run at any time, and by several."""
+    now = now or timezone.now()
+    if site_was_down(now):
+        Lease.objects.expired(now).update(expires_at=now + leases.lease_time())
+        return 0
+    lost = sum(
+        leases.lose(lease, f"{lease.node.name} fell silent.", expired_before=now)
+        for lease in Lease.objects.expired(now).select_related("job", "node")
+    )
+    pool.mark_offline(now)
+    return lost + recover_orphans()
+
+
+def site_was_down(now: datetime) -> bool:
+    """Note this sweep; return whether the one before is suspiciously long ago."""
+    last = Sweep.objects.order_by("pk").first()
+    if last is None:
+        Sweep.objects.update_or_create(pk=1, defaults={"at": now})
+        return False
+    Sweep.objects.filter(pk=last.pk, at__lt=now).update(at=now)
+    return now - last.at > SITE_SILENT
+
+
+def recover_orphans() -> int:
+    """Put back jobs that count as leased and have no lease: somebody deleted their node."""
+    held = Lease.objects.filter(job=OuterRef("pk"), state=Lease.State.ACTIVE)
+    orphans = Job.objects.filter(~Exists(held), state=Job.State.LEASED)
+    return sum(recover(pk) for pk in orphans.values_list("pk", flat=True))
+
+
+@transaction.atomic
+def recover(pk: int) -> bool:
+    """Put back one job without a lease, if it still is that: first the row is locked, then we look again."""
+    job = Job.objects.select_for_update().filter(pk=pk, state=Job.State.LEASED).first()
+    if job is None or job.leases.filter(state=Lease.State.ACTIVE).exists():
+        return False
+    return jobs.put_back(job, leases.SITE, "Its node is gone.", counts=True)
+
+
+def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
+    """The node is free and asks for work: take away what it cannot hold any more, return a lease that it still holds."""
+    for lease in Lease.objects.held_by(node).select_related("job", "node"):
+        if lease.pk in message.abandoned:
+            leases.lose(lease, f"{node.name} was restarted.")
+        elif lease.heartbeat_at is None and now - lease.started_at > UNHEARD:
+            leases.lose(lease, f"{node.name} never began.")
+        else:
+            return lease
+    return None

@@ -1,0 +1,198 @@
+"""Leases: how a node gets a job, keeps it, and is rid of it. Liveness is the heartbeat's age, never the job's.
+
+Every change is a conditional UPDATE whose count is looked at, with its Event and the kind's hook in one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import DatabaseError, IntegrityError, transaction
+from django.db.models import F, Value
+from django.db.models.functions import Greatest
+from django.utils import timezone
+
+from scheduler import auth, jobs, lines, matching, plain, pool, signing, storage, uploads
+from scheduler.kinds import kind_of
+from scheduler.models import Event, Job, Lease, Node
+from scheduler.refusals import Over
+from trainer import wire
+
+logger = logging.getLogger(__name__)
+
+TRIES = 8
+"""Lines that are tried in one go; where all are contested the node asks again in a moment."""
+SITE = "site"
+
+
+class Unorderable(Exception):
+    """The job's kind cannot say what is to be done."""
+
+
+def lease_time() -> timedelta:
+    return timedelta(seconds=settings.LEASE_SECONDS)
+
+
+# --- getting a job ---------------------------------------------------------------------------------------------------
+
+
+def claim(node: Node, waiting: Sequence[matching.Line] | None = None) -> wire.Lease | None:
+    """Give the node the job that it should do now, or None. Whoever has just read the queue may bring it along."""
+    waiting = lines.waiting_lines() if waiting is None else waiting
+    if not waiting:
+        return None
+    now = timezone.now()
+    for line in matching.order(waiting, pool.seeker(node), lines.seconds_used(now), now)[:TRIES]:
+        if granted := take(node, line):
+            return granted
+    return None
+
+
+def take(node: Node, line: matching.Line) -> wire.Lease | None:
+    """Lease the first job of a line to the node; None when there is none left, or the node holds a lease already."""
+    job: Job | None = None
+    try:
+        with transaction.atomic():
+            job = lines.first_of(line)
+            return grant(job, node) if job else None
+    except IntegrityError:
+        return None  # one active lease per node, per job: this node asked twice at once
+    except Unorderable:
+        assert job is not None
+        logger.exception("Job %s cannot be ordered", job.pk)
+        with transaction.atomic():
+            reason = "The site could not say what this job is to do; its people have been told."
+            jobs.fail(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
+        return None
+
+
+def grant(job: Job, node: Node) -> wire.Lease | None:
+    """Claim the job with one conditional UPDATE and make its lease; None when another asker was faster."""
+    now = timezone.now()
+    claimed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(
+        state=Job.State.LEASED, state_since=now, attempts=F("attempts") + 1, reason="", **jobs.UNASKED
+    )
+    if claimed != 1:
+        return None
+    job.refresh_from_db()
+    token = auth.new_token("lease")
+    lease = Lease.objects.create(
+        job=job,
+        node=node,
+        attempt=job.attempts,
+        token_hash=auth.digest(token),
+        started_at=now,
+        expires_at=now + lease_time(),
+    )
+    spec = wire.encode(specify(job, lease, now))
+    Lease.objects.filter(pk=lease.pk).update(spec=spec)
+    lease.spec = spec
+    kind_of(job).leased(job, lease)
+    Event.record(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}.")
+    return wire.Lease(
+        lease=lease.pk, token=token, seconds=settings.LEASE_SECONDS, spec=spec, signature=signing.sign(spec.encode())
+    )
+
+
+def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
+    """Return what the node is told to do; raise Unorderable when the kind cannot say."""
+    last = job.checkpoints.last()
+    try:
+        resume = wire.Checkpoint.model_validate(last.manifest) if last else None
+        return wire.JobSpec(
+            job=job.pk,
+            lease=lease.pk,
+            node=lease.node_id,
+            attempt=lease.attempt,
+            release=storage.reference(job.release, "release.tar"),
+            entry=storage.reference(job.entry, "entry.tar") if job.entry else None,
+            order=kind_of(job).order(job, resume),
+            limits=wire.Limits.model_validate(job.limits),
+            issued_at=now.timestamp(),
+        )
+    except DatabaseError:
+        raise
+    except Exception as error:  # a job that cannot be ordered must not stop the queue
+        raise Unorderable from error
+
+
+# --- keeping it ----------------------------------------------------------------------------------------------------
+
+
+def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
+    """Renew the lease and say whether the node should stop; raise Over when the lease has ended."""
+    now = timezone.now()
+    # A node cannot have worked longer than it has had the job; a minute for clocks that differ.
+    seconds = min(message.seconds, (now - lease.started_at).total_seconds() + 60)
+    renewed = Lease.objects.active(lease).update(
+        expires_at=now + lease_time(),
+        heartbeat_at=now,
+        phase=message.phase,
+        seconds=Greatest(F("seconds"), Value(max(seconds, 0.0))),
+    )
+    if not renewed:
+        raise Over
+    pool.heard_of(lease.node, now)
+    job, node = lease.job, lease.node
+    if job.stop_requested:
+        return wire.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
+    if node.state == Node.State.PAUSED:
+        return wire.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
+    return wire.HeartbeatReply()
+
+
+# --- being rid of it -------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def finish(lease: Lease, message: wire.Finish) -> None:
+    """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
+    ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
+    if not end(lease, ended, message.reason, outcome=message.outcome):
+        lease.refresh_from_db()
+        if lease.outcome == message.outcome:
+            return
+        raise Over
+    job, node, actor = lease.job, lease.node, pool.actor(lease.node)
+    job.refresh_from_db()
+    if job.stop_requested == "cancel":
+        jobs.end_cancelled(job, actor)
+    elif message.outcome == "done":
+        uploads.attach(lease, message.files)
+        jobs.finish(job, actor, plain.tidy(message.result))
+        pool.went_well(node)
+    elif message.outcome == "released":
+        jobs.put_back(job, actor, message.reason or "The node handed it back.", counts=False)
+    elif message.cause == "model":
+        uploads.attach(lease, message.files)
+        jobs.fail(job, actor, "model", message.reason or "The model failed; its log says more.")
+        pool.went_well(node)
+    else:
+        jobs.put_back(job, actor, message.reason or "The node could not go on.", counts=True)
+        pool.went_badly(node)
+
+
+@transaction.atomic
+def lose(lease: Lease, reason: str, *, expired_before: datetime | None = None) -> bool:
+    """Take a lease away and put its job back; return whether this call did.
+
+    With `expired_before` only if it has still not been renewed by then: a heartbeat may have come meanwhile.
+    """
+    if not end(lease, Lease.State.LOST, reason, expired_before=expired_before):
+        return False
+    lease.job.refresh_from_db()
+    jobs.put_back(lease.job, SITE, reason, counts=True)
+    return True
+
+
+def end(
+    lease: Lease, state: Lease.State, reason: str, *, outcome: str = "", expired_before: datetime | None = None
+) -> bool:
+    """End an active lease; return whether this call did."""
+    rows = Lease.objects.active(lease)
+    if expired_before:
+        rows = rows.filter(expires_at__lt=expired_before)
+    return rows.update(state=state, ended_at=timezone.now(), reason=reason[:500], outcome=outcome) == 1

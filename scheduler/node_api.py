@@ -1,0 +1,222 @@
+"""What nodes say to the site, under `/api/node/v1/`: the messages of `trainer/wire.py`, both ways.
+
+Every refusal is a `wire.Refusal` with a sentence. 401 and 403: this token is not good for that; 409: the lease is
+over; 426: another version of the protocol; 429: slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import RequestDataTooBig
+from django.core.files.base import File
+from django.core.handlers.asgi import ASGIRequest
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.parser import Parser
+from ninja.security import HttpBearer
+
+from scheduler import auth, leases, pace, plain, polls, reports, signing, storage, uploads
+from scheduler.models import Lease, Node
+from scheduler.refusals import OtherVersion, Refused, TooLarge, Unknown
+from trainer import wire
+
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 426, 429), wire.Refusal)
+
+
+class VersionFirst(Parser):
+    """Reads JSON; another version of the protocol is told so before anything else in the message can seem wrong."""
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        try:
+            body = request.body
+        except RequestDataTooBig:
+            raise TooLarge("The message is larger than the site takes: send less at a time.") from None
+        data = plain.tidy(json.loads(body))
+        if not isinstance(data, dict):
+            raise HttpError(422, "The message has to be a JSON object.")
+        if data.get("version", wire.VERSION) != wire.VERSION:
+            raise OtherVersion
+        return data
+
+
+class JoinToken(HttpBearer):
+    def authenticate(self, request: HttpRequest, token: str) -> str:
+        pace.check("register", request.META.get("REMOTE_ADDR", ""))
+        return token
+
+
+class NodeToken(HttpBearer):
+    async def authenticate(self, request: HttpRequest, token: str) -> Node:  # type: ignore[override]
+        node = await sync_to_async(auth.node_of)(token)
+        pace.check("poll", str(node.pk))
+        return node
+
+
+class LeaseToken(HttpBearer):
+    def authenticate(self, request: HttpRequest, token: str) -> Lease:
+        assert request.resolver_match is not None
+        lease = auth.lease_of(token, int(request.resolver_match.kwargs["lease_id"]))
+        pace.check("lease", str(lease.pk))
+        return lease
+
+
+node_api = NinjaAPI(
+    title="The Daily Train: nodes",
+    version=str(wire.VERSION),
+    urls_namespace="node_api",
+    description=__doc__,
+    parser=VersionFirst(),
+    docs_url=None,
+)
+
+
+class Asked(HttpRequest):
+    """A request of which ninja has found out who sent it."""
+
+    auth: Any
+
+
+# --- node <-> site ---------------------------------------------------------------------------------------------------
+
+
+@node_api.post("/register", auth=JoinToken(), response={200: wire.Registered, **REFUSALS})
+def register(request: Asked, message: wire.Register) -> wire.Registered:
+    """A new node joins, with its join token; it gets its own token and the key to check job specs with."""
+    node, token = auth.register(request.auth, message)
+    return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
+
+
+@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS})
+async def poll(request: Asked, message: wire.Poll) -> wire.Action:
+    """A free node asks what to do. The question stays open for a while if there is nothing."""
+    question = polls.Question(request.auth, message)
+    deadline = time.monotonic() + message.wait_seconds
+    answer = await sync_to_async(polls.ask_first)(question)
+    while answer is None and (left := deadline - time.monotonic()) > 0:
+        await asyncio.sleep(min(polls.TICK_SECONDS, left))
+        answer = await sync_to_async(polls.ask_again)(question)
+    return answer or question.nothing()
+
+
+# --- lease -> site ---------------------------------------------------------------------------------------------------
+
+
+@node_api.post("/leases/{int:lease_id}/heartbeat", auth=LeaseToken(), response={200: wire.HeartbeatReply, **REFUSALS})
+def heartbeat(request: Asked, lease_id: int, message: wire.Heartbeat) -> wire.HeartbeatReply:
+    """Keeps the lease; the reply may ask to stop."""
+    return leases.heartbeat(request.auth, message)
+
+
+@node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
+def metrics(request: Asked, lease_id: int, message: wire.Metrics) -> wire.Acknowledged:
+    """The next batch of metric lines; a repeat does nothing."""
+    return reports.metrics(request.auth, message)
+
+
+@node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
+def log(request: Asked, lease_id: int, message: wire.LogChunk) -> wire.Acknowledged:
+    """The next stretch of output; a repeat does nothing."""
+    return reports.log(request.auth, message)
+
+
+@node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: wire.Wanted, **REFUSALS})
+def blobs(request: Asked, lease_id: int, message: wire.Have) -> wire.Wanted:
+    """Which of these files does the site still want?"""
+    return uploads.wanted(request.auth, message)
+
+
+@node_api.put(
+    "/leases/{int:lease_id}/blobs/{sha256}",
+    auth=LeaseToken(),
+    response={200: wire.Acknowledged, **REFUSALS},
+    openapi_extra={
+        "requestBody": {
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "required": True,
+        }
+    },
+)
+def put_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> wire.Acknowledged:
+    """One file, as raw bytes. It counts when all of it has arrived with this hash."""
+    blob = uploads.take_in(request.auth, sha256, request.read, int(request.META.get("CONTENT_LENGTH") or 0))
+    return wire.Acknowledged(received=blob.size)
+
+
+@node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS)
+def get_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponseBase:
+    """A file that the lease's spec names: raw bytes, or a redirect to where they are."""
+    blob = uploads.readable(request.auth, sha256)
+    if address := storage.address(blob):
+        return HttpResponseRedirect(address)
+    return stream(request, storage.open_blob(blob), blob.size)
+
+
+@node_api.post("/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
+def checkpoints(request: Asked, lease_id: int, message: wire.Uploaded) -> wire.Acknowledged:
+    """Every file of the checkpoint has been sent: it counts from now on."""
+    uploads.checkpoint(request.auth, message.checkpoint)
+    return wire.Acknowledged(received=message.checkpoint.step)
+
+
+@node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
+def finish(request: Asked, lease_id: int, message: wire.Finish) -> wire.Acknowledged:
+    """The end of the lease; a repeat does nothing."""
+    lease: Lease = request.auth
+    leases.finish(lease, message)
+    return wire.Acknowledged(received=lease.metrics_received)
+
+
+# --- answers that are not messages -----------------------------------------------------------------------------------
+
+
+def stream(request: HttpRequest, file: File[bytes], size: int) -> HttpResponseBase:
+    """Return a file piece by piece, in the way that this server waits for pieces."""
+    headers = {"Content-Length": str(size)}
+    if isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(pieces(file), content_type="application/octet-stream", headers=headers)
+    return FileResponse(file, content_type="application/octet-stream", headers=headers)
+
+
+async def pieces(file: File[bytes]) -> AsyncIterator[bytes]:
+    try:
+        while piece := await sync_to_async(file.read)(storage.CHUNK):
+            yield piece
+    finally:
+        await sync_to_async(file.close)()
+
+
+def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
+    return node_api.create_response(request, wire.Refusal(detail=sentence).model_dump(), status=status)
+
+
+@node_api.exception_handler(Refused)
+def refused(request: HttpRequest, error: Refused) -> HttpResponse:
+    response = refuse(request, error.status, str(error))
+    if error.status == 429:
+        response["Retry-After"] = "60"
+    return response
+
+
+@node_api.exception_handler(HttpError)
+def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    return refuse(request, error.status_code, "The message is not JSON." if error.status_code == 400 else str(error))
+
+
+@node_api.exception_handler(AuthenticationError)
+def no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+    return refuse(request, Unknown.status, "This call needs a token: Authorization: Bearer <token>.")
+
+
+@node_api.exception_handler(ValidationError)
+def unacceptable(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    first = error.errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "path", "message"))
+    return refuse(request, 422, f"The message cannot be right at {where or 'its root'}: {first['msg']}.")

@@ -1,0 +1,104 @@
+"""A node asks what to do, and the question may be held open for a while. The server sets the pace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.db import close_old_connections
+from django.utils import timezone
+
+from scheduler import auth, expiry, leases, lines, matching, pool
+from scheduler.models import Job, Lease, Node
+from trainer import wire
+
+TICK_SECONDS = 1.0
+"""Between two looks at the queue while a question is held open."""
+BUSY_SECONDS = 5.0
+PAUSE_SECONDS = 30.0
+CLOCKS_DIFFER = timedelta(seconds=2)
+
+
+@dataclass
+class Question:
+    """One node's question, while it is open."""
+
+    node: Node
+    message: wire.Poll
+    looked_at: datetime | None = None
+    """When the queue was last looked through."""
+    idle_reason: str = field(default="The queue is empty.")
+
+    def first(self) -> wire.Action | None:
+        """Look once, thoroughly; return the answer, or None where waiting may help."""
+        now = timezone.now()
+        pool.greet(self.node, self.message.hardware)
+        if Lease.objects.expired(now).exists():
+            expiry.sweep(now)  # the background work may be down, and must not hold up the queue
+        if held := expiry.give_up(self.node, self.message, now):
+            return idle(BUSY_SECONDS, f"This node still holds lease {held.pk}; it ends when it is not heard of.")
+        return self.not_now(now) or self.look(now)
+
+    def again(self) -> wire.Action | None:
+        """Look again, cheaply: through the queue only if something has come into it. Two queries where nothing has."""
+        now = timezone.now()
+        try:
+            self.node.refresh_from_db()
+        except Node.DoesNotExist:
+            return wire.Action(action="stop", reason="This node was removed from the site.")
+        if answer := self.not_now(now):
+            return answer
+        return self.look(now) if self.looked_at is None or stirred(self.looked_at) else None
+
+    def not_now(self, now: datetime) -> wire.Action | None:
+        """Return the answer for a node that is to get no work at all."""
+        node = self.node
+        auth.refuse_banned(node)
+        auth.refuse_revoked(node)
+        if node.state == Node.State.DRAINING:
+            return wire.Action(action="stop", reason=node.reason or "This node is drained: it takes no more jobs.")
+        if node.state == Node.State.PAUSED:
+            return wire.Action(action="pause", wait_seconds=PAUSE_SECONDS, reason=node.reason or "This node is paused.")
+        if node.rest_until and node.rest_until > now:
+            wait = min((node.rest_until - now).total_seconds(), PAUSE_SECONDS)
+            return idle(
+                wait, f"{node.failures} jobs in a row failed here for reasons of this machine: it rests a while."
+            )
+        return None
+
+    def look(self, now: datetime) -> wire.Action | None:
+        """Look through the queue for a job that fits."""
+        self.looked_at = now
+        waiting = lines.waiting_lines()
+        if lease := leases.claim(self.node, waiting):
+            return wire.Action(action="job", lease=lease)
+        self.idle_reason = matching.why_idle(waiting, pool.seeker(self.node))
+        return None
+
+    def nothing(self) -> wire.Action:
+        """Return the answer when the wait is over: ask again at once, since waiting is done here."""
+        return idle(0 if self.message.wait_seconds >= TICK_SECONDS else BUSY_SECONDS, self.idle_reason)
+
+
+def stirred(since: datetime) -> bool:
+    """Return whether any job has come into the queue since then."""
+    return Job.objects.filter(state=Job.State.QUEUED, state_since__gt=since - CLOCKS_DIFFER).exists()
+
+
+def idle(wait_seconds: float, reason: str) -> wire.Action:
+    return wire.Action(action="idle", wait_seconds=wait_seconds, reason=reason)
+
+
+def ask_first(question: Question) -> wire.Action | None:
+    """`first`, in a thread; a question that waits holds no connection to the database."""
+    try:
+        return question.first()
+    finally:
+        close_old_connections()
+
+
+def ask_again(question: Question) -> wire.Action | None:
+    try:
+        return question.again()
+    finally:
+        close_old_connections()

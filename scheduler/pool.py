@@ -1,0 +1,144 @@
+"""Nodes: what they are to matching, when they were heard of, and what their owners make them do."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from scheduler import matching
+from scheduler.models import Event, Node
+from trainer import wire
+
+OFFLINE_AFTER = timedelta(minutes=2)
+"""A poll is held open for a minute at most, so a node that lives is heard of more often than this."""
+NOTED_EVERY = timedelta(seconds=5)
+"""A row is not written for every call of a busy node."""
+FIRST_REST = timedelta(seconds=5)
+LONGEST_REST = timedelta(minutes=10)
+SITE = "site"
+
+
+class NodeError(ValueError):
+    """The node cannot do that; the message is a sentence."""
+
+
+def actor(node: Node) -> str:
+    return f"node:{node.name}"
+
+
+def seeker(node: Node) -> matching.Seeker:
+    """Return the node as matching sees it. The first sandbox driver that it names is the one in use."""
+    sandboxes = node.hardware.get("sandboxes") or ["none"]
+    return matching.Seeker(
+        labels=frozenset(node.labels),
+        trusted=node.trusted,
+        sandboxed=sandboxes[0] != "none",
+        disk_free_bytes=int(node.hardware.get("disk_free_bytes") or 0),
+    )
+
+
+# --- heard of --------------------------------------------------------------------------------------------------------
+
+
+def greet(node: Node, hardware: wire.Hardware) -> None:
+    """The node asks for work: note what it is now, and that it is here."""
+    now = timezone.now()
+    found = hardware.model_dump(mode="json")
+    stale = node.last_seen is None or now - node.last_seen > NOTED_EVERY
+    if found != node.hardware or stale:
+        Node.objects.filter(pk=node.pk).update(hardware=found, last_seen=now)
+        node.hardware, node.last_seen = found, now
+    if node.state in (Node.State.NEW, Node.State.OFFLINE):
+        change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
+
+
+def heard_of(node: Node, now: datetime) -> None:
+    """The node is alive, whatever it does."""
+    if node.last_seen is None or now - node.last_seen > NOTED_EVERY:
+        Node.objects.filter(pk=node.pk).update(last_seen=now)
+    if node.state == Node.State.OFFLINE:
+        change(node, Node.State.ONLINE, since=[Node.State.OFFLINE], by=actor(node), why="")
+
+
+def mark_offline(now: datetime) -> int:
+    """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
+    silent = Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER)
+    return sum(
+        change(
+            node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why="It has not been heard of for a while."
+        )
+        for node in silent
+    )
+
+
+# --- what its owner asks -----------------------------------------------------------------------------------------------
+
+
+def drain(node: Node, by: str, why: str = "") -> bool:
+    """Let the node finish its job and take no more."""
+    return set_state(node, Node.State.DRAINING, by, why or "It finishes what it does and takes no more.")
+
+
+def pause(node: Node, by: str, why: str = "") -> bool:
+    """Let the node hand its job back at the next checkpoint, and wait."""
+    return set_state(node, Node.State.PAUSED, by, why or "It was paused.")
+
+
+def ban(node: Node, by: str, why: str = "") -> bool:
+    """Refuse the node from now on; its job goes back when its lease has run out."""
+    return set_state(node, Node.State.BANNED, by, why or "It was banned by a maintainer.")
+
+
+def resume(node: Node, by: str, why: str = "") -> bool:
+    """Let a drained, paused or banned node work again, and forget what went badly."""
+    Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
+    return change(
+        node,
+        Node.State.OFFLINE,  # online with its next question
+        since=[Node.State.DRAINING, Node.State.PAUSED, Node.State.BANNED],
+        by=by,
+        why=why,
+        sentence=f"{node.name} may work again.",
+    )
+
+
+def set_state(node: Node, to: Node.State, by: str, why: str) -> bool:
+    return change(node, to, since=[state for state in Node.State if state != to], by=by, why=why)
+
+
+@transaction.atomic
+def change(node: Node, to: Node.State, *, since: list[Node.State], by: str, why: str, sentence: str = "") -> bool:
+    """Change the state if it is one of `since`, and say so; return whether it changed."""
+    changed = Node.objects.filter(pk=node.pk, state__in=since).update(state=to, reason=why[:500])
+    node.refresh_from_db()
+    if changed:
+        Event.record(by, node, sentence or f"{node.name} is {to.value}{': ' + why if why else '.'}")
+    return changed == 1
+
+
+# --- how it does -------------------------------------------------------------------------------------------------------
+
+
+def went_well(node: Node) -> None:
+    """A job came to its end here, be it the model's own failure: the machine is sound."""
+    Node.objects.filter(pk=node.pk).exclude(failures=0, rest_until=None).update(failures=0, rest_until=None)
+
+
+def went_badly(node: Node) -> None:
+    """A job failed here for reasons of the machine. After the second in a row the node rests, each time twice as long."""
+    Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
+    node.refresh_from_db()
+    if node.failures < 2:
+        return
+    rest = min(FIRST_REST * 2 ** min(node.failures - 2, 10), LONGEST_REST)
+    until = timezone.now() + rest
+    rests = Node.objects.filter(Q(rest_until=None) | Q(rest_until__lt=until), pk=node.pk).update(rest_until=until)
+    if rests:
+        Event.record(
+            SITE,
+            node,
+            f"{node.failures} jobs in a row failed on {node.name} for reasons of the machine: it rests a while.",
+        )

@@ -1,0 +1,66 @@
+"""What a node is refused, each with its HTTP status and a sentence: what happened, what is safe, what to do."""
+
+from __future__ import annotations
+
+
+class Refused(ValueError):
+    """The request was refused."""
+
+    status = 400
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(sentence or self.__class__.__doc__)
+
+
+class Unknown(Refused):
+    """This token is not known here, or it has been revoked: ask the site's people for a new join token."""
+
+    status = 401
+
+
+class Forbidden(Refused):
+    """This is not yours."""
+
+    status = 403
+
+
+class Missing(Refused):
+    """There is no such thing here."""
+
+    status = 404
+
+
+class Over(Refused):
+    """This lease is over: stop the job and wipe its folder. What was uploaded is safe."""
+
+    status = 409
+
+
+class OutOfOrder(Refused):
+    """Something before this is missing."""
+
+    status = 409
+
+
+class TooLarge(Refused):
+    """That is larger than the site takes."""
+
+    status = 413
+
+
+class Unacceptable(Refused):
+    """The message cannot be right; nothing was changed."""
+
+    status = 422
+
+
+class OtherVersion(Refused):
+    """This node speaks another version of the protocol: update it (`pip install --upgrade dailytrain`) and start it again."""
+
+    status = 426
+
+
+class SlowDown(Refused):
+    """Too many requests: ask again in a minute."""
+
+    status = 429

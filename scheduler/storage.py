@@ -1,0 +1,187 @@
+"""Files by content, in the default storage: a folder, or S3 with presigned addresses.
+
+A `Blob` row is made only after the whole file has arrived with the right hash, so half a file never counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from django.conf import settings
+from django.core.files.base import File
+from django.core.files.storage import default_storage
+from django.db import transaction
+from django.db.models import ManyToOneRel
+
+import trainer
+from scheduler.models import Blob
+from scheduler.refusals import TooLarge, Unacceptable
+from trainer import wire
+
+CHUNK = 2**20
+
+
+class Incoming(File):  # type: ignore[type-arg]
+    """A stream that is hashed and counted while the storage reads it; it cannot be read twice.
+
+    Raises TooLarge as soon as there is more than `limit` bytes.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], limit: int) -> None:
+        super().__init__(None, name="incoming")
+        self.reader = read
+        self.limit = limit
+        self.hash = hashlib.sha256()
+        self.received = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.reader(CHUNK if size is None or size < 0 else size)
+        self.received += len(data)
+        if self.received > self.limit:
+            raise TooLarge(f"A file may have {self.limit:,} bytes here, and this one has more.")
+        self.hash.update(data)
+        return data
+
+    def chunks(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        while data := self.read(chunk_size or CHUNK):
+            yield data
+
+    def seekable(self) -> bool:
+        return False
+
+    def readable(self) -> bool:
+        return True
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing: the stream belongs to whoever opened it."""
+
+
+def receive(sha256: str, read: Callable[[int], bytes], limit: int | None = None) -> Blob:
+    """Store a stream of which the sender says that it has this hash, and return its blob.
+
+    A file that is here already is read to its end all the same: having it is what the sender has to show.
+    Raises TooLarge, or Unacceptable when the hash is another.
+    """
+    incoming = Incoming(read, settings.BLOB_MAX_BYTES if limit is None else limit)
+    known = Blob.objects.filter(sha256=sha256).first()
+    if known is not None:
+        for _ in incoming.chunks():
+            pass
+        check(incoming, sha256)
+        return known
+    name = fresh_name(sha256)
+    try:
+        default_storage.save(name, incoming)
+        check(incoming, sha256)
+        return record(sha256, name, incoming.received)
+    except BaseException:
+        default_storage.delete(name)
+        raise
+
+
+def check(incoming: Incoming, sha256: str) -> None:
+    found = incoming.hash.hexdigest()
+    if found != sha256:
+        raise Unacceptable(
+            f"The {incoming.received:,} bytes that arrived have the hash {found[:12]} and not {sha256[:12]}: "
+            "nothing was kept, send the file again."
+        )
+
+
+def fresh_name(sha256: str) -> str:
+    return f"blobs/{sha256[:2]}/{sha256}.{secrets.token_hex(6)}"
+
+
+def record(sha256: str, name: str, size: int) -> Blob:
+    """Make the row that lets the file count. When another sender was faster, ours is dropped and theirs returned."""
+    blob, created = Blob.objects.get_or_create(sha256=sha256, defaults={"name": name, "size": size})
+    if not created:
+        default_storage.delete(name)
+    return blob
+
+
+def keep(content: bytes) -> Blob:
+    """Store bytes of our own and return their blob; the same bytes are kept once."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    known = Blob.objects.filter(sha256=sha256).first()
+    return known or receive(sha256, io.BytesIO(content).read, limit=len(content))
+
+
+def open_blob(blob: Blob) -> File:  # type: ignore[type-arg]
+    """Return the file, open for reading bytes."""
+    return default_storage.open(blob.name, "rb")
+
+
+def read(blob: Blob) -> bytes:
+    """Return a whole file that is known to be small."""
+    with open_blob(blob) as file:
+        content: bytes = file.read()
+    return content
+
+
+def address(blob: Blob) -> str | None:
+    """Return a short-lived address to fetch the file from, or None where it has to go through us."""
+    return default_storage.url(blob.name) if settings.S3_BUCKET else None
+
+
+def forget(sha256: str) -> bool:
+    """Drop a file that nothing refers to; return whether it was dropped.
+
+    The row goes first. Names are never used twice, so a file that comes again meanwhile is another one. A reference
+    made between our look and our commit is caught by the database: IntegrityError, and everything stays.
+    """
+    with transaction.atomic():
+        blob = Blob.objects.select_for_update().filter(sha256=sha256).first()
+        if blob is None or is_referenced(blob):
+            return False
+        # Not blob.delete(), which would follow cascades and take references along.
+        blobs = Blob.objects.filter(sha256=sha256)
+        blobs._raw_delete(blobs.db)
+        transaction.on_commit(lambda: default_storage.delete(blob.name))
+    return True
+
+
+def is_referenced(blob: Blob) -> bool:
+    """Return whether any row of any app points at the file."""
+    for relation in Blob._meta.get_fields(include_hidden=True):
+        if isinstance(relation, ManyToOneRel):
+            rows = relation.related_model._base_manager.filter(**{relation.field.name: blob})
+            if rows.exists():
+                return True
+    return False
+
+
+def reference(blob: Blob, path: str) -> wire.FileRef:
+    return wire.FileRef(path=path, sha256=blob.sha256, size=blob.size)
+
+
+# --- the site's release of the trainer -----------------------------------------------------------------------------
+
+
+def release() -> Blob:
+    """Return this installation's `trainer/` as a tar; the same sources give the same bytes."""
+    return keep(pack(Path(trainer.__file__).parent))
+
+
+def pack(package: Path) -> bytes:
+    """Return an uncompressed tar of a package's Python files that says nothing of this machine or this hour."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(package.rglob("*.py")):
+            if path.is_symlink() or not path.is_file():
+                continue
+            content = path.read_bytes()
+            member = tarfile.TarInfo(f"{package.name}/{path.relative_to(package).as_posix()}")
+            member.size = len(content)
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()

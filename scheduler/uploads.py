@@ -1,0 +1,139 @@
+"""What nodes send to stay: files, the checkpoints and job files made of them. And which files a node may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q, Sum
+
+from scheduler import storage
+from scheduler.kinds import kind_of
+from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
+from scheduler.refusals import Forbidden, Missing, Over, TooLarge, Unacceptable
+from trainer import wire
+
+MAX_FILES = 256
+"""In one message; a checkpoint has a handful."""
+
+
+def wanted(lease: Lease, message: wire.Have) -> wire.Wanted:
+    """Return which files have to be sent.
+
+    A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
+    """
+    check_files(message.files)
+    here = possessed(lease.job, message.files)
+    return wire.Wanted(sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here)))
+
+
+def take_in(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
+    """Store one file of this lease; raise TooLarge, Over, or Unacceptable for another hash."""
+    if not Lease.objects.active(lease).exists():
+        raise Over
+    sent = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
+    limit = min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - sent)
+    if length > limit:
+        raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+    blob = storage.receive(sha256, read, limit)
+    with transaction.atomic():
+        require_active(lease)
+        lease.uploads.add(blob)
+    return blob
+
+
+@transaction.atomic
+def checkpoint(lease: Lease, message: wire.Checkpoint) -> None:
+    """Let a checkpoint count. The same one again changes nothing; another one of the same step is refused."""
+    require_active(lease)
+    job = lease.job
+    manifest = message.model_dump(mode="json")
+    known = job.checkpoints.filter(step=message.step).first()
+    if known is not None:
+        if known.manifest != manifest:
+            raise Unacceptable(f"This job has another checkpoint of step {message.step} already; the first one counts.")
+        return
+    blobs = complete(job, message.files)
+    last = job.checkpoints.last()
+    made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest)
+    made.blobs.set(blobs)
+    if last is None or message.step > last.step:
+        Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
+    kind_of(job).checkpoint(job, made)
+
+
+def attach(lease: Lease, files: Sequence[wire.FileRef]) -> None:
+    """Keep small files with the job. Bring a transaction."""
+    blobs = {blob.sha256: blob for blob in complete(lease.job, files)}
+    for file in files:
+        JobFile.objects.update_or_create(job=lease.job, path=file.path, defaults={"blob": blobs[file.sha256]})
+
+
+def readable(lease: Lease, sha256: str) -> Blob:
+    """Return a file that this lease's spec names; raise Over, Forbidden or Missing."""
+    if lease.state != Lease.State.ACTIVE:
+        raise Over
+    if sha256 not in {file.sha256 for file in named(wire.JobSpec.model_validate_json(lease.spec))}:
+        raise Forbidden("This file does not belong to this lease's job.")
+    blob = Blob.objects.filter(sha256=sha256).first()
+    if blob is None:
+        raise Missing("The site has lost this file; its people have to be told.")
+    return blob
+
+
+def named(message: Any) -> Iterator[wire.FileRef]:
+    """Yield every file that a message names. Not what only looks like one: free-form parts are an author's words."""
+    if isinstance(message, wire.FileRef):
+        yield message
+    elif isinstance(message, wire.Message):
+        for name in type(message).model_fields:
+            yield from named(getattr(message, name))
+    elif isinstance(message, tuple):
+        for item in message:
+            yield from named(item)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def require_active(lease: Lease) -> None:
+    """Raise Over when the lease has ended. Bring a transaction: the row is locked, where the database can."""
+    if Lease.objects.active(lease).select_for_update().first() is None:
+        raise Over
+
+
+def possessed(job: Job, files: Iterable[wire.FileRef]) -> dict[str, Blob]:
+    """Return those of the files that were sent for this job before, under any of its leases."""
+    blobs = Blob.objects.filter(sha256__in={file.sha256 for file in files}).filter(
+        Q(uploaded_under__job=job) | Q(checkpoints__job=job) | Q(pk__in=JobFile.objects.filter(job=job).values("blob"))
+    )
+    return {blob.sha256: blob for blob in blobs}
+
+
+def complete(job: Job, files: Sequence[wire.FileRef]) -> list[Blob]:
+    """Return the blobs of all files; raise Unacceptable when one is missing, or is not what was said."""
+    check_files(files)
+    here = possessed(job, files)
+    for file in files:
+        if file.sha256 not in here:
+            raise Unacceptable(f"{file.path} has not been sent: upload it first, then say so again.")
+        if here[file.sha256].size != file.size:
+            raise Unacceptable(f"{file.path} has {here[file.sha256].size:,} bytes and not {file.size:,}.")
+    return list(here.values())
+
+
+def check_files(files: Sequence[wire.FileRef]) -> None:
+    """Refuse a list that no honest node sends: it may be laid out as a folder on somebody else's machine."""
+    if len(files) > MAX_FILES:
+        raise Unacceptable(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")
+    paths = [file.path for file in files]
+    if len(set(paths)) != len(paths):
+        raise Unacceptable("Two of the files have the same path.")
+    for path in paths:
+        if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise Unacceptable(f"{path!r} is no path inside a folder.")
+    for file in files:
+        if file.size > settings.BLOB_MAX_BYTES:
+            raise TooLarge(f"{file.path} has {file.size:,} bytes; one file may have {settings.BLOB_MAX_BYTES:,}.")
