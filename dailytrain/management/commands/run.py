@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -180,26 +181,34 @@ def worker_part() -> Part:
 
 
 def node_part(port: int, sandbox: str) -> Part:
-    home = settings.HOME / "node"
+    home, server = settings.HOME / "node", f"http://127.0.0.1:{port}"
     command = [
-        *(sys.executable, "-m", "trainer.cli", "node", "--server", f"http://127.0.0.1:{port}"),
+        *(sys.executable, "-m", "trainer.cli", "node", "--server", server),
         *("--home", str(home), "--name", NODE_NAME, "--sandbox", sandbox),
     ]
     environment = {}
-    if not (home / "identity.json").exists():
-        environment["DAILYTRAIN_TOKEN"] = join_token()
+    if token := join_token(home / "identity.json", server):
+        environment["DAILYTRAIN_JOIN_TOKEN"] = token
     if data := eval_data():
         environment["DAILYTRAIN_DATA"] = str(data)
     return Part("The node", command, log("node"), stop_seconds=30, environment=environment)
 
 
-def join_token() -> str:
-    """Return a token with which this machine's node joins; it is trusted, since it is ours."""
+def join_token(identity: Path, server: str) -> str | None:
+    """Return a token with which this machine's node joins, or comes back as itself; None where it is in already.
+
+    The node is trusted, since it is ours.
+    """
     from scheduler.auth import new_join_token
     from scheduler.models import Node
 
-    Node.objects.filter(name=NODE_NAME).delete()
-    return new_join_token(trusted=True)
+    node = Node.objects.filter(name=NODE_NAME).first()
+    if identity.exists():
+        known = json.loads(identity.read_text())
+        if node and node.token_hash and (known["node"], known["server"]) == (node.pk, server):
+            return None
+        identity.unlink()
+    return new_join_token(trusted=True, renews=node)
 
 
 def eval_data() -> Path | None:
