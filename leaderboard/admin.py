@@ -199,8 +199,8 @@ class ApiTokenAdmin(ApiTokenModelAdmin):
     list_select_related = ("owner",)
     readonly_fields = ("created_at", "last_used_at")
 
-    def get_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> list[str]:
-        return ["name", "owner", "scope", *(["revoked", "created_at", "last_used_at"] if obj else [])]
+    def get_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> tuple[str, ...]:
+        return ("name", "owner", "scope", *(["revoked", "created_at", "last_used_at"] if obj else []))
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> tuple[str, ...]:
         return (*self.readonly_fields, "owner", "scope") if obj else self.readonly_fields

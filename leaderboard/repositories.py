@@ -119,10 +119,18 @@ class Mirror:
             self.git("fetch", "--prune", *QUIET, "--", self.url, "+refs/heads/*:refs/heads/*", "+HEAD:refs/train/HEAD")
 
     def fetch_main(self) -> None:
-        """Bring the main repository's branch in beside, so that the two can be compared."""
+        """Bring the main repository's branch in beside, so that the two can be compared.
+
+        Where it has no such branch (a checkout of one commit, as CI makes it) its HEAD stands for it.
+        """
         url = checked_address(settings.MAIN_REPOSITORY)
         with self.locked():
-            self.git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
+            try:
+                self.git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
+            except RepositoryError as error:
+                if "couldn't find remote ref" not in str(error):
+                    raise
+                self.git("fetch", *QUIET, "--", url, "+HEAD:refs/train/main")
 
     def resolve(self, name: str) -> str:
         """Return the full SHA of a branch, of `HEAD` or of a full or shortened (7 or more digits) SHA.

@@ -135,7 +135,7 @@ class Scoring:
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
         return wire.ScoreOrder(
             dataset=run.season.dataset(),
-            run=wire.FileRef(path=RUN_FILE, sha256=file.blob.sha256, size=file.blob.size),
+            run=storage.reference(file.blob, RUN_FILE),
             checkpoint=wire.Checkpoint.model_validate(run.checkpoint.manifest),
             suite=tuple(run.track.suite),
         )

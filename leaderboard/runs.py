@@ -10,7 +10,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from leaderboard.models import Entry, Run, Season, Track
-from scheduler import storage
+from scheduler import jobs, storage
 from scheduler.models import Blob, Event, Job
 
 SITE = "site"
@@ -93,10 +93,16 @@ def train_job(run: Run, release: Blob) -> dict[str, Any]:
         "author": run.entry.author,
         "needs_labels": run.track.needs_labels,
         "needs_disk_bytes": limits.disk_bytes,
+        "needs_sandbox": needs_sandbox(run),
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
     }
+
+
+def needs_sandbox(run: Run) -> bool:
+    """Whether the code is a stranger's; `main` was reviewed, so a node without a sandbox may run it too."""
+    return run.entry.kind != Entry.Kind.MAIN
 
 
 def priority(run: Run) -> Job.Priority:
@@ -120,6 +126,7 @@ def queue_score(run: Run) -> bool:
             author=run.entry.author,
             needs_trusted=True,
             needs_disk_bytes=limits.disk_bytes,
+            needs_sandbox=needs_sandbox(run),
             release=run.job.release,
             entry=run.entry.bundle,
             limits=limits.model_dump(),
@@ -156,7 +163,7 @@ def retry(run: Run, *, actor: str) -> None:
                 queue_score(run)
         return
     with transaction.atomic():
-        if not run.change(
+        if run.change(
             Run.State.QUEUED,
             since=[Run.State.FAILED],
             actor=actor,
@@ -165,17 +172,7 @@ def retry(run: Run, *, actor: str) -> None:
             cause="",
             finished_at=None,
         ):
-            return
-        Job.objects.filter(pk=run.job.pk, state=Job.State.FAILED).update(
-            state=Job.State.QUEUED,
-            attempts=0,
-            reason="",
-            cause="",
-            stop_requested="",
-            finished_at=None,
-            queued_at=timezone.now(),
-            release=storage.release(),
-        )
+            jobs.retry(run.job, actor)
 
 
 def rerun(run: Run, *, actor: str) -> Run:
@@ -198,4 +195,4 @@ def cancel(run: Run, reason: str, actor: str) -> None:
             finished_at=timezone.now(),
         )
         return
-    cancel_job(job, actor, reason)
+    jobs.cancel(job, actor, reason)

@@ -1,0 +1,201 @@
+"""Real repositories, real files, a site that knows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from leaderboard import intake
+from leaderboard.models import Entry, Run, Season, Track
+from scheduler import storage
+from scheduler.kinds import kind_of
+from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
+
+DICTIONARY = 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n    "smear": "trainer.models.smear",\n}\n'
+FILES = {
+    "README.md": "A train.\n",
+    "trainer/train.py": "print('all aboard')\n",
+    "trainer/models/__init__.py": DICTIONARY,
+    "trainer/models/gpt.py": "class Model:\n    pass\n",
+    "trainer/models/smear.py": "class Model:\n    pass\n",
+}
+GIT = {
+    **os.environ,
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_AUTHOR_NAME": "Ada",
+    "GIT_AUTHOR_EMAIL": "ada@example.org",
+    "GIT_COMMITTER_NAME": "Ada",
+    "GIT_COMMITTER_EMAIL": "ada@example.org",
+}
+
+
+@dataclass
+class Repository:
+    path: Path
+
+    def git(self, *arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=self.path, env=GIT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def write(self, files: dict[str, str | bytes]) -> Repository:
+        for name, contents in files.items():
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+        return self
+
+    def commit(self, message: str, files: dict[str, str | bytes] | None = None) -> str:
+        self.write(files or {})
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+    def fork(self, path: Path) -> Repository:
+        self.git("clone", "--quiet", str(self.path), str(path))
+        return Repository(path)
+
+
+@pytest.fixture
+def main(tmp_path: Path) -> Repository:
+    """The main repository with one commit on `main`."""
+    path = tmp_path / "main"
+    path.mkdir()
+    repository = Repository(path)
+    repository.git("init", "--quiet", "-b", "main")
+    repository.commit("First train", FILES)
+    return repository
+
+
+@pytest.fixture
+def site(main: Repository, tmp_path: Path, settings: Any) -> Any:
+    """A site whose main repository is `main`, with folders of its own."""
+    settings.MAIN_REPOSITORY = str(main.path)
+    settings.MAIN_BRANCH = "main"
+    settings.REPOSITORIES = tmp_path / "repositories"
+    settings.STORAGES = {
+        **settings.STORAGES,
+        "default": {
+            "BACKEND": "django.core.files.storage.FileSystemStorage",
+            "OPTIONS": {"location": str(tmp_path / "storage")},
+        },
+    }
+    return settings
+
+
+@pytest.fixture
+def track(site: Any, db: None) -> Track:
+    """The default track, nightly, of a prepared season."""
+    season = Season.objects.create(
+        name="Season 0", corpus="python-library", tokenizer="bpe:512", limit_bytes=1_000_000, dataset_hash="d" * 64
+    )
+    return Track.objects.create(
+        slug="small",
+        name="Small",
+        season=season,
+        budget="20steps",
+        expected_seconds=10,
+        config={"model": {"depth": 2}, "train": {"batch": 8, "sequence_length": 64}},
+        suite=["blimp"],
+        is_default=True,
+        nightly=True,
+    )
+
+
+@pytest.fixture
+def maintainer(db: None) -> User:
+    return User.objects.create_superuser("mara", password="a long password")
+
+
+@pytest.fixture
+def node(db: None) -> Node:
+    return Node.objects.create(name="cellar", trusted=True, state=Node.State.ONLINE, hardware={"cpus": 2, "gpus": []})
+
+
+@pytest.fixture
+def idea(main: Repository, track: Track) -> Entry:
+    """A proposed entry of main's own `smear`."""
+    return intake.enter(str(main.path), "main", "Smeared keys", "smear", track)
+
+
+@pytest.fixture
+def run(idea: Entry) -> Run:
+    """The queued run of an approved entry."""
+    (made,) = intake.approve(idea, idea.sha, None)
+    return made
+
+
+def lease(job: Job, node: Node) -> Lease:
+    """Give the job to the node, which is done with its last one, and tell the job's kind, as the queue does."""
+    node.leases.update(state=Lease.State.FINISHED)
+    job.refresh_from_db()
+    job.state, job.attempts = Job.State.LEASED, job.attempts + 1
+    job.save()
+    given = Lease.objects.create(
+        job=job, node=node, attempt=job.attempts, token_hash=f"{job.pk}-{job.attempts}", expires_at=timezone.now()
+    )
+    kind_of(job).leased(job, given)
+    return given
+
+
+def hand_back(given: Lease, reason: str = "The node was switched off.") -> None:
+    Lease.objects.filter(pk=given.pk).update(state=Lease.State.LOST)
+    Job.objects.filter(pk=given.job_id).update(state=Job.State.QUEUED)
+    kind_of(given.job).requeued(given.job, reason)
+
+
+def upload(job: Job, step: int) -> Checkpoint:
+    """Leave a checkpoint and `run.json` with the job, as a node does."""
+    weights = storage.keep(b"weights at %d" % step)
+    files = [storage.reference(weights, f"checkpoints/step-{step:08d}/model.safetensors").model_dump()]
+    made = Checkpoint.objects.create(job=job, step=step, manifest={"step": step, "files": files})
+    made.blobs.add(weights)
+    if not job.files.exists():
+        JobFile.objects.create(job=job, path="run.json", blob=storage.keep(b'{"format": 1, "arch": "smear"}'))
+    return made
+
+
+def train_row(step: int, loss: float = 3.0, **fields: Any) -> dict[str, Any]:
+    row = {"kind": "train", "step": step, "fraction": step / 20, "tokens": step * 512, "flops": step * 1e9}
+    return {**row, "seconds": step * 0.5, "loss": loss, "learning_rate": 0.01, "gradient_norm": 1.0, **fields}
+
+
+VERDICT: dict[str, Any] = {
+    "bits_per_byte": 2.5,
+    "nats_per_token": 5.5,
+    "stderr": 0.01,
+    "tokens": 1000,
+    "bytes": 3200,
+    "documents": 12,
+    "arch": "smear",
+    "parameters": 123456,
+    "train_flops": 2e10,
+    "train_seconds": 10.0,
+    "step": 20,
+    "checks": {"prefix": {"cuts": 16, "max_difference": 1e-6}},
+    "suite": {"blimp": {"acc": [0.55, 0.02]}},
+    "suite_missing": ["hellaswag"],
+}
+
+
+def finish(run: Run, node: Node, verdict: dict[str, Any] | None = None) -> Run:
+    """Take a queued run through training and scoring."""
+    assert run.job
+    lease(run.job, node)
+    kind_of(run.job).metrics(run.job, [train_row(10), train_row(20, 2.5)])
+    upload(run.job, 20)
+    kind_of(run.job).done(run.job, {"step": 20})
+    run.refresh_from_db()
+    assert run.score_job
+    lease(run.score_job, node)
+    kind_of(run.score_job).done(run.score_job, verdict or VERDICT)
+    node.leases.update(state=Lease.State.FINISHED)
+    run.refresh_from_db()
+    return run
