@@ -59,7 +59,7 @@ def recover(pk: int) -> bool:
 
 
 def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
-    """The node is free and asks for work: take away what it cannot hold any more, return a lease that it still holds."""
+    """The node asks for work: take away what it cannot hold any more, and return a lease that it still holds."""
     for lease in Lease.objects.held_by(node).select_related("job", "node"):
         if lease.pk in message.abandoned:
             leases.lose(lease, f"{node.name} was restarted.")

@@ -54,7 +54,7 @@ class JoinToken(HttpBearer):
 
 
 class NodeToken(HttpBearer):
-    async def authenticate(self, request: HttpRequest, token: str) -> Node:  # type: ignore[override]
+    async def authenticate(self, request: HttpRequest, token: str) -> Node:
         node = await sync_to_async(auth.node_of)(token)
         pace.check("poll", str(node.pk))
         return node

@@ -74,7 +74,7 @@ def mark_offline(now: datetime) -> int:
     )
 
 
-# --- what its owner asks -----------------------------------------------------------------------------------------------
+# --- what its owner asks ---------------------------------------------------------------------------------------------
 
 
 def drain(node: Node, by: str, why: str = "") -> bool:
@@ -105,6 +105,25 @@ def resume(node: Node, by: str, why: str = "") -> bool:
     )
 
 
+def trust(node: Node, by: str, why: str = "") -> bool:
+    """Let the node score."""
+    return set_trust(node, True, by, f"{node.name} is trusted to score{': ' + why if why else '.'}")
+
+
+def distrust(node: Node, by: str, why: str = "") -> bool:
+    """Let the node score no more. What it is scoring now will not count."""
+    return set_trust(node, False, by, f"{node.name} is no longer trusted to score{': ' + why if why else '.'}")
+
+
+@transaction.atomic
+def set_trust(node: Node, trusted: bool, by: str, sentence: str) -> bool:
+    changed = Node.objects.filter(pk=node.pk, trusted=not trusted).update(trusted=trusted)
+    node.refresh_from_db()
+    if changed:
+        Event.record(by, node, sentence)
+    return changed == 1
+
+
 def set_state(node: Node, to: Node.State, by: str, why: str) -> bool:
     return change(node, to, since=[state for state in Node.State if state != to], by=by, why=why)
 
@@ -119,7 +138,7 @@ def change(node: Node, to: Node.State, *, since: list[Node.State], by: str, why:
     return changed == 1
 
 
-# --- how it does -------------------------------------------------------------------------------------------------------
+# --- how it does -----------------------------------------------------------------------------------------------------
 
 
 def went_well(node: Node) -> None:
@@ -128,7 +147,7 @@ def went_well(node: Node) -> None:
 
 
 def went_badly(node: Node) -> None:
-    """A job failed here for reasons of the machine. After the second in a row the node rests, each time twice as long."""
+    """A job failed here for reasons of the machine. From the second in a row on it rests, twice as long each time."""
     Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
     node.refresh_from_db()
     if node.failures < 2:

@@ -55,7 +55,7 @@ class Unacceptable(Refused):
 
 
 class OtherVersion(Refused):
-    """This node speaks another version of the protocol: update it (`pip install --upgrade dailytrain`) and start it again."""
+    """This node speaks another version of the protocol: update it (`pip install -U dailytrain`) and start it again."""
 
     status = 426
 

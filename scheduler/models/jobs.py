@@ -66,7 +66,7 @@ class Job(models.Model):
     attempts = models.IntegerField(default=0)
     """Leases given so far."""
     failures = models.IntegerField(default=0)
-    """Leases lost or failed by infrastructure since the last new checkpoint: interruption is normal, no progress is not."""
+    """Leases lost or failed by infrastructure since the last new checkpoint. Interruption is normal, standstill not."""
     max_attempts = models.IntegerField(default=5)
     """That many `failures` and the job fails; the model's own failures are not retried."""
     stop_requested = models.CharField(max_length=8, blank=True)

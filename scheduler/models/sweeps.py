@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Sweep(models.Model):
-    """One row: a long gap since the last sweep means that the site was down, and no node is to blame for its silence."""
+    """One row. A long gap since the last sweep: the site was down, and no node is to blame for its silence."""
 
     at = models.DateTimeField()
 

@@ -1,0 +1,41 @@
+"""`manage.py node_state NAME drain`: what a node's owner can ask of it, from the shell."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from scheduler import auth, pool
+from scheduler.models import Node
+
+ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
+    "drain": pool.drain,
+    "pause": pool.pause,
+    "resume": pool.resume,
+    "ban": pool.ban,
+    "trust": pool.trust,
+    "distrust": pool.distrust,
+    "revoke": lambda node, by, why: auth.revoke(node, by),
+}
+BY = "command line"
+
+
+class Command(BaseCommand):
+    help = "Drain, pause, resume, ban, trust or distrust a node, or revoke its token."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name")
+        parser.add_argument("action", choices=ACTIONS)
+        parser.add_argument("--why", default="", help="a sentence that its owner reads")
+
+    def handle(self, *args: Any, name: str, action: str, why: str, **options: Any) -> None:
+        node = Node.objects.filter(name=name).first()
+        if node is None:
+            raise CommandError(f"There is no node called {name!r}.")
+        ACTIONS[action](node, BY, why)
+        trust = "trusted" if node.trusted else "not trusted"
+        token = "" if node.token_hash else ", without a token"
+        self.stdout.write(f"{node.name} is {node.state}, {trust}{token}.")

@@ -1,0 +1,127 @@
+"""Forgetting what nobody needs any more: old output, superseded checkpoints, files that nothing points at.
+
+Never what a run still needs: a checkpoint or file that any row of any app refers to stays, so does the last
+checkpoint of every job, and so does every checkpoint of a job that is not over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
+
+from django.core.files.storage import default_storage
+from django.db import IntegrityError
+from django.db.models import ManyToOneRel, Q
+from django.db.models.deletion import ProtectedError
+from django.utils import timezone
+
+from scheduler import jobs, storage, uploads
+from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
+from trainer import wire
+
+logger = logging.getLogger(__name__)
+
+LOG_DAYS = 30
+CHECKPOINT_DAYS = 2
+"""After the end of its job a superseded checkpoint is kept so long, for a look or an appeal."""
+UPLOAD_HOURS = 24
+"""So long a file may lie here without belonging to anything: its checkpoint may still be on its way."""
+JOIN_TOKEN_DAYS = 30
+
+
+def forget_old(now: datetime | None = None) -> None:
+    """Forget whatever is due. Safe to run at any time."""
+    now = now or timezone.now()
+    LogChunk.objects.filter(lease__ended_at__lt=now - timedelta(days=LOG_DAYS)).delete()
+    JoinToken.objects.filter(expires_at__lt=now - timedelta(days=JOIN_TOKEN_DAYS)).delete()
+    checkpoints = forget_checkpoints(now)
+    let_go_of_uploads(now)
+    files = forget_blobs(now) + forget_strays(now)
+    if checkpoints or files:
+        logger.info("Forgot %s superseded checkpoints and %s files", checkpoints, files)
+
+
+def forget_checkpoints(now: datetime) -> int:
+    """Drop superseded checkpoints of jobs that are over; return how many."""
+    due = Checkpoint.objects.filter(
+        job__state__in=jobs.OVER, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
+    ).select_related("job")
+    return sum(forget_checkpoint(checkpoint) for checkpoint in due if is_superseded(checkpoint))
+
+
+def is_superseded(checkpoint: Checkpoint) -> bool:
+    return Checkpoint.objects.filter(job=checkpoint.job_id, step__gt=checkpoint.step).exists()
+
+
+def forget_checkpoint(checkpoint: Checkpoint) -> bool:
+    """Drop one checkpoint, unless a row elsewhere (a run that is scored from it) points at it."""
+    for relation in Checkpoint._meta.get_fields(include_hidden=True):
+        if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:
+            rows = relation.related_model._base_manager.filter(**{relation.field.name: checkpoint})
+            if rows.exists():
+                return False
+    try:
+        checkpoint.delete()
+    except (ProtectedError, IntegrityError):  # pointed at just now
+        return False
+    return True
+
+
+def let_go_of_uploads(now: datetime) -> None:
+    """What was sent under a lease that ended a while ago is kept for what was made of it, no longer for itself."""
+    ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
+    Lease.uploads.through.objects.filter(lease__in=ended).delete()
+
+
+def forget_blobs(now: datetime) -> int:
+    """Drop files that nothing points at and that no lease in force names; return how many."""
+    named = named_in_force()
+    unused = Blob.objects.filter(
+        Q(checkpoints=None) & Q(uploaded_under=None), created_at__lt=now - timedelta(hours=UPLOAD_HOURS)
+    )
+    return sum(forget(sha256) for sha256 in unused.values_list("sha256", flat=True) if sha256 not in named)
+
+
+def forget(sha256: str) -> bool:
+    try:
+        return storage.forget(sha256)
+    except IntegrityError:  # pointed at just now
+        return False
+
+
+def named_in_force() -> set[str]:
+    """Return the files that a node may still come and fetch."""
+    specs = Lease.objects.filter(state=Lease.State.ACTIVE).exclude(spec="").values_list("spec", flat=True)
+    return {file.sha256 for spec in specs for file in uploads.named(wire.JobSpec.model_validate_json(spec))}
+
+
+# --- files without a row ---------------------------------------------------------------------------------------------
+
+
+def forget_strays(now: datetime) -> int:
+    """Drop files that a crash left in the storage before they counted; return how many."""
+    before = now - timedelta(hours=UPLOAD_HOURS)
+    strays = [name for name in stored() if not Blob.objects.filter(name=name).exists() and is_older(name, before)]
+    for name in strays:
+        default_storage.delete(name)
+    return len(strays)
+
+
+def stored() -> Iterator[str]:
+    """Yield the names of all files under `blobs/`, folder by folder."""
+    try:
+        folders, _ = default_storage.listdir("blobs")
+    except FileNotFoundError:
+        return
+    for folder in folders:
+        for file in default_storage.listdir(f"blobs/{folder}")[1]:
+            yield str(PurePosixPath("blobs", folder, file))
+
+
+def is_older(name: str, than: datetime) -> bool:
+    try:
+        return default_storage.get_modified_time(name) < than
+    except FileNotFoundError:  # gone meanwhile
+        return False

