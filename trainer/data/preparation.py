@@ -1,7 +1,7 @@
 """From a corpus to a dataset folder: read and spool, split, train the tokenizer, tokenise, and the manifest last.
 
 Everything goes into a folder beside the destination, which takes its name in one rename at the end: a dataset folder
-is whole or not there. Memory is bounded by the longest document (16 MiB for plain text) and a batch of 8 MiB.
+is whole or not there. Memory is bounded by the longest document (16 MiB for plain text) and a batch of 2 MiB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.data.tokenizer import Tokenizer, TokenizerSpec, train_bpe
 FORMAT = 1
 MANIFEST = "manifest.json"
 SAMPLE = 4 << 20  # bytes of text that a tokenizer is trained on, spread over the train split
-BATCH = 8 << 20  # bytes of text tokenised at once
+BATCH = 2 << 20  # bytes of text tokenised at once
 Advance = Callable[[int], None]  # called with bytes of text done
 SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 

@@ -34,6 +34,7 @@ LARGEST_VOCABULARY = 1 << 20
 NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Longer texts are encoded in pieces of about this size: all cores work on one book, and memory stays bounded.
 PIECE = 1 << 16  # characters
+GROUP = 1 << 21  # characters given to the library at once
 
 
 class TokenizerError(ValueError):
@@ -72,12 +73,26 @@ class Tokenizer:
         for text in texts:
             pieces.extend(_pieces(text))
             ends.append(len(pieces))
-        encoded = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
+        encoded = self._encode_pieces(pieces)
         batch, start = [], 0
         for end in ends:
-            batch.append([token for piece in encoded[start:end] for token in piece.ids])
+            batch.append([token for ids in encoded[start:end] for token in ids])
             start = end
         return batch
+
+    def _encode_pieces(self, pieces: list[str]) -> list[list[int]]:
+        """In groups: beside each id the library keeps about a hundred bytes of other things."""
+        encoded: list[list[int]] = []
+        group: list[str] = []
+        size = 0
+        for piece in pieces:
+            group.append(piece)
+            size += len(piece)
+            if size >= GROUP or len(group) + len(encoded) == len(pieces):
+                batch = self._backend.encode_batch_fast(group, add_special_tokens=False)
+                encoded.extend(encoding.ids for encoding in batch)
+                group, size = [], 0
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out, bytes that are no UTF-8 become U+FFFD (a cut in a character)."""
