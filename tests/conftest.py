@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import pytest
 
 # Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
@@ -19,6 +20,7 @@ HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+django.setup()  # and before the folders' own conftest.py import models
 
 
 @pytest.fixture(autouse=True)
