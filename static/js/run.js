@@ -51,6 +51,7 @@ class Plot {
   draw(anew) {
     if (!this.data?.train.step.length) return;
     const columns = joined(this.data, this.x);
+    this.figure.dataset.points = this.data.train.step.at(-1);
     if (this.uplot && !anew) {
       this.ends = this.data.end[this.x];
       this.uplot.setData(columns, !this.zoomed);

@@ -1,0 +1,112 @@
+"""What moves while a visitor looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from leaderboard.models import Run
+from scheduler.models import Event
+from tests.browser import scene
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+def arrive(run: Run) -> None:
+    Run.objects.filter(pk=run.pk).update(
+        state=Run.State.FINISHED, bits_per_byte=1.9876, bits_per_byte_stderr=0.006, revision=run.revision + 10_000
+    )
+    Event.record("site", run, "It is on the board.")
+
+
+def test_the_boards_curve_moves_when_points_arrive(open_page: Callable[..., Page]) -> None:
+    train = scene.night()["train"]
+    page = open_page("/")
+    curve = page.locator("#train path.smooth")
+    before = curve.get_attribute("d")
+    expect(page.locator("#train")).to_contain_text("1 min 16 s")
+
+    scene.points(train, 521, 700)
+
+    expect(page.locator("#train")).to_contain_text("40 s", timeout=6000)
+    assert curve.get_attribute("d") != before
+
+
+def test_a_run_that_arrives_takes_its_place_without_a_reload(open_page: Callable[..., Page]) -> None:
+    train = scene.night()["train"]
+    page = open_page("/")
+    page.evaluate("window.sameDocument = true")
+    expect(page.locator("table.board tbody tr")).to_have_count(3)
+
+    arrive(train)
+
+    expect(page.locator("table.board tbody tr")).to_have_count(4, timeout=6000)
+    expect(page.locator("table.board tbody tr").first).to_contain_text("1.9876")
+    assert page.evaluate("window.sameDocument")
+
+
+def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[..., Page]) -> None:
+    train = scene.night()["train"]
+    page = open_page(train.get_absolute_url())
+    expect(page.locator(".plot canvas")).to_be_visible()
+    expect(page.locator("svg.drawing")).to_have_count(0)
+    page.locator(".plot .u-over").hover(position={"x": 200, "y": 100})
+    expect(page.locator(".u-legend")).to_contain_text("training loss")
+    assert page.locator(".u-legend .u-value").nth(1).inner_text() not in ("", "–", "--")
+
+    scene.points(train, 521, 700)
+
+    expect(page.locator("#head")).to_contain_text("40 s", timeout=6000)
+    page.wait_for_function("document.querySelector('#curve').dataset.points === '700'", timeout=6000)
+
+
+def test_the_x_axis_changes_without_leaving_the_page(open_page: Callable[..., Page]) -> None:
+    best = scene.night()["best"]
+    page = open_page(best.get_absolute_url())
+    expect(page.locator(".plot canvas")).to_be_visible()
+
+    page.get_by_role("link", name="time", exact=True).click()
+
+    expect(page.locator(".u-legend")).to_contain_text("training time")
+    assert page.url.endswith("?x=seconds")
+
+
+def test_a_finished_run_is_asked_about_once(open_page: Callable[..., Page]) -> None:
+    best = scene.night()["best"]
+    asked = []
+    page = open_page("/nodes/")
+    page.on("request", lambda request: asked.append(request.url) if "live.json" in request.url else None)
+
+    page.goto(best.get_absolute_url())
+    page.wait_for_timeout(5000)
+
+    assert len([url for url in asked if f"/runs/{best.pk}/" in url]) == 1
+
+
+def test_open_details_and_focus_survive_a_renewal(open_page: Callable[..., Page]) -> None:
+    train = scene.night()["train"]
+    page = open_page(train.get_absolute_url())
+    page.get_by_text("The numbers behind the curve").click()
+    page.get_by_role("link", name="steps").focus()
+
+    Event.record("node:this-machine", train, "A checkpoint was kept at step 600.")
+
+    expect(page.locator(".timeline")).to_contain_text("A checkpoint was kept", timeout=6000)
+    expect(page.get_by_role("caption")).to_be_visible()
+    expect(page.get_by_role("link", name="steps")).to_be_focused()
+
+
+def test_times_are_in_the_readers_zone_with_utc_at_hand(open_page: Callable[..., Page]) -> None:
+    best = scene.night()["best"]
+    page = open_page(best.get_absolute_url())
+
+    time = page.locator(".route time").first
+
+    expect(time).not_to_contain_text("UTC")
+    assert (time.get_attribute("title") or "").endswith(" UTC")
+    at = datetime.fromisoformat(time.get_attribute("datetime") or "")
+    expect(time).to_have_text(f"{at.astimezone(ZoneInfo('Europe/Berlin')):%H:%M}")

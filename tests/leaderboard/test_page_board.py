@@ -1,0 +1,143 @@
+"""The board and its small JSON."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from leaderboard.departures import departures
+from leaderboard.models import Run
+from scheduler.models import Event, Node
+from tests.browser import scene
+
+pytestmark = pytest.mark.django_db
+
+
+def words(html: bytes) -> str:
+    """The page as it reads, without its tags."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.decode()).replace("\xa0", " "))
+
+
+def test_a_site_without_tracks_says_what_will_be_here(client: Client) -> None:
+    answer = client.get("/")
+
+    assert answer.status_code == 200
+    assert "make run" in words(answer.content)
+
+
+def test_an_empty_track_says_how_to_fill_it(client: Client) -> None:
+    scene.track()
+
+    page = words(client.get("/").content)
+
+    assert "No train is running" in page
+    assert "Nothing has arrived on this track yet" in page
+    assert "manage.py enter" in page
+
+
+def test_tonights_train_stands_on_top_with_its_node_its_pace_and_its_curve(client: Client) -> None:
+    night = scene.night()
+
+    answer = client.get("/")
+    page = words(answer.content)
+
+    assert "Tonight’s train running main" in page
+    assert "on this-machine" in page
+    assert "1 min 16 s" in page
+    assert "left of 3 min" in page
+    assert b'class="smooth" d="M' in answer.content
+    assert f"/tracks/{night['track'].slug}/live.json" in answer.content.decode()
+
+
+def test_the_best_is_first_and_numbers_carry_their_error(client: Client) -> None:
+    scene.night()
+
+    page = words(client.get("/").content)
+
+    assert page.index("2.0412 ± 0.0071") < page.index("2.0688 ± 0.0074") < page.index("2.3127 ± 0.0093")
+
+
+def test_what_waits_and_what_failed_have_their_reasons(client: Client) -> None:
+    scene.night()
+
+    page = words(client.get("/").content)
+
+    assert "It leaves when the trains before it have arrived." in page
+    assert "A maintainer has to approve commit beef1c7b first." in page
+    assert "The loss became NaN at step 212." in page
+
+
+def test_the_board_takes_few_queries_however_many_rows(
+    client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    night = scene.night()
+    for seed in range(20, 40):
+        scene.scored(night["entry"], 2.1, 0.01, steps=2, seed=seed)
+        scene.run(night["entry"], seed=100 + seed, state=Run.State.QUEUED)
+
+    with django_assert_max_num_queries(10):
+        client.get("/")
+
+
+def test_the_live_answer_changes_only_when_something_did(client: Client) -> None:
+    night = scene.night()
+    address = "/tracks/three-minutes/live.json"
+
+    first = client.get(address)
+    again = client.get(address, headers={"if-none-match": first["ETag"]})
+    scene.points(night["train"], 521, 530)
+    moved = client.get(address, headers={"if-none-match": first["ETag"]})
+
+    assert first.status_code == 200
+    assert "main" in first.json()["parts"]["train"]
+    assert again.status_code == 304
+    assert moved.status_code == 200
+    assert moved.json()["revision"] == first.json()["revision"]
+
+
+def test_a_change_of_state_asks_open_pages_to_load_anew(client: Client) -> None:
+    night = scene.night()
+    address = "/tracks/three-minutes/live.json"
+    before = client.get(address).json()["revision"]
+
+    Event.record("site", night["train"], "Training is over; it is being scored.")
+
+    assert client.get(address).json()["revision"] > before
+
+
+def test_a_node_without_a_sandbox_is_announced_on_every_page(client: Client) -> None:
+    scene.night()
+    assert "No sandbox" not in words(client.get("/").content)
+
+    Node.objects.update(hardware={"sandboxes": ["none"]})
+
+    for address in ("/", "/queue/", "/nodes/", "/runs/1/", "/entries/1/"):
+        assert "No sandbox. this-machine runs" in words(client.get(address).content)
+
+
+def test_an_unknown_address_is_refused_in_our_voice(client: Client) -> None:
+    answer = client.get("/tracks/nowhere/")
+
+    assert answer.status_code == 404
+    assert "This train does not stop here" in words(answer.content)
+
+
+def test_departures_are_estimated_in_the_order_of_the_queue() -> None:
+    night = scene.night()
+    now = timezone.now()
+    live, waiting = [night["train"]], list(Run.objects.queued())
+
+    one = departures(waiting, live, 1, now)
+    two = departures(waiting, live, 2, now)
+    none = departures(waiting, [], 0, now)
+
+    left = timedelta(seconds=night["train"].seconds_left)
+    assert [line.leaves_at for line in one] == [now + left, now + left + timedelta(seconds=180)]
+    assert [line.leaves_at for line in two] == [now, now + left]
+    assert [line.leaves_at for line in none] == [None, None]
+    assert none[0].reason == "No node is online. It leaves as soon as one is."

@@ -1,0 +1,100 @@
+"""Curves as pictures."""
+
+from __future__ import annotations
+
+import pytest
+
+from leaderboard import charts, figures
+from leaderboard.models import Run
+from tests.browser import scene
+
+
+def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+    values = [5.0] * 10_000
+    values[4321], values[8765] = 99.0, -99.0
+
+    kept = charts.thin(values, 100)
+
+    assert len(kept) <= 100
+    assert {0, 4321, 8765, 9999} <= set(kept)
+    assert kept == sorted(kept)
+
+
+def test_a_short_series_is_not_thinned() -> None:
+    assert charts.thin([3.0, 1.0, 2.0], 100) == [0, 1, 2]
+
+
+def test_smoothing_follows_a_steep_start_and_calms_the_rest() -> None:
+    steep = [9.0, 7.0, 5.0, *([4.0, 4.4] * 200)]
+
+    calm = charts.smooth(steep)
+
+    assert calm[0] == 9.0
+    assert calm[3] < 5.5
+    assert max(calm[-50:]) - min(calm[-50:]) < 0.1
+
+
+@pytest.mark.parametrize(("low", "high"), [(3.1, 9.0), (2.04, 2.31), (0.0, 1e-3), (-2.0, 400.0)])
+def test_an_axis_has_a_handful_of_round_ticks(low: float, high: float) -> None:
+    ticks = charts.y_steps(low, high)
+
+    assert 2 <= len(ticks) <= 6
+    assert all(low <= tick <= high for tick, _ in ticks)
+    assert len({label for _, label in ticks}) == len(ticks)
+
+
+def test_time_ticks_fall_on_minutes() -> None:
+    assert charts.x_steps("seconds", 180.0) == [0, 30, 60, 90, 120, 150, 180]
+
+
+def test_whiskers_share_one_scale() -> None:
+    first, second = charts.whiskers([(2.0, 0.01), (2.2, 0.05)])
+
+    assert 0 < first.low < first.dot < first.high < second.dot < second.high < 100
+    assert second.width == pytest.approx(5 * first.width, rel=0.01)
+
+
+@pytest.mark.django_db
+def test_an_unfinished_curve_leaves_room_for_the_rest() -> None:
+    train = scene.running(scene.entry(scene.track(), "main"), 450)
+
+    half = charts.picture(train, charts.curve_of(train))
+
+    assert half is not None
+    assert half.last is not None
+    assert half.last.x == pytest.approx(50, abs=1)
+    train.state = Run.State.FAILED
+    whole = charts.picture(train, charts.curve_of(train))
+    assert whole is not None
+    assert whole.last is not None
+    assert whole.last.x == 100
+
+
+@pytest.mark.django_db
+def test_nothing_is_drawn_before_the_first_step() -> None:
+    train = scene.running(scene.entry(scene.track(), "main"), 0)
+
+    assert charts.picture(train, charts.curve_of(train)) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (figures.compact(3_410_432), "3.41 M"),
+        (figures.compact(999_999), "1 M"),
+        (figures.compact(520), "520"),
+        (figures.power(3.7e13), "3.7 × 10¹³"),
+        (figures.binary(16 * 2**30), "16 GiB"),
+        (figures.duration(43), "43 s"),
+        (figures.duration(125), "2 min 05 s"),
+        (figures.duration(11_520), "3 h 12 min"),
+        (figures.duration(190_000), "2 d 04 h"),
+        (figures.budget("180s"), "3 min"),
+        (figures.budget("3B-tokens"), "3 B tokens"),
+        (figures.budget("500steps"), "500 steps"),
+        (figures.budget("1e19flops"), "1.0 × 10¹⁹ FLOPs"),
+        (figures.budget("whatever"), "whatever"),
+    ],
+)
+def test_numbers_are_written_as_people_read_them(written: str, said: str) -> None:
+    assert written.replace(figures.SPACE, " ") == said
