@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.dataset import Dataset, DatasetError, prepare
@@ -28,6 +28,7 @@ def batches(loader: PackedLoader, count: int) -> Iterator[list[list[int]]]:
         yield torch.cat([inputs, targets], dim=1).tolist()
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 5000), seed=st.integers(-(2**40), 2**80))
 def test_a_permutation_visits_every_number_once(size: int, seed: int) -> None:
     assert sorted(permute(np.arange(size), size, seed)) == list(range(size))
@@ -70,6 +71,7 @@ def test_targets_are_the_inputs_one_step_on(dataset: Dataset) -> None:
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
+@settings(deadline=None)
 @given(
     before=st.integers(0, 60), batch=st.integers(1, 9), length=st.sampled_from([40, 111]), seed=st.integers(0, 2**63)
 )
@@ -84,6 +86,7 @@ def test_restoring_anywhere_goes_on_exactly(dataset: Dataset, before: int, batch
     assert loader.state() == resumed.state()
 
 
+@settings(deadline=None)
 @given(batch=st.integers(1, 7), epochs=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_each_block_comes_exactly_once_an_epoch(dataset: Dataset, batch: int, epochs: int, seed: int) -> None:
     loader = PackedLoader(dataset, "dev", batch, length=50, seed=seed)
@@ -150,6 +153,7 @@ def test_in_order_goes_through_the_split_once_without_overlap(dataset: Dataset) 
     assert sum(len(inputs) for inputs, _ in in_order(dataset, "dev", batch=4, length=length, limit=5)) == 5
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), data=st.data())
 def test_a_stream_over_shards_reads_like_one_array(sizes: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)

@@ -66,13 +66,22 @@ def test_bad_input_is_one_clear_line_and_exit_2(
     assert printed.err.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_with_130_and_leaves_nothing(tmp_path: Path) -> None:
-    script = "import sys; from trainer.data.prepare_command import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "--corpus", "python-library", "--out", str(tmp_path / "out"), "--json"]
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_it_with_130_and_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.data.prepare_command",
+        "--corpus",
+        "python-library",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not (tmp_path / ".out.preparing" / "spool").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""

@@ -4,7 +4,7 @@ import hashlib
 import random
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.corpora import Document
@@ -19,6 +19,7 @@ def keys_of(count: int) -> np.ndarray:
     return np.array([int.from_bytes(digest[:8], "big") for digest in digests], dtype=np.uint64)
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 1000))
 def test_the_order_of_documents_does_not_matter(lengths: list[int], seed: int) -> None:
     keys, sizes = keys_of(len(lengths)), np.array(lengths, dtype=np.uint64)
@@ -29,6 +30,7 @@ def test_the_order_of_documents_does_not_matter(lengths: list[int], seed: int) -
         assert (straight[order] == shuffled).all()
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS)
 def test_every_split_has_enough_and_train_by_far_the_most(lengths: list[int]) -> None:
     sizes = np.array(lengths, dtype=np.uint64)
@@ -53,6 +55,7 @@ def test_many_documents_are_split_by_hash_alone_one_percent_each() -> None:
         assert 0.008 < (many == split).mean() < 0.012
 
 
+@settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab \n.é😀"), max_size=400), size=st.integers(1, 50))
 def test_pieces_are_the_whole_document_and_none_is_much_too_long(text: str, size: int) -> None:
     pieces = list(cut(Document("a", text), size))
@@ -67,6 +70,7 @@ def test_a_piece_ends_with_a_paragraph_where_it_can() -> None:
     assert [piece.text for piece in cut(document, 11)] == ["one two\nthree\n\n", "four five six ", "seven"]
 
 
+@settings(deadline=None)
 @given(keys=st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 1 << 40, 2 << 40, 2**64 - 1])))
 def test_seen_keys_are_a_set(keys: list[int]) -> None:
     seen, model = SeenKeys(), set()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.corpora import open_corpus
@@ -44,6 +44,7 @@ def tokenizer(request: pytest.FixtureRequest, trained: Tokenizer) -> Tokenizer:
     return TokenizerSpec.parse(specs[request.param]).given if request.param in specs else trained
 
 
+@settings(deadline=None)
 @given(text=ANY_TEXT | st.sampled_from([HARD, "", " ", HARD * 3]))
 def test_any_text_comes_back_and_its_bytes_are_counted(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)

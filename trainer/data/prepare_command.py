@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,9 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0, 2 for what the user can mend (one line on standard error), 130 when interrupted."""
+    """Return 0, 2 for what the user can mend (one line on standard error), 130 when interrupted or stopped."""
     options = _parser().parse_args(argv)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop cleans up as Ctrl-C does
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
         dataset = prepare(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
@@ -24,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(str(error), 2)
     except KeyboardInterrupt:
         return _failed("Interrupted; nothing was kept", 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(json.dumps(_answer(dataset)) if options.json else _summary(dataset))  # noqa: T201
     return 0
 
@@ -74,3 +78,7 @@ def _summary(dataset: Dataset) -> str:
 def _failed(sentence: str, code: int) -> int:
     print(sentence, file=sys.stderr)  # noqa: T201
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,27 +1,28 @@
-"""How far a preparation is, on standard error: bars on a terminal, a line a phase elsewhere."""
+"""How far a preparation is, on standard error: bars on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
+PATIENCE = 15.0  # seconds between two lines of a log
 
-@dataclass(slots=True)
+
 class Phase:
-    """A counter of bytes that a bar follows."""
+    """Counts the bytes that are done, and passes them on."""
 
-    bar: Progress | None = None
-    task: int = 0
-    done: int = 0
+    def __init__(self, show: Callable[[int], None]) -> None:
+        self._show = show
+        self.done = 0
 
     def advance(self, amount: int) -> None:
         self.done += amount
-        if self.bar is not None:
-            self.bar.advance(self.task, amount)  # type: ignore[arg-type]
+        self._show(self.done)
 
 
 @dataclass(slots=True)
@@ -39,11 +40,23 @@ class Reporter:
     def phase(self, title: str, total: int | None = None) -> Iterator[Phase]:
         """`total` bytes of work; None where the end is not known."""
         if not self.wanted:
-            yield Phase()
+            yield Phase(lambda _: None)
         elif not self.console.is_terminal:
             self.say(f"{title} ...")
-            yield Phase()
+            yield Phase(self._lines(title))
         else:
             columns = [TextColumn("{task.description:24}"), BarColumn(), DownloadColumn(binary_units=True)]
             with Progress(*columns, TransferSpeedColumn(), TimeElapsedColumn(), console=self.console) as bar:
-                yield Phase(bar, bar.add_task(title, total=total))
+                task = bar.add_task(title, total=total)
+                yield Phase(lambda done: bar.update(task, completed=done))
+
+    def _lines(self, title: str) -> Callable[[int], None]:
+        last = time.monotonic()
+
+        def show(done: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= PATIENCE:
+                last = time.monotonic()
+                self.say(f"{title}: {done / (1 << 20):,.0f} MiB so far ...")
+
+        return show
