@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.sandbox.box import Box, Limits, Mount, SandboxError, Stream
+from trainer.sandbox.cgroup import ControlGroup
 from trainer.sandbox.meter import PROC, THREADS, Meter, parent, processes
 from trainer.sandbox.process import Process, first_line
 
@@ -67,8 +68,10 @@ class BubblewrapProcess(Process):
         """The first process inside: when it dies all others are killed, and it is gone only after them."""
         self._first_handle: int | None = None
         self._handling = threading.Lock()
+        self._group: ControlGroup | None = None
 
     def _launch(self) -> subprocess.Popen[bytes]:
+        self._group = ControlGroup.make(self._box.limits.processes * THREADS)
         reading, writing = os.pipe()
         try:
             popen = subprocess.Popen(
@@ -78,9 +81,11 @@ class BubblewrapProcess(Process):
                 stderr=self._streams[1],
                 pass_fds=[*self._box.pass_fds, writing],
                 start_new_session=True,
+                preexec_fn=self._group.join if self._group else None,
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             os.close(reading)
+            self._leave_group()
             raise SandboxError(f"Bubblewrap could not be started: {error}.") from error
         finally:
             os.close(writing)
@@ -114,14 +119,18 @@ class BubblewrapProcess(Process):
             self._popen.kill()
 
     def _gone(self) -> None:
-        if self._first_handle is None:
-            return
-        ended = select.poll()
-        ended.register(self._first_handle, select.POLLIN)
-        ended.poll()
-        with self._handling:
-            os.close(self._first_handle)
-            self._first_handle = None
+        if self._first_handle is not None:
+            ended = select.poll()
+            ended.register(self._first_handle, select.POLLIN)
+            ended.poll()
+            with self._handling:
+                os.close(self._first_handle)
+                self._first_handle = None
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group.remove()
 
 
 def started(pid: int) -> int:

@@ -1,6 +1,6 @@
 """What a tree of processes uses, read from /proc, against its limits.
 
-Needed beside prlimit because RLIMIT_NPROC does not bind root, and because no rlimit counts a whole tree or a folder.
+Needed beside prlimit because no rlimit counts a whole tree or a folder, and to put into words what was too much.
 
 Not covered: an open file that is on its way through a socket (SCM_RIGHTS) and open nowhere else; what is used between
 two looks (a tenth of a second). Without /proc (macOS) only wall time and disk are metered.
@@ -18,7 +18,7 @@ from pathlib import Path
 FILE_BYTES = 4096
 """The least a file or folder counts: its inode and its name take room too."""
 FILES = 50_000
-THREADS = 64
+THREADS = 16
 """Per allowed process, all of them together."""
 OURS = 2
 """Programs of the sandbox itself in the tree: one outside, one as the first process inside."""
