@@ -185,6 +185,8 @@ if SITE_URL.startswith("https://"):
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
+BODY_MAX_BYTES = 8 * 2**20
+"""Of any request but the upload of a node's file."""
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

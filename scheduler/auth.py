@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hmac import compare_digest
 from typing import Literal
 
@@ -58,9 +58,13 @@ def new_join_token(
         labels=list(labels),
         owner=owner,  # type: ignore[misc]
         renews=renews,
-        expires_at=timezone.now() + timedelta(hours=hours),
+        expires_at=expiry(hours),
     )
     return token
+
+
+def expiry(hours: float) -> datetime:
+    return timezone.now() + timedelta(hours=hours)
 
 
 def register(token: str, message: wire.Register) -> tuple[Node, str]:
@@ -161,8 +165,11 @@ def refuse_banned(node: Node) -> None:
 # --- the owner's word ----------------------------------------------------------------------------------------------
 
 
-def revoke(node: Node, actor: str) -> None:
-    """Make the node's token worthless. Its lease runs out by itself, unheard."""
-    if Node.objects.filter(pk=node.pk, token_hash__isnull=False).update(token_hash=None):
-        Event.record(actor, node, f"The token of {node.name} was revoked.")
+@transaction.atomic
+def revoke(node: Node, actor: str) -> bool:
+    """Make the node's token worthless; return whether it had one. Its lease runs out by itself, unheard."""
+    revoked = Node.objects.filter(pk=node.pk, token_hash__isnull=False).update(token_hash=None)
     node.refresh_from_db()
+    if revoked:
+        Event.record(actor, node, f"The token of {node.name} was revoked.")
+    return revoked == 1

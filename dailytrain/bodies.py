@@ -1,0 +1,82 @@
+"""No request body larger than its address takes, refused before it fills the disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+UPLOAD = re.compile(r"/api/node/v1/leases/\d+/blobs/[0-9a-f]{64}")
+ANSWER = b'{"detail": "That is larger than the site takes at this address."}'
+
+
+class TooLong(Exception):
+    """The body has more bytes than this address takes."""
+
+
+class BodyLimit:
+    """Wraps the application: Django under ASGI keeps a whole body on disk before any view is asked."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.application(scope, receive, send)
+            return
+        limit = limit_of(scope)
+        if declared(scope) > limit:
+            await refuse(send)
+            return
+        started = False
+
+        async def noted(message: Mapping[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.application(scope, counted(receive, limit), noted)
+        except TooLong:
+            if not started:
+                await refuse(send)
+
+
+def limit_of(scope: Scope) -> int:
+    upload = scope["method"] == "PUT" and UPLOAD.fullmatch(scope["path"])
+    limit: int = settings.BLOB_MAX_BYTES if upload else settings.BODY_MAX_BYTES
+    return limit
+
+
+def declared(scope: Scope) -> int:
+    """Return the length that the request states; 0 when it states none, or nonsense (the server refuses that)."""
+    value = dict(scope["headers"]).get(b"content-length", b"0")
+    return int(value) if value.isdigit() else 0
+
+
+def counted(receive: Receive, limit: int) -> Receive:
+    """Return `receive` that raises TooLong after `limit` bytes: a body need not state its length."""
+    received = 0
+
+    async def count() -> Mapping[str, Any]:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise TooLong
+        return message
+
+    return count
+
+
+async def refuse(send: Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": ANSWER})
