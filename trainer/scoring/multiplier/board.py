@@ -1,0 +1,306 @@
+"""All entries of one track beside each other: multipliers, verdicts, ties, and the seeds that would settle them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypedDict
+
+import numpy as np
+from scipy.special import fdtrc
+
+from trainer.scoring.multiplier.ladder import Array, Ladder, pooled
+from trainer.scoring.multiplier.reading import (
+    CONFIDENCE,
+    SLOPE_DOUBT,
+    Reading,
+    difference,
+    read,
+    seeds_against_baseline,
+    seeds_between,
+)
+from trainer.scoring.multiplier.records import Challenge, Standing, challenge
+from trainer.scoring.multiplier.results import Axis, Result, ResultsError
+from trainer.scoring.multiplier.samples import Sample, by_rung, most_runs, nearest
+
+SCATTER_LEVEL = 0.001
+"""An entry's own runs may scatter more than the baseline's by chance this often before its interval is withdrawn."""
+
+
+FAR_OFF = 1000.0
+"""A full budget this many times off all of the baseline's runs is a mistake of units."""
+
+
+class Verdict(StrEnum):
+    """What is known of an entry. These sentences are stable: other programs may compare them."""
+
+    BASELINE = "the baseline"
+    BETTER = "better than the baseline"
+    WORSE = "worse than the baseline"
+    TIED = "tied with the baseline"
+    VOID = "not resolvable: no run has its compute on this axis"
+    ONE_RUNG = "not resolvable: the baseline has runs at one compute only"
+    NOT_FALLING = "not resolvable: the baseline's loss does not fall with compute"
+    OFF_THE_CURVE = "not resolvable: the baseline's curve never reaches this loss"
+    SLOPE = "not resolvable: the baseline's slope is known to no better than 10 %"
+    NO_REPEATS = "not resolvable: the baseline was never repeated at one compute, so its noise is unknown"
+    NO_NOISE = "not resolvable: the baseline's repeats are identical, so its noise is unknown"
+    SCATTER = "not resolvable: its own runs scatter far more than the baseline's"
+
+    @property
+    def resolved(self) -> bool:
+        """Whether there is an interval."""
+        return self in {Verdict.BASELINE, Verdict.BETTER, Verdict.WORSE, Verdict.TIED}
+
+    @property
+    def has_multiplier(self) -> bool:
+        """Whether there is at least a number: without an interval, it is only indicative."""
+        return self.resolved or self in {Verdict.NO_REPEATS, Verdict.NO_NOISE, Verdict.SCATTER}
+
+
+class EstimateDict(TypedDict):
+    entry: str
+    cm: float | None
+    low: float | None
+    high: float | None
+    runs: int
+    verdict: str
+    tied_with: list[str]
+    seeds_needed: int | None
+    extrapolated: bool
+
+
+class LadderDict(TypedDict):
+    b0: float | None
+    slope: float | None
+    curvature: float | None
+    sigma: float | None
+
+
+class BoardDict(TypedDict):
+    entries: list[EstimateDict]
+    ladder: LadderDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One entry's row."""
+
+    entry: str
+    cm: float | None = None
+    """None where it cannot be read off the ladder at all."""
+    low: float | None = None
+    """95 % interval. None where the noise is unknown."""
+    high: float | None = None
+    runs: int = 0
+    """How many runs were used: those at the entry's rung nearest the full budget, one for each seed."""
+    verdict: Verdict
+    tied_with: tuple[str, ...] = ()
+    """Entries that it cannot be told from, best first."""
+    seeds_needed: int | None = None
+    """More runs until it is told from the baseline; once it is, more runs of it and of another until one of its ties is
+    decided. 0: nothing is open. None: more seeds will not settle it, or nobody can say."""
+    extrapolated: bool = False
+    """The baseline needs more compute than its largest rung, or less than its smallest: read off beyond the ladder."""
+    rank: int | None = None
+    """One more than the entries that are surely better: entries may share a rank."""
+    loss: float | None = None
+    """Mean over the runs, bits per byte."""
+    compute: float | None = None
+    """Geometric mean over the runs, on the board's axis."""
+
+    def to_dict(self) -> EstimateDict:
+        return {
+            "entry": self.entry,
+            "cm": printable(self.cm),
+            "low": printable(self.low),
+            "high": printable(self.high),
+            "runs": self.runs,
+            "verdict": str(self.verdict),
+            "tied_with": list(self.tied_with),
+            "seeds_needed": self.seeds_needed,
+            "extrapolated": self.extrapolated,
+        }
+
+
+@dataclass(frozen=True)
+class Board:
+    """A track's entries, compared on one axis."""
+
+    baseline: str
+    axis: Axis
+    ladder: Ladder
+    entries: tuple[Estimate, ...]
+    """Largest multiplier first; those without an interval last."""
+
+    def __getitem__(self, entry: str) -> Estimate:
+        """Raises `ResultsError` for an entry that has no runs."""
+        for estimate in self.entries:
+            if estimate.entry == entry:
+                return estimate
+        raise unknown(entry, (estimate.entry for estimate in self.entries))
+
+    def challenge(self, entry: str, record: str | None = None) -> Challenge:
+        """Judge an entry by the record rule; without a record, over the baseline alone. Runs are taken as they are:
+        the caller passes confirmation runs only."""
+        return challenge(self.ladder, self.standing(entry), None if record is None else self.standing(record))
+
+    def standing(self, entry: str) -> Standing:
+        row = self[entry]
+        if row.low is None or row.loss is None or row.compute is None:
+            return Standing(np.asarray(np.nan), self.ladder.full, 1)
+        return Standing(np.asarray(row.loss), row.compute, row.runs)
+
+    def to_dict(self) -> BoardDict:
+        """Plain JSON: finite numbers of ten digits, or null."""
+        b0, slope, curvature = (float(value) for value in self.ladder.coefficients)
+        degree = self.ladder.degree
+        return {
+            "entries": [estimate.to_dict() for estimate in self.entries],
+            "ladder": {
+                "b0": printable(b0),
+                "slope": printable(slope if degree >= 1 else None),
+                "curvature": printable(curvature if degree >= 2 else None),
+                "sigma": printable(float(self.ladder.sigma)),
+            },
+        }
+
+
+def compare(results: Iterable[Result], baseline: str, axis: Axis = "flops", full: float | None = None) -> Board:
+    """Compare all entries with the baseline. `full`: the track's budget; by default the rung of the baseline with most
+    runs (the largest of equals). It chooses which runs count where an entry has several rungs, and where the ladder's
+    slope is told; a multiplier does not depend on it. Raises `ResultsError`."""
+    results = list(results)
+    names = sorted({result.entry for result in results})
+    if baseline not in names:
+        raise unknown(baseline, names)
+    samples = {name: by_rung([result for result in results if result.entry == name], axis) for name in names}
+    if not samples[baseline]:
+        raise ResultsError(f"No run of the baseline {baseline!r} has its {axis}.")
+    ladder = climb(samples[baseline], full)
+    full = ladder.full
+    chosen = {name: nearest(found, full) for name, found in samples.items() if found}
+    rows = estimates(ladder, baseline, chosen)
+    rows += [Estimate(entry=name, verdict=Verdict.VOID) for name in names if name not in chosen]
+    return Board(baseline, axis, ladder, tuple(sorted(rows, key=place)))
+
+
+def unknown(entry: str, names: Iterable[str]) -> ResultsError:
+    known = sorted(names)
+    listed = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    return ResultsError(f"No run is of {entry!r}. Entries: {listed}.")
+
+
+def climb(samples: Sequence[Sample], full: float | None) -> Ladder:
+    """Fit the baseline's ladder. Raises `ResultsError` for a full budget in other units than the runs."""
+    compute, loss = (np.concatenate(parts) for parts in zip(*((s.compute, s.loss) for s in samples), strict=True))
+    full = most_runs(samples) if full is None else full
+    if not compute.min() / FAR_OFF < full < compute.max() * FAR_OFF:
+        reach = f"{compute.min():.3g} to {compute.max():.3g}"
+        raise ResultsError(f"A full budget of {full:.3g} is far from all runs of the baseline ({reach}).")
+    return Ladder.fit(compute, loss, full)
+
+
+def estimates(ladder: Ladder, baseline: str, samples: dict[str, Sample]) -> list[Estimate]:
+    """Return a row for each sample, with ties among all that have an interval."""
+    names = list(samples)
+    loss = np.array([sample.mean_loss for sample in samples.values()])
+    compute = np.array([sample.mean_compute for sample in samples.values()])
+    reading = read(ladder, loss, compute, [len(sample.loss) for sample in samples.values()])
+    low, high = reading.interval(ladder)
+    verdicts = [judge(ladder, reading[i], samples[name], name == baseline) for i, name in enumerate(names)]
+    resolved = [i for i, verdict in enumerate(verdicts) if verdict.resolved]
+    ties, ranks = tie(ladder, reading, resolved, names.index(baseline), (low <= 1) & (high >= 1))
+    return [
+        Estimate(
+            entry=name,
+            cm=float(np.exp(reading.log_multiplier[i])) if verdicts[i].has_multiplier else None,
+            low=float(low[i]) if i in ties else None,
+            high=float(high[i]) if i in ties else None,
+            runs=int(reading.runs[i]),
+            verdict=verdicts[i],
+            tied_with=tuple(names[other] for other in ties.get(i, ())),
+            seeds_needed=seeds_needed(ladder, reading, i, ties[i], verdicts[i]) if i in ties else None,
+            extrapolated=bool(np.isfinite(reading.x[i]) and not ladder.inside(reading.x[i])),
+            rank=ranks.get(i),
+            loss=float(loss[i]),
+            compute=float(compute[i]),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def judge(ladder: Ladder, reading: Reading, sample: Sample, is_baseline: bool) -> Verdict:
+    """Return the verdict on one entry; the deepest reason first where there is no interval."""
+    if ladder.degree == 0:
+        return Verdict.ONE_RUNG
+    if not ladder.falls:
+        return Verdict.NOT_FALLING
+    if not np.isfinite(reading.x):
+        return Verdict.OFF_THE_CURVE
+    if not ladder.freedom:
+        return Verdict.NO_REPEATS
+    if not ladder.noisy:
+        return Verdict.NO_NOISE
+    if not reading.doubt <= SLOPE_DOUBT:
+        return Verdict.SLOPE
+    if is_baseline:
+        return Verdict.BASELINE
+    if scatters(ladder, sample):
+        return Verdict.SCATTER
+    low, high = reading.interval(ladder)
+    if low > 1:
+        return Verdict.BETTER
+    return Verdict.WORSE if high < 1 else Verdict.TIED
+
+
+def scatters(ladder: Ladder, sample: Sample) -> bool:
+    """Whether an entry's replicates refute that the baseline's sigma is theirs too, which every interval assumes."""
+    if len(sample.loss) < 2:
+        return False
+    residual = sample.loss - ladder.loss_at(np.log(sample.compute / ladder.full))
+    own = float(pooled(residual, np.zeros(len(residual), dtype=np.intp), 1))
+    ratio = (own / float(ladder.sigma)) ** 2
+    return bool(fdtrc(len(residual) - 1, ladder.freedom, ratio) < SCATTER_LEVEL)
+
+
+def tie(
+    ladder: Ladder, reading: Reading, resolved: Sequence[int], baseline: int, holds_one: Array
+) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Return for each resolved entry those it is tied with, best first, and its rank.
+
+    Two entries are tied where the 95 % interval of their difference holds 0. Against the baseline the printed interval
+    decides, so that no row contradicts its own verdict.
+    """
+    some = reading[list(resolved)]
+    gap, error = difference(ladder, some[:, None], some[None, :])
+    apart = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
+    order = sorted(range(len(resolved)), key=lambda at: -some.log_multiplier[at])
+    if baseline in resolved:
+        at = resolved.index(baseline)
+        apart[at, :] = apart[:, at] = ~holds_one[list(resolved)]
+        gap[:, at], gap[at, :] = some.log_multiplier, -some.log_multiplier
+        apart[at, at] = False
+    ties = {one: [resolved[j] for j in order if j != i and not apart[i, j]] for i, one in enumerate(resolved)}
+    ranks = {one: 1 + int(np.sum(apart[i] & (gap[i] < 0))) for i, one in enumerate(resolved)}
+    return ties, ranks
+
+
+def seeds_needed(ladder: Ladder, reading: Reading, one: int, ties: Sequence[int], verdict: Verdict) -> int | None:
+    if verdict is Verdict.TIED:
+        return seeds_against_baseline(ladder, reading[one])
+    if verdict is Verdict.BASELINE or not ties:
+        return 0
+    counts = [seeds_between(ladder, reading[one], reading[other]) for other in ties]
+    return min((count for count in counts if count is not None), default=None)
+
+
+def place(row: Estimate) -> tuple[bool, bool, float, str]:
+    return row.low is None, row.cm is None, -(row.cm or 0.0), row.entry
+
+
+def printable(value: float | None) -> float | None:
+    """Return ten significant digits: fewer than a computer's linear algebra may change, more than anyone needs."""
+    return float(f"{value:.10g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,143 @@
+"""The baseline's ladder: its loss as a curve of compute, and the noise of one run about it.
+
+With x = ln(C / C_full), the curve is L_b(x) = b0 + b1 x + b2 x^2, by least squares over all baseline runs. The noise
+sigma is pooled over replicates: runs of the same rung that differ in their seed only.
+
+Arrays may have leading axes: `docs/multiplier_simulation.py` fits thousands of ladders at once with this very code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+
+Array = npt.NDArray[np.float64]
+
+RUNG_GAP = 1.10
+"""Runs belong to different rungs where the next larger compute is over 10 % away. Rungs are a factor of two apart, and
+FLOPs under a budget of time scatter by some per cent between nodes. What is left of such differences inside a rung is
+corrected for with the curve, so they neither widen sigma nor bend the fit."""
+
+DEGREE = 2
+
+FURTHEST = 50.0
+"""Beyond e^50 times the full budget, a crossing is an accident of an almost flat curve."""
+
+
+def rungs(compute: Array) -> npt.NDArray[np.intp]:
+    """Return for each compute [n] the number of its rung, counted from the smallest."""
+    order = np.argsort(compute, kind="stable")
+    steps = np.diff(np.log(compute[order])) > np.log(RUNG_GAP)
+    labels = np.empty(len(compute), dtype=np.intp)
+    labels[order] = np.concatenate([[0], np.cumsum(steps)])
+    return labels
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The fitted curve and what is known of its errors. Losses in bits per byte, x in ln(compute / full)."""
+
+    full: float
+    """Compute at which x is 0: the track's budget."""
+    x: Array
+    """[n], where the baseline's runs are."""
+    degree: int
+    """2 with three rungs or more, 1 with two, 0 with one."""
+    coefficients: Array
+    """[..., 3]: b0, b1, b2; zero above `degree`."""
+    inverse: Array
+    """[3, 3]: (X'X)^-1, so that sigma^2 times it is S, the covariance of the coefficients. Zero above `degree`."""
+    sigma: Array
+    """[...]: standard deviation of one run about the curve. NaN where no rung has two runs."""
+    freedom: int
+    """Degrees of freedom of sigma: runs less rungs."""
+
+    @classmethod
+    def fit(cls, compute: Array, loss: Array, full: float) -> Ladder:
+        """Fit `loss` [..., n] at `compute` [n]."""
+        x, labels = np.log(compute) - np.log(full), rungs(compute)
+        count = int(labels.max()) + 1
+        degree = min(DEGREE, count - 1)
+        q, r = np.linalg.qr(np.vander(x, degree + 1, increasing=True))
+        root = np.linalg.inv(r)
+        fitted = loss @ (root @ q.T).T
+        coefficients = np.zeros((*loss.shape[:-1], DEGREE + 1))
+        coefficients[..., : degree + 1] = fitted
+        inverse = np.zeros((DEGREE + 1, DEGREE + 1))
+        inverse[: degree + 1, : degree + 1] = root @ root.T
+        residual = loss - fitted @ np.vander(x, degree + 1, increasing=True).T
+        sigma = pooled(residual, labels, count)
+        return cls(full, x, degree, coefficients, inverse, sigma, len(x) - count)
+
+    def loss_at(self, x: Array) -> Array:
+        b0, b1, b2 = self.parts()
+        return b0 + x * (b1 + x * b2)
+
+    def slope_at(self, x: Array) -> Array:
+        """L_b'(x): bits per byte for each e-fold of compute; negative where compute helps."""
+        _, b1, b2 = self.parts()
+        return b1 + 2 * b2 * x
+
+    def parts(self) -> tuple[Array, Array, Array]:
+        return self.coefficients[..., 0], self.coefficients[..., 1], self.coefficients[..., 2]
+
+    def leverage(self, x: Array) -> Array:
+        """g' (X'X)^-1 g with g = (1, x, x^2): variance of the curve at x, in units of sigma^2."""
+        return self.quadratic(powers(x))
+
+    def slope_doubt(self, x: Array) -> Array:
+        """Coefficient of variation of the slope at x. NaN where sigma is unknown."""
+        direction = np.stack([np.zeros_like(x), np.ones_like(x), 2 * x], axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.sigma * np.sqrt(self.quadratic(direction)) / np.abs(self.slope_at(x))
+
+    def quadratic(self, vectors: Array) -> Array:
+        """v' (X'X)^-1 v for each v in `vectors` [..., 3]."""
+        return np.maximum(np.einsum("...i,ij,...j->...", vectors, self.inverse, vectors), 0.0)
+
+    @property
+    def falls(self) -> npt.NDArray[np.bool_]:
+        """Whether the loss falls from the first rung to the last."""
+        return self.slope_at(np.asarray((self.x.min() + self.x.max()) / 2)) < 0
+
+    @property
+    def noisy(self) -> npt.NDArray[np.bool_]:
+        """Whether sigma is known and above the last digits of a float: identical replicates measure no noise."""
+        return self.sigma > 1e-12 * np.abs(self.coefficients[..., 0])
+
+    def crossing(self, loss: Array) -> Array:
+        """Solve L_b(x) = loss on the branch where the curve falls. NaN where it never has this loss.
+
+        Both roots are written so that nothing cancels, and so that b2 = 0 needs no case of its own.
+        """
+        b0, b1, b2 = self.parts()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = -np.sqrt(b1 * b1 - 4 * b2 * (b0 - loss))  # of the curve at the crossing
+            x = np.where(b1 <= 0, 2 * (b0 - loss) / (-b1 - slope), (slope - b1) / (2 * b2))
+        return np.where((np.abs(x) < FURTHEST) & (slope < 0) & self.falls, x, np.nan)
+
+    def inside(self, x: Array) -> npt.NDArray[np.bool_]:
+        """Whether x lies between the first rung and the last; a curve is an extrapolation elsewhere."""
+        return (x >= self.x.min() - 1e-9) & (x <= self.x.max() + 1e-9)
+
+    def quantile(self, level: float) -> float:
+        """Student's t with sigma's degrees of freedom, below which lies `level`."""
+        return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
+
+
+def powers(x: Array) -> Array:
+    """g = (1, x, x^2) for each x: how the curve at x changes with its coefficients. [...] to [..., 3]."""
+    return np.stack([np.ones_like(x), x, x * x], axis=-1)
+
+
+def pooled(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
+    """Standard deviation within rungs of `residual` [..., n]; NaN where no rung has two runs."""
+    freedom = len(labels) - count
+    if not freedom:
+        return np.full(residual.shape[:-1], np.nan)
+    member = (labels[:, None] == np.arange(count)).astype(float)
+    means = residual @ (member / member.sum(axis=0))
+    return np.sqrt(((residual - means @ member.T) ** 2).sum(axis=-1) / freedom)

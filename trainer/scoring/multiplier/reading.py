@@ -1,0 +1,101 @@
+"""Reading losses off the ladder: multipliers, their intervals, and how many more runs would decide a question.
+
+ln CM = x* + ln(C_full / C_v) with L_b(x*) = L_v, and its variance is [sigma^2 / n_v + g' S g] / L_b'(x*)^2.
+Arrays have an axis of entries, or of simulated nights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.scoring.multiplier.ladder import Array, Ladder, powers
+
+CONFIDENCE = 0.95
+"""Of the interval beside every multiplier, two-sided."""
+
+SLOPE_DOUBT = 0.10
+"""A slope with a larger coefficient of variation than this is too poorly known to read anything off it."""
+
+MOST_SEEDS = 50
+"""Where more runs than this would be needed, we say that seeds will not settle it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where mean losses meet the baseline's curve. All arrays [...]."""
+
+    x: Array
+    """x*: ln of the compute that the baseline needs, over the full budget. NaN where the curve never has this loss."""
+    log_multiplier: Array
+    slope: Array
+    """L_b'(x*)."""
+    runs: Array
+    error: Array
+    """Standard error of ln CM. NaN where sigma is unknown."""
+    doubt: Array
+    """Coefficient of variation of the slope."""
+
+    def __getitem__(self, index: object) -> Reading:
+        """Index all arrays at once: the readings of some entries, or an axis more."""
+        parts = (self.x, self.log_multiplier, self.slope, self.runs, self.error, self.doubt)
+        return Reading(*(part[index] for part in parts))  # type: ignore[call-overload]
+
+    def interval(self, ladder: Ladder, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
+        """Return the two-sided interval of CM."""
+        width = ladder.quantile((1 + confidence) / 2) * self.error
+        with np.errstate(over="ignore"):  # an upper end beyond all floats is printed as none
+            return np.exp(self.log_multiplier - width), np.exp(self.log_multiplier + width)
+
+    def lower_bound(self, ladder: Ladder, level: float) -> Array:
+        """Return the one-sided lower bound of CM."""
+        return np.exp(self.log_multiplier - ladder.quantile(level) * self.error)
+
+
+def read(ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike) -> Reading:
+    """Read mean losses [...] off the ladder. `compute` of each run, and how many `runs`: [...] or one number."""
+    x, count = ladder.crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
+    slope = ladder.slope_at(x)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = ladder.sigma * np.sqrt(1 / count + ladder.leverage(x)) / np.abs(slope)
+    return Reading(x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_doubt(x))
+
+
+def difference(ladder: Ladder, one: Reading, other: Reading) -> tuple[Array, Array]:
+    """Return ln(CM_one / CM_other) and its standard error."""
+    variance = 1 / (one.runs * one.slope**2) + 1 / (other.runs * other.slope**2) + curve_variance(ladder, one, other)
+    return one.log_multiplier - other.log_multiplier, ladder.sigma * np.sqrt(variance)
+
+
+def curve_variance(ladder: Ladder, one: Reading, other: Reading) -> Array:
+    """Variance that the curve adds to ln(CM_one / CM_other), in units of sigma^2.
+
+    Both are read off the same curve, so for neighbours nearly all of its error cancels.
+    """
+    shift = powers(one.x) / one.slope[..., None] - powers(other.x) / other.slope[..., None]
+    return ladder.quadratic(shift)
+
+
+def seeds_against_baseline(ladder: Ladder, one: Reading) -> int | None:
+    """How many more runs until the interval no longer holds 1, if the multiplier stays where it is. None: hopeless."""
+    reach = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
+    room = float(reach**2 - ladder.leverage(one.x))  # how large 1/n may be
+    return fewest(lambda more: 1 / (int(one.runs) + more) < room)
+
+
+def seeds_between(ladder: Ladder, one: Reading, other: Reading) -> int | None:
+    """How many more runs, of each of the two, until they are no longer tied, if both stay where they are. None: hopeless.
+
+    Of each: the noise of a neighbour that ran once cannot be averaged away by anyone else's runs.
+    """
+    reach = (one.log_multiplier - other.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
+    room = float(reach**2 - curve_variance(ladder, one, other))
+    weights, counts = (float(one.slope**-2.0), float(other.slope**-2.0)), (int(one.runs), int(other.runs))
+    return fewest(lambda more: sum(w / (n + more) for w, n in zip(weights, counts, strict=True)) < room)
+
+
+def fewest(enough: Callable[[int], bool]) -> int | None:
+    return next((more for more in range(MOST_SEEDS + 1) if enough(more)), None)

@@ -1,0 +1,108 @@
+"""Plain results of runs: what anyone can download from the board and compute with.
+
+A result is `{"entry", "seed", "flops", "seconds", "bits_per_byte"}`. `flops` or `seconds` may be null: that axis was
+voided for this run, and the run is left out there. Fields that we do not know are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+Axis = Literal["flops", "seconds"]
+AXES: tuple[Axis, ...] = ("flops", "seconds")
+MOST_COMPUTE = 1e300
+MOST_BITS = 1e6
+"""Far above any real loss (8 bits per byte is a uniform guess): what lies beyond is a mistake."""
+
+FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
+
+
+class ResultsError(ValueError):
+    """These results cannot be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One finished run and its score on the test split."""
+
+    entry: str
+    """Whose run: runs of one entry differ in seed and compute only."""
+    seed: int
+    flops: float | None
+    """Training FLOPs, as our harness counted them. None: voided."""
+    seconds: float | None
+    """Training seconds, as the agent metered them, on one class of node. None: voided."""
+    bits_per_byte: float
+
+    def compute(self, axis: Axis) -> float | None:
+        return self.flops if axis == "flops" else self.seconds
+
+
+def load(path: Path) -> list[Result]:
+    """Read a JSON file: a list of results, or an object whose `runs` is that list. Raises `ResultsError`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        detail = "the file is empty" if path.stat().st_size == 0 else " ".join(str(error).split())
+        raise ResultsError(f"{path} is not JSON: {detail}.") from error
+    try:
+        return parse(document)
+    except ResultsError as error:
+        raise ResultsError(f"{path}: {error}") from error
+
+
+def parse(document: object) -> list[Result]:
+    """Check plain JSON values and return them as results. Raises `ResultsError` with one line."""
+    if isinstance(document, Mapping):
+        document = document.get("runs")
+    if not isinstance(document, list | tuple):
+        raise ResultsError('Expected a list of runs, or an object with a list under "runs".')
+    if not document:
+        raise ResultsError("There are no runs in it.")
+    return [result(record, number) for number, record in enumerate(document, start=1)]
+
+
+def result(record: object, number: int) -> Result:
+    if not isinstance(record, Mapping):
+        raise ResultsError(f"Run {number} is not an object.")
+    missing = [field for field in FIELDS if field not in record]
+    if missing:
+        raise ResultsError(f"Run {number} has no {', '.join(missing)}.")
+    entry, seed = record["entry"], record["seed"]
+    if not isinstance(entry, str) or not entry.strip():
+        raise ResultsError(f"Run {number}: entry must be a name, not {shown(entry)}.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ResultsError(f"Run {number}: seed must be a whole number, not {shown(seed)}.")
+    return Result(
+        entry=entry,
+        seed=seed,
+        flops=None if record["flops"] is None else positive(record["flops"], "flops", number, MOST_COMPUTE),
+        seconds=None if record["seconds"] is None else positive(record["seconds"], "seconds", number, MOST_COMPUTE),
+        bits_per_byte=positive(record["bits_per_byte"], "bits_per_byte", number, MOST_BITS),
+    )
+
+
+def positive(value: object, field: str, number: int, most: float) -> float:
+    """Return the value as a float above 0 and up to `most`. Raises `ResultsError`."""
+    try:
+        parsed = (
+            float(cast(float, value)) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        )
+    except OverflowError:
+        parsed = math.inf
+    if not 0 < parsed <= most:
+        raise ResultsError(f"Run {number}: {field} must be a number above 0 and up to {most:g}, not {shown(value)}.")
+    return parsed
+
+
+def shown(value: object) -> str:
+    """Return a value of unknown size and kind for a message of one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."
