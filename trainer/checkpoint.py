@@ -1,8 +1,9 @@
 """Checkpoints: all it takes to go on with a run, or to score it again.
 
-`checkpoints/step-00000100/` holds `model.safetensors`, `optimizer.pt` (plain tensors and numbers, never unpickled freely),
-`state.json` (what is used of the budget, data position, random number generators, the run's identity) and, written last,
-`manifest.json` with the size and sha256 of each. The folder is written aside and renamed: a folder with a manifest is whole.
+`checkpoints/step-00000100/` holds `model.safetensors`, `optimizer.pt` (plain tensors and numbers, never unpickled
+freely), `state.json` (what is used of the budget, data position, random number generators, the run's identity) and,
+written last, `manifest.json` with the size and sha256 of each. The folder is written aside and renamed: one with a
+manifest is whole.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def latest(run_folder: Path) -> Path | None:
 
 
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state: dict[str, Any]) -> Checkpoint:
-    """Write a checkpoint of `state["step"]` to `folder`, replacing what is there; after a crash it is whole or not there."""
+    """Write a checkpoint of `state["step"]` to `folder`, replacing what is there; then all of it or nothing."""
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

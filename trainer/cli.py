@@ -1,4 +1,4 @@
-"""`dailytrain`: one console script. Each subcommand is imported when it is asked for, so that the agent starts at once."""
+"""`dailytrain`: one console script. A subcommand is imported when it is asked for, so that the agent starts at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     lines = [f"  {name:8} {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: dailytrain COMMAND [OPTIONS]", "", *lines, "", "Each COMMAND explains itself: --help.", ""])
+    return "\n".join(["usage: dailytrain COMMAND [OPTIONS]", "", *lines, "", "Each one explains itself: --help", ""])
 
 
 def version() -> str:

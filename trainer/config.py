@@ -10,9 +10,10 @@
     [train]             # what changes the numbers, beside the architecture and its recipe: `Numbers` below
     batch = 8
 
-The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level says where
-and how to run and changes no number: corpus and folders (the dataset's hash counts, not its place), `checkpoint_every`,
-`keep`, `logger`, `threads`. What is not given is computed from the device and the budget in `resolve`, printed and saved.
+The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level says
+where and how to run and changes no number: corpus and folders (the dataset's hash counts, not its place),
+`checkpoint_every`, `keep`, `logger`, `threads`. What is not given is computed from the device and the budget in
+`resolve`, printed and saved.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -322,7 +324,7 @@ def one_line(message: str, flags: Sequence[str]) -> str:
         return f"--{key[1].replace('_', '-')} is needed"
     if key:
         joined = next((flag.partition("=")[2] for flag in reversed(flags) if flag.startswith(f"--{key[1]}=")), None)
-        apart = next((value for flag, value in zip(flags, flags[1:], strict=False) if flag == f"--{key[1]}"), None)
+        apart = next((value for flag, value in pairwise(flags) if flag == f"--{key[1]}"), None)
         return f"--{key[1].replace('_', '-')} cannot be {(joined or apart)!r}; see --help"
     if message.startswith("Unrecognized arguments: "):
         return f"there is no option {message.removeprefix('Unrecognized arguments: ').strip()}; see --help"

@@ -23,11 +23,11 @@ PEAK = {
     "L40S": 362e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16 FLOP/s with fp32 accumulation, from the vendor's data sheets; the first name found in the device's wins."""
+"""Dense bf16 FLOP/s, accumulated in fp32, from the vendors' data sheets; the first name found in the device's wins."""
 
 
 def per_token(model: LanguageModel, sequence_length: int, device: torch.device) -> float:
-    """Return the FLOPs of one forward and backward pass over one row, divided by its tokens. Gradients are left empty."""
+    """Return the FLOPs of a forward and backward pass over one row, divided by its tokens. Gradients are left empty."""
     tokens = torch.zeros(1, sequence_length, dtype=torch.int64, device=device)
     # The plain kernel, written in matrix products: the fused one for CPUs has no formula and would count as nothing.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -5,8 +5,9 @@
     {"kind": "dev", "step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte"}
     {"kind": "sample", "step", "prompt", "text"}
 Losses are nats per token, in a train line the mean since the line before; `seconds` are those charged to the budget;
-`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is null where the device's peak is not known. With a budget in steps, tokens or FLOPs only
-`seconds`, `tokens_per_second`, `mfu` and `memory_bytes` depend on the clock or the machine's state.
+`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is null where the
+device's peak is not known. With a budget in steps, tokens or FLOPs only `seconds`, `tokens_per_second`, `mfu` and
+`memory_bytes` depend on the clock or the machine's state.
 """
 
 from __future__ import annotations

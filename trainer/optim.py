@@ -1,8 +1,8 @@
 """The optimizers: Muon for matrices, torch's AdamW for the rest, in the groups that an architecture's recipe asks for.
 
-Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): momentum, then the nearest matrix with orthonormal
-rows or columns, found by a few matrix polynomials. Ours takes all matrices of a shape at once (torch's takes one at a
-time) and the coefficients of Polar Express (Amsel et al., arXiv 2505.16932, table of its section 3.4), fitted step by step.
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): momentum, then the nearest matrix with
+orthonormal rows or columns, found by a few matrix polynomials. Ours takes all matrices of a shape at once (torch's one
+at a time) and the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by step.
 """
 
 from __future__ import annotations

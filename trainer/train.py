@@ -1,10 +1,10 @@
 """Training: `setup -> main -> fit -> validate`, on Lightning Fabric.
 
-The run's folder: `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, at the end `result.json`, or
-`failure.json`. Exit codes are in `trainer.failures`. Standard output stays empty; people read standard error.
+The run's folder: `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, at the end `result.json`,
+or `failure.json`. Exit codes are in `trainer.failures`. Standard output stays empty; people read standard error.
 
-With a budget in steps, tokens or FLOPs, a run that was killed and started again computes what an uninterrupted one does,
-to the last digit, on the same kind of machine with as many threads.
+With a budget in steps, tokens or FLOPs, a run that was killed and started again computes what an uninterrupted one
+does, to the last digit, on the same kind of machine with as many threads.
 
 Not covered: several devices (one process, one device), and stopping a step that hangs (the agent's wall clock does).
 """
@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib.metadata
-import json
 import math
 import os
-import platform
-import random
 import resource
 import signal
 import sys
@@ -26,38 +22,27 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from trainer import checkpoint, failures, flops, optim
-from trainer.budget import Budget, Spent
-from trainer.config import (
-    DEFAULT_CORPUS,
-    DEFAULT_TOKENIZER,
-    ConfigError,
-    Resolved,
-    TrainConfig,
-    as_saved,
-    cores,
-    parse,
-    resolve,
-)
+from trainer.budget import Budget
+from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, Resolved, TrainConfig, cores, parse, resolve
 from trainer.data.dataset import Dataset, cache_folder, prepare
 from trainer.data.loader import PackedLoader, in_order
 from trainer.failures import Interrupted, ModelFailure, models_fault
 from trainer.metrics import Logger, Metrics, outside_logger
 from trainer.models import ARCHITECTURES, architecture
-from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.progress import TrainingProgress
+from trainer.randomness import random_state, restore_random_state, seed_everything
+from trainer.run import Run, Window, identity, introduce, keep, resume, write_whole
 from trainer.sampling import PROMPTS, continuation
 
 if TYPE_CHECKING:
@@ -67,51 +52,8 @@ LINES = 200
 """Train lines over a whole run, fewer if it has fewer steps."""
 
 
-@dataclass
-class Window:
-    """What the next train line will be about: the steps since the last one."""
-
-    losses: float = 0.0
-    steps: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
-class Run:
-    """Everything the loop works with."""
-
-    config: TrainConfig
-    resolved: Resolved
-    fabric: Fabric
-    dataset: Dataset
-    bare: LanguageModel
-    """The model itself."""
-    model: nn.Module
-    """The same, compiled if asked for, in Fabric's hands: what training and evaluation call."""
-    optimizers: list[Optimizer]
-    recipe: Recipe
-    flops_per_token: float
-    loader: PackedLoader
-    identity: dict[str, Any]
-    """What must be the same to go on from a checkpoint."""
-    spent: Spent = field(default_factory=Spent)
-    window: Window = field(default_factory=Window)
-    dev: dict[str, float] = field(default_factory=dict)
-    """The last evaluation."""
-
-    @property
-    def budget(self) -> Budget:
-        return self.config.parsed_budget()
-
-    @property
-    def fraction(self) -> float:
-        """The used part of the budget."""
-        tokens = self.resolved.tokens_per_step
-        return self.budget.used(self.spent, tokens, tokens * self.flops_per_token)
-
-
 class Interruption:
-    """SIGTERM and SIGINT: within the loop the first is a wish, to be fulfilled after the step; elsewhere they stop at once."""
+    """SIGTERM and SIGINT: in the loop the first is a wish, fulfilled after the step; elsewhere they stop at once."""
 
     def __init__(self) -> None:
         self.graceful = False
@@ -142,11 +84,15 @@ def command(argv: Sequence[str]) -> int:
         with Interruption() as interruption:
             return main(config, console, interruption)
     except ValueError as error:
-        print(f"dailytrain train: {' '.join(str(error).split())}", file=sys.stderr)
-        return failures.USER
+        return complain(" ".join(str(error).split()), failures.USER)
     except KeyboardInterrupt:
-        print("dailytrain train: interrupted", file=sys.stderr)
-        return failures.INTERRUPTED
+        return complain("interrupted", failures.INTERRUPTED)
+
+
+def complain(sentence: str, code: int) -> int:
+    """Say it in one line on standard error and return the exit code that goes with it."""
+    sys.stderr.write(f"dailytrain train: {sentence}\n")
+    return code
 
 
 def main(config: TrainConfig, console: Console, interruption: Interruption) -> int:
@@ -162,17 +108,15 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
     except ModelFailure as failure:
         if failure.__cause__ is not None:
             traceback.print_exception(failure.__cause__)
-        print(f"dailytrain train: {failure}", file=sys.stderr)
         failures.record(config.out, "model", str(failure))
-        return failures.MODEL
+        return complain(str(failure), failures.MODEL)
     except (ValueError, KeyboardInterrupt):
         raise
     except Exception as error:
         traceback.print_exc()
         reason = f"The training process broke: {type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"dailytrain train: {reason}", file=sys.stderr)
         failures.record(config.out, "infrastructure", reason)
-        return failures.INFRASTRUCTURE
+        return complain(reason, failures.INFRASTRUCTURE)
 
 
 # --- setup ------------------------------------------------------------------------------------------------------------
@@ -188,6 +132,7 @@ def setup(config: TrainConfig, console: Console) -> Run:
         module = architecture(config.arch)
     logger = outside_logger(config.logger, config.out)
     dataset = open_dataset(config, device, console)
+    next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
     model_config = configure(module, config, resolved, dataset.tokenizer.vocabulary_size)
     fabric = make_fabric(config, resolved, logger)
     seed_everything(config.seed)
@@ -284,12 +229,6 @@ def make_fabric(config: TrainConfig, resolved: Resolved, logger: Logger | None) 
     return fabric
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (a model may use the global generator)
-    torch.manual_seed(seed)
-
-
 def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:
     """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
     with models_fault("at its first answer"), torch.no_grad():
@@ -303,160 +242,6 @@ def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, devi
 
 def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, dynamic=False)
-
-
-def identity(
-    config: TrainConfig, resolved: Resolved, model_config: ArchitectureConfig, recipe: Recipe, dataset: Dataset
-) -> dict[str, Any]:
-    """What makes two runs the same run; of plain JSON values."""
-    found = {
-        "arch": config.arch,
-        "model": dataclasses.asdict(model_config),
-        "recipe": dataclasses.asdict(recipe),
-        "seed": config.seed,
-        "budget": str(config.parsed_budget()),
-        "dataset": dataset.hash,
-        "train": dataclasses.asdict(resolved),
-    }
-    return json.loads(json.dumps(found))
-
-
-def introduce(run: Run, console: Console) -> None:
-    """Write `run.json` and the tokenizer, and say what was computed."""
-    refuse_other_run(run)
-    config, dataset, bare = run.config, run.dataset, run.bare
-    tables = sum(
-        p.numel() for module in bare.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
-    )
-    manifest = dataset.manifest
-    content = {
-        "format": 1,
-        "arch": config.arch,
-        "model": run.identity["model"],
-        "recipe": run.identity["recipe"],
-        "seed": config.seed,
-        "budget": run.identity["budget"],
-        "dataset": {
-            "hash": dataset.hash,
-            "corpus": manifest["corpus"],
-            "tokenizer": manifest["tokenizer"]["spec"],
-            "tokenizer_sha256": dataset.tokenizer.sha256,
-            "limit_bytes": manifest["limit_bytes"],
-        },
-        "parameters": {"total": sum(p.numel() for p in bare.parameters()), "embedding": tables},
-        "flops_per_token": run.flops_per_token,
-        "environment": environment(run.fabric.device),
-        "config": as_saved(config, run.resolved),
-        "identity": run.identity,
-    }
-    config.out.mkdir(parents=True, exist_ok=True)
-    dataset.tokenizer.save(config.out / "tokenizer.json")
-    write_whole(config.out / "run.json", content)
-    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
-    console.print(
-        f"{config.arch}, {content['parameters']['total']:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
-        f"budget {run.budget}: {numbers}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def refuse_other_run(run: Run) -> None:
-    """Raise `ConfigError` if the folder holds a run that is not this one."""
-    if checkpoint.latest(run.config.out) is None or not (run.config.out / "run.json").is_file():
-        return  # nothing to lose; a checkpoint that came without its run.json is checked by its own state
-    compare(run, checkpoint.read_run(run.config.out).get("identity", {}))
-
-
-def compare(run: Run, other: dict[str, Any]) -> None:
-    different = [name for name, value in run.identity.items() if other.get(name) != value]
-    if different:
-        raise ConfigError(
-            f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
-        )
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers may depend on beside the configuration."""
-    packages = ("torch", "lightning", "numpy", "tokenizers")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        **{name: importlib.metadata.version(name) for name in packages},
-    }
-
-
-def write_whole(file: Path, content: dict[str, Any]) -> None:
-    """Write JSON aside and rename it: a reader finds the old content or the new."""
-    aside = file.with_name(f".{file.name}.partial")
-    aside.write_text(json.dumps(content, indent=1))
-    aside.replace(file)
-
-
-# --- stopping and going on ---------------------------------------------------------------------------------------------
-
-
-def resume(run: Run, console: Console) -> None:
-    """Put the run where its newest checkpoint left it; do nothing if there is none."""
-    folder = checkpoint.latest(run.config.out)
-    metrics = Metrics(run.config.out / "metrics.jsonl")
-    if folder is None:
-        metrics.cut_back(-1)
-        return
-    compare(run, checkpoint.verified(folder).get("identity", {}))
-    state = checkpoint.restore(folder, run.bare, run.optimizers)
-    run.spent = Spent(**state["spent"])
-    run.window = Window(**state["window"])
-    run.dev = state["dev"]
-    run.loader.restore(state["loader"])
-    restore_random_state(state["random"])
-    metrics.cut_back(run.spent.steps)
-    console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
-
-
-def keep(run: Run) -> Path:
-    """Write a checkpoint and delete those too old."""
-    folder = checkpoint.path(run.config.out, run.spent.steps)
-    state = {
-        "step": run.spent.steps,
-        "spent": dataclasses.asdict(run.spent),
-        "window": dataclasses.asdict(run.window),
-        "dev": run.dev,
-        "loader": run.loader.state(),
-        "random": random_state(),
-        "identity": run.identity,
-    }
-    checkpoint.save(folder, run.bare, run.optimizers, state)
-    checkpoint.prune(run.config.out, run.config.keep)
-    return folder
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of every global random number generator, as JSON values."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *rest],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()],
-    }
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
-    torch.set_rng_state(from_hex(state["torch"]))
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all([from_hex(text) for text in state["cuda"]])
-
-
-def from_hex(text: str) -> Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -572,8 +357,10 @@ def account(run: Run, loss: float, seconds: float) -> None:
 
 
 def crosses(before: float, after: float, parts: int) -> bool:
-    """Does the used fraction pass a multiple of 1 / parts, or the end? A function of the budget alone, so that a resumed
-    run does the same things at the same steps."""
+    """Does the used fraction pass a multiple of 1 / parts?
+
+    A function of the budget alone, so that a resumed run does the same things at the same steps.
+    """
     return math.floor(after * parts + 1e-9) > math.floor(before * parts + 1e-9)
 
 

@@ -1,8 +1,8 @@
 """The contract between an architecture and everything around it: the loop, the optimizer, the scorer.
 
 An architecture is one file beside this one. It has
-- `Config`: a frozen dataclass of plain values (it is saved as JSON), one sentence under each field, with the classmethod
-  `sized(depth, vocabulary_size, sequence_length)` that computes every field from one dial;
+- `Config`: a frozen dataclass of plain values (it is saved as JSON), one sentence under each field, with the
+  classmethod `sized(depth, vocabulary_size, sequence_length)` that computes every field from one dial;
 - `Model(config)`: a `LanguageModel`;
 - `recipe(config) -> Recipe`: how it wants to be optimized.
 The first sentence of the file's docstring is its description on the board. The dict in `__init__.py` gets one line.
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 class LanguageModel(nn.Module):
     """Text in, a distribution over the next token out.
 
-    Causal: the answer at position t depends on tokens 0..t only. Stateless: the same tokens get the same answer, whatever
-    was asked before and whatever shares the batch. The scorer tests both and refuses a model that breaks them.
+    Causal: the answer at position t depends on tokens 0..t only. Stateless: the same tokens get the same answer,
+    whatever was asked before and whatever shares the batch. The scorer tests both and refuses a model that breaks them.
     """
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return what the head reads, `[B, T, D]`, for token ids `[B, T]` (int64). T may be shorter than in training."""
+        """Return what the head reads, `[B, T, D]`, for token ids `[B, T]` (int64). T may be less than in training."""
         raise NotImplementedError
 
     def logits(self, features: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class ParameterGroup:
 
     name: str
     match: tuple[str, ...]
-    """Shell patterns over parameter names; the first group that matches takes a parameter, and every one must find a group."""
+    """Shell patterns over parameter names. The first group that matches takes a parameter; each must find a group."""
     optimizer: Literal["muon", "adamw"]
     """`muon` takes matrices only (two dimensions, or stacks of them)."""
     learning_rate: float

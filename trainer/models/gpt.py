@@ -5,8 +5,8 @@ From bottom to top, with where each part is from:
 - parameter-free RMSNorm (arXiv 1910.07467, eq. 4 without g), before each block and right after the embedding;
 - QK-norm with a gain (Query-Key Normalization, arXiv 2010.04245, eq. 4; here RMSNorm and one gain per head);
 - ReLU^2 in a 4x MLP (Primer, arXiv 2109.08668, section 4.2);
-- no biases, an untied head, output projections that start at zero (a block starts as the identity; muP, arXiv 2203.03466,
-  table 8, also wants the head near zero, and so an untrained model scores the uniform rate);
+- no biases, an untied head, output projections that start at zero (a block starts as the identity); the head starts
+  near zero, so an untrained model scores the uniform rate;
 - a soft cap on logits (Gemma 2, arXiv 2408.00118, section 2), at 15 as in modded-nanogpt.
 One dial, depth, computes the rest as in nanochat: width is 64 x depth.
 
@@ -42,8 +42,8 @@ class Config:
     heads: int = 4
     """Attention heads; each is width / heads wide, an even number for the rotation."""
     windows: str = "L"
-    """Attention of block i is letter i of this, repeated: L sees all that went before, S the last `short_window` tokens. The
-    last block always sees all. SSSL is what pays at long sequences on a GPU; on a CPU a window saves nothing."""
+    """Attention of block i is letter i of this, repeated: L sees all before it, S the last `short_window` tokens.
+    The last block always sees all. SSSL is for long sequences on a GPU; on a CPU a window saves nothing."""
     short_window: int = 128
     """Tokens an S block sees, the current one among them."""
     rope_base: float = 10_000.0
@@ -63,7 +63,7 @@ class Config:
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
-        """Heads are 128 wide (what attention kernels like best), 64 in small models, which need more than one or two."""
+        """Heads are 128 wide (what attention kernels like best), 64 in small models, which need more than a few."""
         width = 64 * depth
         head = 128 if width >= 768 and width % 128 == 0 else 64
         return cls(
@@ -170,7 +170,7 @@ class Model(LanguageModel):
         self.initialise()
 
     def initialise(self) -> None:
-        """Embeddings at scale 1 (the norm follows), matrices uniform with variance 1 / fan-in, ends of branches at zero."""
+        """Embeddings at scale 1 (a norm follows), matrices uniform of variance 1 / fan-in, ends of branches at zero."""
         nn.init.normal_(self.embedding.weight, std=1.0)
         nn.init.normal_(self.head.weight, std=0.001)
         bound = math.sqrt(3 / self.config.width)
@@ -190,14 +190,17 @@ class Model(LanguageModel):
         return norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        logits = self.head(features)[..., : self.config.vocabulary_size].float()
-        return self.config.softcap * torch.tanh(logits / self.config.softcap)
+        # Divided by the cap before the head and not after: the features are a small tensor, the logits a large one.
+        logits = self.head(features / self.config.softcap)
+        if self.config.padded_vocabulary_size > self.config.vocabulary_size:
+            logits = logits[..., : self.config.vocabulary_size]
+        return self.config.softcap * torch.tanh(logits.float())
 
 
 def recipe(config: Config) -> Recipe:
-    """Muon for matrices, AdamW for the rest, rates of AdamW ~ 1/sqrt(width) as in nanochat (its reference width is 768).
+    """Muon for matrices, AdamW for the rest, its rates ~ 1/sqrt(width) as in nanochat (whose reference width is 768).
 
-    The rates are nanochat's shape with values found by hand at depth 4 and 2,048 tokens a step on a CPU: a guess elsewhere.
+    The values were found by hand at depth 4 and 2,048 tokens a step on a CPU: a guess elsewhere.
     """
     scale = (config.width / 768) ** -0.5
     return Recipe(

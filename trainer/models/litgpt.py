@@ -1,9 +1,9 @@
 """An outside model on our board: litgpt's own GPT, by the name of one of its configurations.
 
 Lightning AI's litgpt (https://github.com/Lightning-AI/litgpt, `litgpt/model.py` and `litgpt/config.py`) describes the
-published decoder-only families. `pythia-14m` and its larger sisters are GPT-NeoX as in Pythia (arXiv 2304.01373, table 1):
-parallel attention and MLP, partial rotary positions, LayerNorm, biases, GELU. The forward pass is litgpt's; only the
-vocabulary is ours, and the head is taken out so that features and logits are apart.
+published decoder-only families. `pythia-14m` and its larger sisters are GPT-NeoX as in Pythia (arXiv 2304.01373,
+table 1): parallel attention and MLP, partial rotary positions, LayerNorm, biases, GELU. The forward pass is litgpt's;
+only the vocabulary is ours, and the head is taken out so that features and logits are apart.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from litgpt import Config as OutsideConfig
 from litgpt import GPT
+from litgpt import Config as OutsideConfig
 from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
@@ -45,7 +45,7 @@ class Config:
         return cls(vocabulary_size, sequence_length, name)
 
     def outside(self) -> OutsideConfig:
-        """Return litgpt's configuration with our vocabulary and length; raise ValueError for a name it does not know."""
+        """Return litgpt's configuration with our vocabulary and length; raise ValueError for an unknown name."""
         try:
             return OutsideConfig.from_name(
                 self.name,
@@ -70,7 +70,7 @@ class Model(LanguageModel):
         self.initialise()
 
     def initialise(self) -> None:
-        """As litgpt's `pretrain.initialize_weights` (TinyLlama's): std sqrt(2 / 5 / width), less at the ends of branches."""
+        """As its `pretrain.initialize_weights` (TinyLlama's): std sqrt(2 / 5 / width), less where branches end."""
         width, layers = self.gpt.config.n_embd, self.gpt.config.n_layer
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

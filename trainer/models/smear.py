@@ -1,9 +1,10 @@
-"""The baseline with smeared keys: each key is a learned mix of its own token's and the one before.
+"""The baseline with smeared keys: each is a learned mix of a token's own key and the one before.
 
-"In-context Learning and Induction Heads" (Olsson et al., 2022, https://transformer-circuits.pub/2022/in-context-learning-and-
-induction-heads/, section "Smeared keys"): for each head h, `k_j = s(a_h) k_j + (1 - s(a_h)) k_{j-1}` with s the sigmoid
-and a_h learned. A head can then find "the token after this one" within one block, where a transformer needs two. The
-first position has no token before it and keeps its own key. The cost is one multiply-add per key and `heads` numbers a block.
+Olsson et al. 2022, "In-context Learning and Induction Heads", section "Smeared keys"
+(https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/): for each head h,
+`k_j = s(a_h) k_j + (1 - s(a_h)) k_{j-1}` with s the sigmoid and a_h learned. A head can then find "the token after this
+one" within one block, where a transformer needs two. The first position has no token before it and keeps its own key.
+The cost is one multiply-add per key and `heads` numbers a block.
 """
 
 from __future__ import annotations

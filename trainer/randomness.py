@@ -1,0 +1,40 @@
+"""The state of every global random number generator: set by a seed, saved and put back with a checkpoint."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every global random number generator, as JSON values."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(from_hex(state["torch"]))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([from_hex(text) for text in state["cuda"]])
+
+
+def from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
