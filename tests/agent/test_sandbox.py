@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from trainer.sandbox import Box, Limits, Mount, Process, SandboxError, driver
+from trainer.sandbox import Box, Limits, Mount, Process, SandboxError, cgroup, driver
 from trainer.sandbox.meter import processes
 
 REFUSAL = driver("bubblewrap").why_not()
@@ -190,6 +190,11 @@ def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
     assert ended.seconds < 5
 
 
+def test_a_box_leaves_no_control_group_behind(run: Callable[..., Ended]) -> None:
+    run("pass")
+    assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
+
+
 def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
     ended = run("""
         import threading, time
@@ -199,7 +204,7 @@ def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
             except RuntimeError:
                 time.sleep(1)
     """)
-    assert ended.exceeded == "It had more than 512 threads at once."
+    assert ended.exceeded == "It had more than 128 threads at once."
 
 
 def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:

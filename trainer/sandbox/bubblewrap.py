@@ -25,7 +25,8 @@ from pathlib import Path
 
 from trainer.sandbox.box import Box, Limits, Mount, SandboxError, Stream
 from trainer.sandbox.cgroup import ControlGroup
-from trainer.sandbox.meter import PROC, THREADS, Meter, parent, processes
+from trainer.sandbox.cgroup import Group
+from trainer.sandbox.meter import OURS, PROC, THREADS, Meter, parent, processes
 from trainer.sandbox.process import Process, first_line
 
 NOBODY = "65534"
@@ -68,14 +69,16 @@ class BubblewrapProcess(Process):
         """The first process inside: when it dies all others are killed, and it is gone only after them."""
         self._first_handle: int | None = None
         self._handling = threading.Lock()
+        self._group = Group.make(limits.processes * THREADS + OURS)
         self._group: ControlGroup | None = None
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        self._group = ControlGroup.make(self._box.limits.processes * THREADS)
+        self._group = ControlGroup.make(tasks(self._box.limits))
         reading, writing = os.pipe()
+        words = [*arguments(self._box, writing), *command(self._box)]
         try:
             popen = subprocess.Popen(
-                [*arguments(self._box, writing), *command(self._box)],
+                words if self._group is None else self._group.around(words),
                 stdin=subprocess.DEVNULL,
                 stdout=self._streams[0],
                 stderr=self._streams[1],
@@ -170,10 +173,16 @@ def command(box: Box) -> list[str]:
         "core": 0,
         "fsize": within(resource.RLIMIT_FSIZE, largest),
         "nofile": within(resource.RLIMIT_NOFILE, OPEN_FILES),
-        # Counts threads, per user (here: user namespace); does not bind root.
-        "nproc": within(resource.RLIMIT_NPROC, box.limits.processes * THREADS),
+        # Counts threads, per user (here: user namespace); does not bind root, whom the control group does.
+        "nproc": within(resource.RLIMIT_NPROC, tasks(box.limits)),
     }
-    return ["prlimit", *(f"--{name}={value}" for name, value in limits.items()), "--", *box.command]
+    # A little behind others, so that the machine and above all the meter stay awake.
+    return ["nice", "-n", "5", "prlimit", *(f"--{name}={value}" for name, value in limits.items()), "--", *box.command]
+
+
+def tasks(limits: Limits) -> int:
+    """Return how many processes and threads the kernel allows: more than the meter does, which has a sentence."""
+    return limits.processes * THREADS * 5 // 4 + 64
 
 
 def within(kind: int, wanted: int) -> int:

@@ -1,82 +1,60 @@
-"""A control group for one box, where this system lets us make one: the kernel itself then stops a fork bomb.
+"""A hard limit on the number of tasks, where we may make control groups (root on a bare machine, mostly).
 
-RLIMIT_NPROC does the same for an ordinary user and does not bind root; root may make control groups. Between them one
-of the two holds. Source: the kernel's admin-guide/cgroup-v1/pids and admin-guide/cgroup-v2.
+RLIMIT_NPROC does the same for ordinary users, but does not bind root: there a fork bomb would run until the meter gets
+its turn, which among ten thousand processes takes minutes. Not covered: root without control groups (in a container,
+say), so run the agent as an ordinary user there.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
-MEMBERSHIP = Path("/proc/self/cgroup")
 ROOTS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-"""Where the `pids` controller is: its own hierarchy (version 1), or the only one (version 2)."""
-REMOVAL_SECONDS = 2.0
-NUMBERS = count(1)
+"""Version 1 has a tree for each controller, version 2 one for all."""
+NAME = "dailytrain"
+numbers = itertools.count(1)
 
 
-class ControlGroup:
-    """Bounds how many tasks (processes and their threads) live in it."""
-
+class Group:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def make(cls, tasks: int) -> ControlGroup | None:
-        """Return a new group for at most so many tasks, or None where we may not make one."""
-        for parent in parents():
-            folder = parent / f"dailytrain-{os.getpid()}-{next(NUMBERS)}"
+    def make(cls, tasks: int) -> Group | None:
+        """Return a group of at most so many processes and threads; None where that cannot be had."""
+        for root in ROOTS:
+            sweep(root)
+            folder = root / f"{NAME}-{os.getpid()}-{next(numbers)}"
             try:
                 folder.mkdir()
             except OSError:
                 continue
-            group = cls(folder)
             try:
-                # Opened without O_CREAT: a folder that is no control group has no such file.
-                write(folder / "pids.max", str(tasks))
+                (folder / "pids.max").write_text(str(tasks))
             except OSError:
-                group.remove()
+                folder.rmdir()
                 continue
-            return group
+            return cls(folder)
         return None
 
-    def join(self) -> None:
-        """Put the calling process in. To be called between fork and exec: it only writes a file."""
-        write(self._folder / "cgroup.procs", "0")
+    def around(self, command: Sequence[str]) -> list[str]:
+        """Return the command that enters the group before it becomes this one."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def remove(self) -> None:
-        """Give it back once its last process is gone; the kernel needs a moment to notice."""
-        deadline = time.monotonic() + REMOVAL_SECONDS
-        while self._folder.exists():
+        """Once its processes are gone."""
+        with suppress(OSError):
+            self._folder.rmdir()
+
+
+def sweep(root: Path) -> None:
+    """Remove groups of starters that were killed; the kernel keeps those that still have processes."""
+    for folder in root.glob(f"{NAME}-*"):
+        owner = folder.name.split("-")[1]
+        if not Path("/proc", owner).exists():
             with suppress(OSError):
-                self._folder.rmdir()
-                return
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.01)
-
-
-def parents() -> list[Path]:
-    """Return the folders of the groups that this process is in, where the `pids` controller might be."""
-    try:
-        lines = MEMBERSHIP.read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("pids", ""):
-            found.append(ROOTS[0 if controllers else 1] / path.lstrip("/"))
-    return found
-
-
-def write(file: Path, text: str) -> None:
-    descriptor = os.open(file, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+                folder.rmdir()
