@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -80,16 +81,20 @@ def prepare(season: Season, *, show_progress: bool = True) -> bool:
 
 def build(season: Season, show_progress: bool) -> str:
     """Return the hash of the season's dataset. The site itself imports neither torch nor tokenizers."""
-    command = [sys.executable, "-m", "trainer.data.prepare_command", "--json"]
+    command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
     if season.limit_bytes is not None:
         command += ["--limit-bytes", str(season.limit_bytes)]
+    if not show_progress:
+        command.append("--quiet")
     shown = None if show_progress else subprocess.PIPE
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=PREPARE_SECONDS)
+    said = (done.stderr or "").strip().splitlines()
     if done.returncode != 0:
-        said = (done.stderr or "").strip().splitlines()
         raise SetupError(said[-1] if said else f"The dataset of {season} could not be prepared (see above).")
-    return str(json.loads(done.stdout)["hash"])
+    made = str(json.loads(done.stdout)["hash"])
+    assert re.fullmatch("[0-9a-f]{64}", made), made
+    return made
 
 
 def first_track(season: Season) -> Track:

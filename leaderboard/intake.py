@@ -64,11 +64,12 @@ def read(repository: str, revision: str) -> Reading:
 def read_commit(source: Mirror, sha: str) -> Reading:
     sources = source.model_sources(sha)
     base = source.base(sha)
+    author, subject = source.described(sha)
     return Reading(
         repository=source.address,
         sha=sha,
-        author=source.author(sha),
-        subject=source.subject(sha),
+        author=author,
+        subject=subject,
         base_sha=base or "",
         changed_files=source.changed_files(sha, base),
         bundle=repositories.bundle(sources),

@@ -124,6 +124,10 @@ class Mirror:
         Where it has no such branch (a checkout of one commit, as CI makes it) its HEAD stands for it.
         """
         url = checked_address(settings.MAIN_REPOSITORY)
+        if url == self.url:
+            own = self.commit(f"refs/heads/{settings.MAIN_BRANCH}") or self.commit("refs/train/HEAD")
+            self.git("update-ref", "refs/train/main", own or "refs/train/HEAD")
+            return
         with self.locked():
             try:
                 self.git("fetch", *QUIET, "--", url, f"+refs/heads/{settings.MAIN_BRANCH}:refs/train/main")
@@ -172,11 +176,11 @@ class Mirror:
         if self.commit(sha) is None:
             raise RepositoryError(f"{sha} in {self.address} is not a commit.")
 
-    def author(self, sha: str) -> str:
-        return self.git("show", "--no-patch", "--format=%an", sha).decode(errors="replace").strip()[:120]
-
-    def subject(self, sha: str) -> str:
-        return self.git("show", "--no-patch", "--format=%s", sha).decode(errors="replace").strip()[:120]
+    def described(self, sha: str) -> tuple[str, str]:
+        """Return the commit's author and the first line of its message."""
+        text = self.git("show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")
+        author, _, subject = text.strip().partition("\0")
+        return author[:120], subject[:120]
 
     def base(self, sha: str) -> str | None:
         """Return where the commit left main (call `fetch_main` first), or None without a common history."""
@@ -288,8 +292,9 @@ def last_line(stderr: bytes) -> str:
 
 
 def mirror(address: str) -> Mirror:
-    """Return the mirror of an address, fetched already or not."""
-    return Mirror(address=address.strip(), url=checked_address(address))
+    """Return the mirror of an address, fetched already or not. A folder is known by its full path."""
+    url = checked_address(address)
+    return Mirror(address=url.removeprefix("file://"), url=url)
 
 
 def check_files(files: list[TreeFile]) -> None:

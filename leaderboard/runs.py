@@ -80,7 +80,7 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None) -> bool:
 def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     """Queue the approved runs that waited for the season's dataset; return how many."""
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
-    return sum(queue(run, actor=actor) for run in waiting)
+    return sum(queue(run, actor=actor) for run in waiting.order_by("pk"))
 
 
 def train_job(run: Run, release: Blob) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,15 +64,18 @@ class Repository:
         return Repository(path)
 
 
-@pytest.fixture
-def main(tmp_path: Path) -> Repository:
-    """The main repository with one commit on `main`."""
-    path = tmp_path / "main"
-    path.mkdir()
-    repository = Repository(path)
+@pytest.fixture(scope="session")
+def first_train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = Repository(tmp_path_factory.mktemp("first_train"))
     repository.git("init", "--quiet", "-b", "main")
-    repository.commit("First train", FILES)
-    return repository
+    repository.commit("First train", dict(FILES))
+    return repository.path
+
+
+@pytest.fixture
+def main(first_train: Path, tmp_path: Path) -> Repository:
+    """The main repository with one commit on `main`."""
+    return Repository(Path(shutil.copytree(first_train, tmp_path / "main")))
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ def track(site: Any, db: None) -> Track:
 
 @pytest.fixture
 def maintainer(db: None) -> User:
-    return User.objects.create_superuser("mara", password="a long password")
+    return User.objects.create_superuser("mara")
 
 
 @pytest.fixture

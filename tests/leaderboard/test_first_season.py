@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+
+from leaderboard import first_season
+from leaderboard.models import Entry, Run, Season, Track
+from scheduler.models import Job
+from tests.leaderboard.conftest import DICTIONARY, Repository
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def dictionary(main: Repository, site: Any) -> None:
+    """main has the three architectures that a new site trains."""
+    text = DICTIONARY.replace("}", '    "litgpt": "trainer.models.litgpt",\n}')
+    main.commit("Outside model", {"trainer/models/__init__.py": text, "trainer/models/litgpt.py": "x = 1\n"})
+
+
+@pytest.fixture
+def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A first season over a few sentences, and a cache of its own."""
+    for i in range(12):
+        (tmp_path / f"{i}.txt").write_text(f"The train number {i} leaves at {i} o'clock, whatever the weather. " * 20)
+    small = {"corpus": f"files:{tmp_path}/*.txt", "tokenizer": "bpe:300", "limit_bytes": None}
+    monkeypatch.setattr(first_season, "SEASON", small)
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def say(command: str, *arguments: str, **options: Any) -> str:
+    out = StringIO()
+    call_command(command, *arguments, stdout=out, **options)
+    return out.getvalue()
+
+
+def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository) -> None:
+    for _ in range(2):
+        assert say("setup_demo") == "Three minutes on two cores: 3 runs waiting\n"
+    assert [(entry.architecture, entry.kind, entry.state) for entry in Entry.objects.order_by("pk")] == [
+        ("gpt", "main", "approved"),
+        ("smear", "architecture", "approved"),
+        ("litgpt", "architecture", "approved"),
+    ]
+    season = Season.objects.get()
+    assert season.baseline == Entry.objects.get(kind="main")
+    assert {run.reason for run in Run.objects.all()} == {"Approved; waits until the season's dataset is prepared."}
+    main.commit("main goes on")
+    say("setup_demo")
+    assert Run.objects.count() == 3
+
+
+def test_with_main_only_no_other_code_is_entered(dictionary: None) -> None:
+    say("setup_demo", main_only=True)
+    assert Entry.objects.get().kind == "main"
+    say("setup_demo")
+    assert Entry.objects.count() == 3
+
+
+def test_an_administrator_is_made_only_when_asked_for(dictionary: None) -> None:
+    say("setup_demo")
+    assert not User.objects.exists()
+    words = say("setup_demo", superuser="mara").splitlines()[-1].split()
+    assert User.objects.get(username="mara", is_superuser=True).check_password(words[words.index("password") + 1])
+    assert "there already" in say("setup_demo", superuser="mara")
+
+
+def test_without_a_repository_setup_says_why(site: Any, tmp_path: Path) -> None:
+    site.MAIN_REPOSITORY = str(tmp_path / "nowhere")
+    with pytest.raises(CommandError, match="There is no repository at"):
+        say("setup_demo")
+
+
+def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: None, small_corpus: Path) -> None:
+    say("setup_demo")
+    assert not Job.objects.exists()
+    say("prepare_season", verbosity=0)
+    season = Season.objects.get()
+    assert len(season.dataset_hash) == 64
+    queued = [run.entry.architecture for run in Run.objects.queued()]
+    assert queued == ["gpt", "smear", "litgpt"]
+    assert Job.objects.count() == 3
+    say("prepare_season", verbosity=0)
+    assert Job.objects.count() == 3
+
+    (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
+    with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
+        say("prepare_season", verbosity=0)
+
+
+def test_a_corpus_that_is_not_there_is_said_in_one_line(site: Any) -> None:
+    Season.objects.create(name="Lost", corpus="files:/nowhere/*.txt", tokenizer="bpe:300")
+    with pytest.raises(CommandError, match="/nowhere") as failure:
+        say("prepare_season", verbosity=0)
+    assert "\n" not in str(failure.value)
+
+
+def test_enter_makes_an_entry_and_approves_it_on_request(track: Track, main: Repository) -> None:
+    said = say("enter", str(main.path), "main", "--title", "Smeared", "--arch", "smear", "--approve")
+    entry = Entry.objects.get()
+    assert said.startswith(f"entry {entry.pk}: Smeared ({entry.sha[:8]}) by Ada, architecture, proposed\nrun ")
+    assert Run.objects.get().state == "queued"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--arch", "mamba"], "no architecture 'mamba'"),
+        (["--arch", "gpt", "--track", "huge"], "There is no such track; there is small."),
+        (["--arch", "gpt", "--config", "{"], "--config is not JSON"),
+        (["--arch", "gpt", "--config", "[]"], "must be a JSON object"),
+    ],
+)
+def test_enter_refuses_with_one_sentence(track: Track, main: Repository, words: list[str], sentence: str) -> None:
+    with pytest.raises(CommandError, match=sentence):
+        say("enter", str(main.path), "main", "--title", "x", *words)
