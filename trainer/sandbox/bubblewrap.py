@@ -25,8 +25,7 @@ from pathlib import Path
 
 from trainer.sandbox.box import Box, Limits, Mount, SandboxError, Stream
 from trainer.sandbox.cgroup import ControlGroup
-from trainer.sandbox.cgroup import Group
-from trainer.sandbox.meter import OURS, PROC, THREADS, Meter, parent, processes
+from trainer.sandbox.meter import PROC, THREADS, Meter, parent, processes
 from trainer.sandbox.process import Process, first_line
 
 NOBODY = "65534"
@@ -69,7 +68,6 @@ class BubblewrapProcess(Process):
         """The first process inside: when it dies all others are killed, and it is gone only after them."""
         self._first_handle: int | None = None
         self._handling = threading.Lock()
-        self._group = Group.make(limits.processes * THREADS + OURS)
         self._group: ControlGroup | None = None
 
     def _launch(self) -> subprocess.Popen[bytes]:
@@ -84,9 +82,8 @@ class BubblewrapProcess(Process):
                 stderr=self._streams[1],
                 pass_fds=[*self._box.pass_fds, writing],
                 start_new_session=True,
-                preexec_fn=self._group.join if self._group else None,
             )
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
             os.close(reading)
             self._leave_group()
             raise SandboxError(f"Bubblewrap could not be started: {error}.") from error

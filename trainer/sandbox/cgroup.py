@@ -1,44 +1,52 @@
-"""A hard limit on the number of tasks, where we may make control groups (root on a bare machine, mostly).
+"""A control group for one box, where this system lets us make one: the kernel itself then stops a fork bomb.
 
-RLIMIT_NPROC does the same for ordinary users, but does not bind root: there a fork bomb would run until the meter gets
-its turn, which among ten thousand processes takes minutes. Not covered: root without control groups (in a container,
-say), so run the agent as an ordinary user there.
+RLIMIT_NPROC does the same for an ordinary user and does not bind root; root may make control groups, mostly. Source:
+the kernel's admin-guide/cgroup-v1/pids and admin-guide/cgroup-v2.
+
+Not covered: root without control groups (in a container, say). The meter alone is slow against ten thousand
+processes, so the agent should be an ordinary user there.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+MEMBERSHIP = Path("/proc/self/cgroup")
 ROOTS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-"""Version 1 has a tree for each controller, version 2 one for all."""
+"""Where the `pids` controller is: its own hierarchy (version 1), or the only one (version 2)."""
 NAME = "dailytrain"
-numbers = itertools.count(1)
+REMOVAL_SECONDS = 2.0
+NUMBERS = count(1)
 
 
-class Group:
+class ControlGroup:
+    """Bounds how many tasks (processes and their threads) live in it."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def make(cls, tasks: int) -> Group | None:
-        """Return a group of at most so many processes and threads; None where that cannot be had."""
-        for root in ROOTS:
-            sweep(root)
-            folder = root / f"{NAME}-{os.getpid()}-{next(numbers)}"
+    def make(cls, tasks: int) -> ControlGroup | None:
+        """Return a new group for at most so many tasks, or None where we may not make one."""
+        for parent in parents():
+            sweep(parent)
+            folder = parent / f"{NAME}-{os.getpid()}-{next(NUMBERS)}"
             try:
                 folder.mkdir()
             except OSError:
                 continue
+            group = cls(folder)
             try:
-                (folder / "pids.max").write_text(str(tasks))
+                write(folder / "pids.max", str(tasks))
             except OSError:
-                folder.rmdir()
+                group.remove()
                 continue
-            return cls(folder)
+            return group
         return None
 
     def around(self, command: Sequence[str]) -> list[str]:
@@ -46,15 +54,44 @@ class Group:
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def remove(self) -> None:
-        """Once its processes are gone."""
-        with suppress(OSError):
-            self._folder.rmdir()
+        """Give it back once its last process is gone; the kernel needs a moment to notice."""
+        deadline = time.monotonic() + REMOVAL_SECONDS
+        while self._folder.exists():
+            with suppress(OSError):
+                self._folder.rmdir()
+                return
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
 
-def sweep(root: Path) -> None:
+def parents() -> list[Path]:
+    """Return where a group might be made: in the one that this process is in, or beside all others."""
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("pids", ""):
+            root = ROOTS[0 if controllers else 1]
+            found += [root / path.lstrip("/"), root]
+    return list(dict.fromkeys(found))
+
+
+def sweep(parent: Path) -> None:
     """Remove groups of starters that were killed; the kernel keeps those that still have processes."""
-    for folder in root.glob(f"{NAME}-*"):
-        owner = folder.name.split("-")[1]
-        if not Path("/proc", owner).exists():
+    for folder in parent.glob(f"{NAME}-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
             with suppress(OSError):
                 folder.rmdir()
+
+
+def write(file: Path, text: str) -> None:
+    """Without making the file: a folder that is no control group has none."""
+    descriptor = os.open(file, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
