@@ -18,6 +18,7 @@ from leaderboard.models import Entry, Run, Season, Track
 from scheduler import storage
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
+from trainer import wire
 
 DICTIONARY = 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n    "smear": "trainer.models.smear",\n}\n'
 FILES = {
@@ -84,6 +85,7 @@ def site(main: Repository, tmp_path: Path, settings: Any) -> Any:
     settings.MAIN_REPOSITORY = str(main.path)
     settings.MAIN_BRANCH = "main"
     settings.REPOSITORIES = tmp_path / "repositories"
+    settings.SIGNING_KEY = tmp_path / "keys" / "signing.key"
     settings.STORAGES = {
         **settings.STORAGES,
         "default": {
@@ -121,6 +123,22 @@ def maintainer(db: None) -> User:
 @pytest.fixture
 def node(db: None) -> Node:
     return Node.objects.create(name="cellar", trusted=True, state=Node.State.ONLINE, hardware={"cpus": 2, "gpus": []})
+
+
+@pytest.fixture
+def able(node: Node) -> Node:
+    """The node, with the hardware and the sandbox that it takes to be given a job."""
+    node.hardware = wire.Hardware(
+        hostname="cellar",
+        platform="Linux",
+        python="3.11",
+        cpus=2,
+        memory_bytes=2**35,
+        disk_free_bytes=2**40,
+        sandboxes=("bubblewrap",),
+    ).model_dump(mode="json")
+    node.save()
+    return node
 
 
 @pytest.fixture
