@@ -121,7 +121,7 @@ def smooth(values: Sequence[float]) -> list[float]:
     start, where a sixth of what has been seen is enough."""
     result: list[float] = []
     for i, value in enumerate(values):
-        window = max(1.0, min(len(values) / 50, i / 6))
+        window = max(1.0, min(max(len(values) / 50, 4), i / 6))
         result.append(result[-1] + (value - result[-1]) / window if result else value)
     return result
 

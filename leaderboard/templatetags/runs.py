@@ -30,7 +30,7 @@ STATUS = {
 
 TRUST = {
     Run.Trust.PROVISIONAL: "The node’s own word, not checked yet.",
-    Run.Trust.SCORED: "Scored on held-out text by a node that the maintainers trust.",
+    Run.Trust.SCORED: "By a node that the maintainers trust, on text that the model has not seen.",
     Run.Trust.REPLICATED: "Another node and another seed gave the same result.",
     Run.Trust.RECORD: "Confirmed as the best so far.",
     Run.Trust.DISPUTED: "Somebody could not reproduce it.",
@@ -80,6 +80,28 @@ def stops(run: Run) -> list[Stop]:
         Stop("Scoring", scoring, run.trained_at, 1.0 if finished else 0.0, "Scoring"),
         Stop("Board", "passed" if finished else "ahead", run.finished_at if finished else None),
     ]
+
+
+@register.filter
+def is_moving(run: Run) -> bool:
+    """Return whether training has begun and is not over."""
+    return run.state in (Run.State.TRAINING, Run.State.PAUSED) and run.step > 0
+
+
+@register.filter
+def checks_in_words(run: Run) -> list[str]:
+    """Return what the scorer tried in order to catch a model that cheats; a finished run has passed all of it."""
+    prefix, causality, order = (run.checks.get(name) or {} for name in ("prefix", "causality", "order"))
+    sentences = []
+    if cuts := prefix.get("cuts"):
+        sentences.append(f"At {cuts} secret places it saw only the text before, and answered as it did with all of it.")
+    if caught := (prefix.get("catch_probability") or {}).get("0.1"):
+        sentences.append(f"Looking ahead at one place in ten would have been caught with probability {caught:.0%}.")
+    if changes := causality.get("changes"):
+        sentences.append(f"{changes} changes of later words left its earlier answers alone.")
+    if rows := order.get("rows"):
+        sentences.append(f"{rows} answers were asked for again in another order and other company, and were the same.")
+    return sentences
 
 
 @register.filter

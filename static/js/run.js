@@ -130,4 +130,14 @@ tabs.addEventListener("click", (event) => {
   tab.setAttribute("aria-current", "true");
   plot.over(tab.dataset.x);
 });
-keepCurrent((data) => plot.show(data));
+// The log stays at its last line, unless somebody has scrolled up to read.
+const log = document.getElementById("log");
+let follow = true;
+const toEnd = () => { if (follow && log.firstElementChild) log.firstElementChild.scrollTop = log.firstElementChild.scrollHeight; };
+log.addEventListener("scroll", ({ target }) => { follow = target.scrollTop + target.clientHeight > target.scrollHeight - 24; }, true);
+toEnd();
+
+keepCurrent((data) => {
+  plot.show(data);
+  toEnd();
+});

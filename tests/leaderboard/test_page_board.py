@@ -54,6 +54,16 @@ def test_tonights_train_stands_on_top_with_its_node_its_pace_and_its_curve(clien
     assert f"/tracks/{night['track'].slug}/live.json" in answer.content.decode()
 
 
+def test_a_train_that_still_boards_promises_nothing(client: Client) -> None:
+    scene.running(scene.entry(scene.track(), "main"), 0)
+
+    page = words(client.get("/").content)
+
+    assert "boarding" in page
+    assert "left of" not in page
+    assert "The loss curve appears here with the first steps." in page
+
+
 def test_the_best_is_first_and_numbers_carry_their_error(client: Client) -> None:
     scene.night()
 

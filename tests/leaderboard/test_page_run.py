@@ -27,6 +27,7 @@ def test_a_finished_run_shows_verdict_provenance_and_scores(client: Client) -> N
     assert "2.13.0+cpu" in page
     assert "blimp/acc 0.6213 0.0121 1.6 k" in page
     assert "It is on the board. site" in page
+    assert "caught with probability 97%" in page
 
 
 def test_a_failed_run_says_why_and_whose_fault_it_was(client: Client) -> None:
