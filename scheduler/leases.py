@@ -15,7 +15,7 @@ from django.db.models import F, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, jobs, lines, matching, plain, pool, signing, storage, uploads
+from scheduler import auth, jobs, lines, matching, pool, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.refusals import Over
@@ -162,7 +162,7 @@ def finish(lease: Lease, message: wire.Finish) -> None:
         jobs.end_cancelled(job, actor)
     elif message.outcome == "done":
         uploads.attach(lease, message.files)
-        jobs.finish(job, actor, plain.tidy(message.result))
+        jobs.finish(job, actor, message.result)
         pool.went_well(node)
     elif message.outcome == "released":
         jobs.put_back(job, actor, message.reason or "The node handed it back.", counts=False)

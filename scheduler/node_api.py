@@ -25,23 +25,19 @@ from ninja.security import HttpBearer
 
 from scheduler import auth, leases, pace, plain, polls, reports, signing, storage, uploads
 from scheduler.models import Lease, Node
-from scheduler.refusals import OtherVersion, Refused, TooLarge, Unknown
+from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
 from trainer import wire
 
 REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 426, 429), wire.Refusal)
 
 
-class VersionFirst(Parser):
-    """Reads JSON; another version of the protocol is told so before anything else in the message can seem wrong."""
+class PlainJson(Parser):
+    """Reads JSON into what can be stored; another version of the protocol is told so before anything else seems wrong."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        try:
-            body = request.body
-        except RequestDataTooBig:
-            raise TooLarge("The message is larger than the site takes: send less at a time.") from None
-        data = plain.tidy(json.loads(body))
+        data = plain.tidy(json.loads(request.body))
         if not isinstance(data, dict):
-            raise HttpError(422, "The message has to be a JSON object.")
+            raise Unacceptable("The message has to be a JSON object.")
         if data.get("version", wire.VERSION) != wire.VERSION:
             raise OtherVersion
         return data
@@ -73,7 +69,7 @@ node_api = NinjaAPI(
     version=str(wire.VERSION),
     urls_namespace="node_api",
     description=__doc__,
-    parser=VersionFirst(),
+    parser=PlainJson(),
     docs_url=None,
 )
 
@@ -206,8 +202,16 @@ def refused(request: HttpRequest, error: Refused) -> HttpResponse:
 
 
 @node_api.exception_handler(HttpError)
-def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    return refuse(request, error.status_code, "The message is not JSON." if error.status_code == 400 else str(error))
+def unread(request: HttpRequest, error: HttpError) -> HttpResponse:
+    """ninja says this of whatever the parser raises; the parser's own word is better."""
+    if isinstance(error.__cause__, Refused):
+        return refused(request, error.__cause__)
+    return refuse(request, error.status_code, "The message is not JSON.")
+
+
+@node_api.exception_handler(RequestDataTooBig)
+def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
+    return refuse(request, TooLarge.status, "The message is larger than the site takes: send less at a time.")
 
 
 @node_api.exception_handler(AuthenticationError)

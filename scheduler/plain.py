@@ -32,5 +32,5 @@ def tidy(value: Any, depth: int = DEPTH) -> Any:
 
 
 def storable(text: str) -> str:
-    """Return the text without NUL and without halves of surrogate pairs."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    """Return the text with a `?` for NUL and for halves of surrogate pairs: as many bytes as before, for offsets."""
+    return text.replace("\0", "?").encode("utf-8", "replace").decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db import close_old_connections
+from django.db import connections
 from django.utils import timezone
 
 from scheduler import auth, expiry, leases, lines, matching, pool
@@ -94,11 +94,18 @@ def ask_first(question: Question) -> wire.Action | None:
     try:
         return question.first()
     finally:
-        close_old_connections()
+        let_go()
 
 
 def ask_again(question: Question) -> wire.Action | None:
     try:
         return question.again()
     finally:
-        close_old_connections()
+        let_go()
+
+
+def let_go() -> None:
+    """Close this thread's connections, as at the end of a request; not inside somebody's transaction."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()

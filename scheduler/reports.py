@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import F
 
-from scheduler import plain
 from scheduler.kinds import kind_of
 from scheduler.models import Lease, LogChunk
 from scheduler.refusals import OutOfOrder, Over
@@ -18,14 +17,13 @@ LOG_BYTES = 8 * 2**20
 @transaction.atomic
 def metrics(lease: Lease, message: wire.Metrics) -> wire.Acknowledged:
     """Take a batch, if it is the next one, and hand its rows to the job's kind."""
-    rows = [plain.tidy(row) for row in message.rows]
     taken = (
         Lease.objects.active(lease)
         .filter(metrics_received=message.sequence - 1)
         .update(metrics_received=message.sequence)
     )
     if taken:
-        kind_of(lease.job).metrics(lease.job, rows)
+        kind_of(lease.job).metrics(lease.job, message.rows)
         return wire.Acknowledged(received=message.sequence)
     require_active(lease)
     if message.sequence > lease.metrics_received:
@@ -63,7 +61,7 @@ def keep(lease: Lease, offset: int, text: str) -> None:
     if offset < LOG_BYTES:
         too_much = offset + len(text.encode()) >= LOG_BYTES
         notice = f"\n[the log is longer than {LOG_BYTES // 2**20} MB; the rest was dropped]\n" if too_much else ""
-        LogChunk.objects.create(lease=lease, offset=offset, text=plain.storable(text) + notice)
+        LogChunk.objects.create(lease=lease, offset=offset, text=text + notice)
 
 
 def require_active(lease: Lease) -> None:

@@ -1,0 +1,369 @@
+"""From queued to done, and every way in which a lease can end otherwise."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+from pytest_django import Settings
+from station import HARDWARE, Agent, Work, make_job, make_node, sentence
+
+from scheduler import expiry, jobs, leases, pool
+from scheduler.models import Event, Job, Lease, Node, Sweep
+from trainer import wire
+
+
+@pytest.fixture
+def work(agent: Agent) -> Work:
+    make_job()
+    return agent.work()
+
+
+@pytest.fixture
+def other(db: None) -> Agent:
+    return Agent(make_node("other")[1])
+
+
+def silence(seconds: float = 3600) -> None:
+    """Nothing has been heard of any lease for a while; the site was there all the time."""
+    Lease.objects.update(expires_at=F("expires_at") - timedelta(seconds=seconds))
+
+
+def rest_is_over() -> None:
+    Node.objects.update(rest_until=None)
+
+
+def reply(work: Work, seconds: float = 1) -> wire.HeartbeatReply:
+    answer = work.heartbeat(seconds)
+    assert answer.status_code == 200, answer.content
+    return wire.HeartbeatReply.model_validate_json(answer.content)
+
+
+# --- done ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_from_the_queue_to_done(agent: Agent, calls: list[Any]) -> None:
+    job = make_job()
+    work = agent.work()
+    assert (work.spec.job, work.spec.lease, work.spec.attempt) == (job.pk, work.lease.lease, 1)
+    assert work.job.state == Job.State.LEASED
+    assert work.finish(result={"steps": 10}).status_code == 200
+    job.refresh_from_db()
+    assert (job.state, job.result, bool(job.finished_at)) == (Job.State.DONE, {"steps": 10}, True)
+    assert [name for name, _ in calls] == ["leased", "done"]
+    assert [event.sentence for event in Event.objects.about(job)] == ["Taken by loco, attempt 1.", "Done."]
+
+
+def test_finishing_twice_answers_the_same_and_does_it_once(work: Work, calls: list[Any]) -> None:
+    answers = [work.finish(result={"steps": 10}) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert [name for name, _ in calls].count("done") == 1
+
+
+def test_a_last_word_is_the_last(work: Work) -> None:
+    work.finish()
+    assert work.finish("failed", cause="model", reason="NaN").status_code == 409
+    assert work.job.state == Job.State.DONE
+
+
+def test_the_seconds_of_a_lease_only_grow_and_never_beyond_the_clock(work: Work) -> None:
+    for seconds in (5, 3, 10**9, -5):
+        work.heartbeat(seconds)
+    assert 60 <= work.row.seconds < 120
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_the_models_own_failure_is_final(work: Work, calls: list[Any]) -> None:
+    assert work.finish("failed", cause="model", reason="The loss became NaN at step 12.").status_code == 200
+    job = work.job
+    assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
+    assert calls[-1] == ("failed", ("model", "The loss became NaN at step 12."))
+    assert not jobs.retry(job, "admin")
+    assert work.agent.ask().action == "idle"
+
+
+def test_a_failure_of_the_infrastructure_is_tried_again_elsewhere(work: Work, other: Agent, calls: list[Any]) -> None:
+    work.finish("failed", cause="infrastructure", reason="The disk is broken.")
+    assert (work.job.state, work.job.reason) == (Job.State.QUEUED, "The disk is broken.")
+    assert calls[-1] == ("requeued", "The disk is broken.")
+    assert other.work().spec.attempt == 2
+
+
+def test_tries_without_progress_are_bounded(agent: Agent, calls: list[Any]) -> None:
+    job = make_job(max_attempts=3)
+    for _ in range(3):
+        rest_is_over()
+        agent.work().finish("failed", reason="The disk is broken.")
+    job.refresh_from_db()
+    assert (job.state, job.cause) == (Job.State.FAILED, "infrastructure")
+    assert job.reason == "Given up after 3 attempts without progress. The last: The disk is broken."
+    assert calls[-1][0] == "failed"
+    rest_is_over()
+    assert agent.ask().action == "idle"
+
+
+def test_a_new_checkpoint_is_progress_and_the_count_begins_anew(agent: Agent) -> None:
+    job = make_job(max_attempts=2)
+    for step in range(1, 6):
+        rest_is_over()
+        work = agent.work()
+        work.checkpoint(step, f"weights {step}".encode())
+        work.finish("failed", reason="Power cut.")
+        job.refresh_from_db()
+        assert (job.state, job.failures) == (Job.State.QUEUED, 1)
+
+
+def test_a_job_that_was_given_up_can_be_tried_again(agent: Agent) -> None:
+    job = make_job(max_attempts=1)
+    agent.work().finish("failed", reason="The disk is broken.")
+    job.refresh_from_db()
+    assert jobs.retry(job, "admin")
+    assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
+    assert agent.work().spec.attempt == 2
+
+
+def test_a_machine_on_which_everything_fails_rests_and_does_not_eat_the_queue(agent: Agent) -> None:
+    for _ in range(3):
+        make_job()
+    agent.work().finish("failed", reason="No GPU.")
+    agent.work().finish("failed", reason="No GPU.")
+    action = agent.ask()
+    assert action.action == "idle"
+    assert 0 < action.wait_seconds <= 30
+    assert "2 jobs in a row failed here" in action.reason
+    assert Agent(make_node("sound")[1]).ask().action == "job"
+    rest_is_over()
+    agent.work().finish()
+    assert Node.objects.get(name="loco").failures == 0
+
+
+def test_a_job_that_cannot_be_ordered_fails_and_does_not_stop_the_queue(agent: Agent, calls: list[Any]) -> None:
+    broken = make_job(author="nobody", impact=5)
+    fine = make_job()
+    assert agent.work().spec.job == fine.pk
+    broken.refresh_from_db()
+    assert (broken.state, broken.cause) == (Job.State.FAILED, "infrastructure")
+    assert Lease.objects.count() == 1
+
+
+# --- silence ---------------------------------------------------------------------------------------------------------
+
+
+def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkpoint(
+    work: Work, other: Agent, calls: list[Any]
+) -> None:
+    work.checkpoint(100, b"early")
+    work.checkpoint(200, b"late")
+    work.heartbeat()
+    assert expiry.sweep() == 0
+    silence()
+    assert expiry.sweep() == 1
+    assert expiry.sweep() == 0
+    assert calls[-1] == ("requeued", "loco fell silent.")
+    assert work.row.state == Lease.State.LOST
+    order = other.work().spec.order
+    assert isinstance(order, wire.TrainOrder)
+    assert order.resume is not None
+    assert order.resume.step == 200
+
+
+def test_a_heartbeat_in_time_keeps_the_lease(work: Work) -> None:
+    silence()
+    assert work.heartbeat().status_code == 200  # nobody has swept yet, so nobody else has the job
+    assert expiry.sweep() == 0
+    assert work.row.expires_at > timezone.now()
+
+
+def test_a_heartbeat_between_the_look_and_the_sweep_wins(work: Work) -> None:
+    lease = work.row
+    seen = timezone.now() + timedelta(seconds=61)  # a sweep that found the lease expired
+    Lease.objects.update(expires_at=seen + timedelta(seconds=60))  # and then its heartbeat came
+    assert not leases.lose(lease, "fell silent", expired_before=seen)
+    assert work.row.state == Lease.State.ACTIVE
+
+
+def test_lost_leases_are_bounded_too(agent: Agent) -> None:
+    job = make_job(max_attempts=2)
+    for _ in range(2):
+        agent.work()
+        silence()
+        expiry.sweep()
+    job.refresh_from_db()
+    assert job.state == Job.State.FAILED
+    assert "loco fell silent" in job.reason
+
+
+def test_when_the_site_itself_was_down_the_nodes_get_another_chance(work: Work) -> None:
+    now = timezone.now()
+    expiry.sweep(now)
+    back = now + timedelta(hours=1)
+    assert expiry.sweep(back) == 0
+    assert work.row.state == Lease.State.ACTIVE
+    assert work.row.expires_at > back
+    assert expiry.sweep(back + timedelta(seconds=20)) == 0
+    Sweep.objects.update(at=back + timedelta(seconds=100))
+    assert expiry.sweep(back + timedelta(seconds=101)) == 1
+
+
+def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None:
+    silence()
+    assert other.ask().action == "job"
+    assert work.row.state == Lease.State.LOST
+
+
+def test_a_job_whose_node_was_deleted_goes_back(work: Work) -> None:
+    job = work.job
+    Node.objects.all().delete()
+    assert expiry.sweep() == 1
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (Job.State.QUEUED, "Its node is gone.")
+
+
+def test_a_node_that_was_restarted_gives_up_what_it_held_at_once(work: Work) -> None:
+    work.heartbeat()
+    again = work.agent.ask(abandoned=(work.lease.lease,))
+    assert again.lease is not None
+    assert (work.row.state, work.row.reason) == (Lease.State.LOST, "loco was restarted.")
+
+
+def test_a_node_gives_up_only_its_own(work: Work, other: Agent) -> None:
+    assert other.ask(abandoned=(work.lease.lease,)).action == "idle"
+    assert work.row.state == Lease.State.ACTIVE
+
+
+def test_an_answer_that_never_arrived_is_noticed(work: Work) -> None:
+    assert work.agent.ask().action == "idle"  # too early to tell: the first heartbeat may be on its way
+    Lease.objects.update(started_at=F("started_at") - timedelta(seconds=11))
+    again = work.agent.ask()
+    assert again.lease is not None
+    assert again.lease.lease != work.lease.lease
+
+
+def test_one_node_holds_one_job(work: Work) -> None:
+    make_job()
+    work.heartbeat()
+    action = work.agent.ask()
+    assert (action.action, action.wait_seconds) == ("idle", 5)
+    assert "still holds" in action.reason
+    assert leases.claim(work.row.node) is None  # not even past the polite check
+
+
+# --- what people ask -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -> None:
+    job = make_job()
+    assert jobs.cancel(job, "ada", "Wrong seed.")
+    assert (job.state, job.reason) == (Job.State.CANCELLED, "Wrong seed.")
+    assert calls == [("cancelled", "Wrong seed.")]
+    assert not jobs.cancel(job, "ada", "Again.")
+    assert agent.ask().action == "idle"
+
+
+@pytest.mark.parametrize("outcome", ["released", "done", "failed"])
+def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, calls: list[Any], outcome: str) -> None:
+    assert jobs.cancel(work.job, "ada", "Wrong seed.")
+    assert work.job.state == Job.State.LEASED
+    assert reply(work) == wire.HeartbeatReply(stop="cancel", reason="Wrong seed.")
+    assert work.finish(outcome).status_code == 200
+    assert (work.job.state, work.job.stop_requested) == (Job.State.CANCELLED, "")
+    assert calls[-1] == ("cancelled", "Wrong seed.")
+
+
+def test_or_when_its_lease_ends_without_a_word(work: Work, calls: list[Any]) -> None:
+    jobs.cancel(work.job, "ada", "Wrong seed.")
+    silence()
+    expiry.sweep()
+    assert work.job.state == Job.State.CANCELLED
+    assert calls[-1] == ("cancelled", "Wrong seed.")
+
+
+def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
+    assert jobs.hand_back(work.job, "site", "The nightly train needs the node.")
+    assert reply(work).stop == "finish"
+    work.checkpoint(50)
+    work.finish("released")
+    assert (work.job.state, work.job.failures, work.job.stop_requested) == (Job.State.QUEUED, 0, "")
+    assert other.ask().action == "job"
+
+
+def test_a_cancellation_is_not_softened(work: Work) -> None:
+    jobs.cancel(work.job, "ada", "Wrong seed.")
+    assert not jobs.hand_back(work.job, "site", "Make room.")
+    assert reply(work).stop == "cancel"
+
+
+def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> None:
+    assert jobs.hold(work.job, "ada", "Let me look first.")
+    assert reply(work).stop == "finish"
+    work.finish("released")
+    assert work.job.state == Job.State.HELD
+    assert other.ask().action == "idle"
+    assert jobs.queue(work.job, "ada")
+    assert other.ask().action == "job"
+
+
+# --- the node's state -------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent) -> None:
+    agent.ask()
+    assert Node.objects.get().state == Node.State.ONLINE
+    expiry.sweep(timezone.now() + timedelta(minutes=3))
+    assert Node.objects.get().state == Node.State.OFFLINE
+    Node.objects.update(last_seen=None)
+    agent.ask()
+    assert Node.objects.get().state == Node.State.ONLINE
+
+
+def test_a_drained_node_finishes_its_job_and_is_told_to_stop(work: Work) -> None:
+    pool.drain(work.row.node, "ada")
+    assert reply(work).stop == ""
+    work.finish()
+    assert work.agent.ask().action == "stop"
+
+
+def test_a_paused_node_hands_its_job_back_and_waits(work: Work) -> None:
+    pool.pause(work.row.node, "ada", "I need my GPU tonight.")
+    assert reply(work) == wire.HeartbeatReply(stop="finish", reason="I need my GPU tonight.")
+    work.finish("released")
+    action = work.agent.ask()
+    assert (action.action, action.reason) == ("pause", "I need my GPU tonight.")
+    pool.resume(Node.objects.get(), "ada")
+    assert work.agent.ask().action == "job"
+
+
+def test_a_node_without_a_sandbox_gets_only_the_sites_own_code(db: None) -> None:
+    bare = Agent(make_node("bare")[1])
+    make_job()
+    asked = HARDWARE.model_copy(update={"sandboxes": ("none",)})
+    action = bare.ask(hardware=asked)
+    assert (action.action, action.reason) == ("idle", "What waits needs a node with a sandbox.")
+    make_job(needs_sandbox=False)
+    assert bare.ask(hardware=asked).action == "job"
+
+
+def test_what_a_node_reports_of_itself_is_what_is_matched(agent: Agent) -> None:
+    make_job(needs_disk_bytes=500 * 10**9)
+    assert agent.ask().reason == "What waits needs a node with 500 GB of free disk."
+    assert agent.ask(hardware=HARDWARE.model_copy(update={"disk_free_bytes": 10**12})).action == "job"
+
+
+def test_a_lease_lasts_as_long_as_the_settings_say(agent: Agent, settings: Settings) -> None:
+    settings.LEASE_SECONDS = 7.0
+    make_job()
+    work = agent.work()
+    assert work.lease.seconds == 7
+    assert work.row.expires_at - work.row.started_at == timedelta(seconds=7)
+
+
+def test_a_refusal_says_that_what_was_uploaded_is_safe(work: Work) -> None:
+    silence()
+    expiry.sweep()
+    assert "What was uploaded is safe" in sentence(work.heartbeat())
