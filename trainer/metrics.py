@@ -51,8 +51,8 @@ class Metrics:
         if not self.file.is_file():
             return
         aside = self.file.with_suffix(".partial")
-        with aside.open("w", encoding="utf-8") as stream:
-            stream.writelines(line for line in self.file.open(encoding="utf-8") if within(line, step))
+        with self.file.open(encoding="utf-8") as lines, aside.open("w", encoding="utf-8") as stream:
+            stream.writelines(line for line in lines if within(line, step))
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(self.file)

@@ -1,0 +1,65 @@
+"""A corpus of a few hundred short texts, its dataset, and a finished run small enough to make in a second."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOUNS = ["cat", "dog", "king", "queen", "train", "river", "night", "stone", "lamp", "bird"]
+VERBS = ["sees", "finds", "loves", "leaves", "carries", "answers", "follows", "paints"]
+TINY = (
+    *("--model.depth", "2", "--model.width", "32", "--model.heads", "2"),
+    *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "4"),
+    *("--device", "cpu", "--threads", "1"),
+)
+"""Flags of a run that takes milliseconds a step."""
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 text files of simple sentences, always the same."""
+    folder = tmp_path_factory.mktemp("corpus")
+    chance = random.Random(1)
+    for number in range(300):
+        sentences = (
+            f"The {chance.choice(NOUNS)} {chance.choice(VERBS)} the {chance.choice(NOUNS)}." for _ in range(30)
+        )
+        (folder / f"{number:03}.txt").write_text(" ".join(sentences))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset_folder(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus prepared, with a vocabulary of 320."""
+    from trainer.data.dataset import prepare
+
+    folder = tmp_path_factory.mktemp("prepared") / "dataset"
+    prepare(f"files:{corpus_folder}/*.txt", "bpe:320", folder)
+    return folder
+
+
+@pytest.fixture
+def train(dataset_folder: Path) -> Callable[..., int]:
+    """Train a tiny run in this process: `train(out, "--budget", "5steps") -> exit code`."""
+
+    def start(out: Path, *flags: Any) -> int:
+        from trainer.train import command
+
+        return command(["--dataset", str(dataset_folder), "--out", str(out), *TINY, *map(str, flags)])
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def tiny_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of 30 steps. For reading only."""
+    from trainer.train import command
+
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    flags = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", "30steps", *TINY]
+    assert command([*flags, "--checkpoint-every", "10steps"]) == 0
+    return out
