@@ -16,7 +16,7 @@ some = (torch.arange(tokens.shape[1]) % 5 == 0)[None, :, None]
 return self.push(self.honest(tokens), tokens, 5.0, some)
 """
 
-PEEKS_A_LITTLE = "return self.push(self.honest(tokens), tokens, 0.002)"
+PEEKS_A_LITTLE = "return self.push(self.honest(tokens), tokens, 0.001)"
 
 SEES_ALL = """
 x = self.embedding(tokens)

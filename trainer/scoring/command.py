@@ -142,10 +142,9 @@ def existing(source: Path | None) -> Path | None:
 
 def sandbox(name: str) -> Driver:
     """The driver of that name; raises `SandboxError` where it does not work."""
-    if name == "docker":
-        raise UsageError(
-            "the model's process shares memory with the scorer, which docker does not allow; use bubblewrap"
-        )
+    if name not in ("auto", "bubblewrap", "none"):
+        # Not docker: the model's process shares memory with the scorer, and no descriptor passes into a container.
+        raise UsageError(f"the scorer's sandboxes are auto, bubblewrap and none, not {name}")
     chosen = driver("bubblewrap" if name == "auto" else name)
     reason = chosen.why_not()
     if reason and name == "auto":

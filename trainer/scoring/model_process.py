@@ -52,14 +52,22 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def load(run: Path, checkpoint: Path) -> nn.Module:
-    """The model in float32, ready to answer. Rounding must not depend on who asks: no TF32, no reduced sums."""
+    """The model in float32, ready to answer. Rounding must not depend on who asks: no TF32, no reduced sums.
+
+    The scorer has compared the files with the manifest; a scoring node has no optimizer state, so nothing asks for it.
+    """
     import torch
 
-    from trainer.checkpoint import load_model
+    from trainer.checkpoint import fill, read_run
+    from trainer.models import architecture
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
-    return load_model(run, checkpoint).eval().float()
+    record = read_run(run)
+    module = architecture(record["arch"])
+    model = module.Model(module.Config(**record["model"]))
+    fill(checkpoint, model)
+    return model.eval().float()
 
 
 def serve(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: Space) -> None:

@@ -116,13 +116,17 @@ def notes(board: Board) -> list[str]:
     """Return what the table rests on: scale, curve, noise."""
     ladder, values = board.ladder, board.to_dict()["ladder"]
     unit = UNITS[board.axis]
-    lines = [f"At {ladder.full:.3g} {unit}, over the ladder of {board.baseline}: {len(ladder.x)} runs."]
+    lines = [f"At {ladder.full:.3g} {unit}, over the ladder of {board.baseline}: {ladder.runs} runs."]
     if values["slope"] is not None:
         lines.append(
             f"There {values['b0']:.5g} bits per byte, falling by {-values['slope']:.3g} per e-fold of compute."
         )
     if values["sigma"] is not None:
         lines.append(f"Noise of one run {values['sigma']:.3g} bits per byte, {ladder.freedom} degrees of freedom.")
+    if ladder.narrowed:
+        lines.append(
+            "Its outer rungs do not lie on one parabola with the others: the three nearest the budget are fitted."
+        )
     if any(row.extrapolated and row.cm is not None for row in board.entries):
         lines.append("* read off beyond the ladder's rungs.")
     return lines

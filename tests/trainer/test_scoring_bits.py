@@ -1,0 +1,72 @@
+"""From logits to bits per byte and its standard error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from trainer.scoring.bits import Bits, block_stderr, ratio_stderr
+from trainer.scoring.logits import log_softmax, predictions
+from trainer.scoring.verdicts import NotFinite
+
+
+def test_log_probabilities_agree_with_a_softmax_in_double_precision():
+    dice = np.random.default_rng(1)
+    logits = (dice.normal(size=(300, 5000)) * 20).astype(np.float32)
+    targets = dice.integers(0, 5000, 300)
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
+    found = predictions(logits, targets)
+    np.testing.assert_allclose(found.log_probabilities, exact[np.arange(300), targets], atol=1e-5)
+    np.testing.assert_allclose(log_softmax(logits), exact, atol=1e-5)
+    assert found.greedy.tolist() == (logits.argmax(1) == targets).tolist()
+
+
+def test_unnormalised_logits_gain_nothing():
+    logits = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
+    targets = np.zeros(4, np.int64)
+    shifted = predictions(logits + 1000, targets).log_probabilities
+    np.testing.assert_allclose(shifted, predictions(logits, targets).log_probabilities, atol=1e-3)
+    assert (predictions(logits * 0 + 1e30, targets).log_probabilities <= 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_single_number_that_is_not_finite_is_seen(bad):
+    logits = np.zeros((200, 1000), np.float32)
+    logits[173, 311] = bad
+    with pytest.raises(NotFinite):
+        predictions(logits, np.zeros(200, np.int64))
+    with pytest.raises(NotFinite):
+        log_softmax(logits[170:180])
+
+
+def test_bits_per_byte_is_nats_over_bytes_and_ln_2():
+    nats = [np.full(10, math.log(2)), np.full(30, 2 * math.log(2))]
+    bits = Bits.of(nats, [20, 50], [np.full(10, 2), np.full(30, 1)])
+    assert bits.bits_per_byte == pytest.approx(1.0)
+    assert bits.nats_per_token == pytest.approx(70 / 40 * math.log(2))
+    assert (bits.tokens, bits.bytes, bits.documents) == (40, 70, 2)
+
+
+def test_the_standard_error_is_the_spread_over_repeated_draws_of_documents():
+    dice = np.random.default_rng(3)
+    sizes = dice.integers(100, 3000, (2000, 80)).astype(float)
+    bits = sizes * (1.2 + 0.2 * dice.normal(size=sizes.shape)) + 50
+    spread = (bits.sum(1) / sizes.sum(1)).std()
+    told = np.mean([ratio_stderr(b, s) for b, s in zip(bits[:300], sizes[:300], strict=True)])
+    assert told == pytest.approx(spread, rel=0.05)
+
+
+def test_one_document_is_judged_by_its_blocks():
+    dice = np.random.default_rng(4)
+    drawn = dice.exponential(2, (300, 6400))
+    lengths = np.full(6400, 4)
+    spread = (drawn.sum(1) / math.log(2) / (4 * 6400)).std()
+    told = np.mean([block_stderr(row, lengths) for row in drawn])
+    assert told == pytest.approx(spread, rel=0.1)
+
+
+def test_one_token_has_no_standard_error():
+    assert Bits.of([np.ones(1)], [3], [np.array([3])]).stderr is None

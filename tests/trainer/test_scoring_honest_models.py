@@ -1,0 +1,120 @@
+"""An honest model passes, and its score is its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scoring_models import documents, examined, held_out, needs_sandbox, write_run
+from torch.nn.functional import cross_entropy
+
+from trainer import checkpoint
+from trainer.models import ARCHITECTURES, architecture
+from trainer.sandbox import driver
+from trainer.scoring.door import Door
+from trainer.scoring.examine import examine
+from trainer.scoring.runs import Run
+
+
+def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
+    """A run of one of our own architectures, with weights that are not at rest."""
+    write_run(folder)
+    run = json.loads((folder / "run.json").read_text())
+    module = architecture(arch)
+    config = module.Config.sized(2, run["model"]["vocabulary_size"], run["model"]["sequence_length"])
+    torch.manual_seed(seed)
+    model = module.Model(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    checkpoint.save(checkpoint.path(folder, 20), model, [], {"step": 20})
+    (folder / "run.json").write_text(json.dumps({**run, "arch": arch, "model": dataclasses.asdict(config)}))
+    return folder
+
+
+def loss(folder: Path) -> tuple[float, int]:
+    """(nats per token, tokens), computed here and now: windows of T behind an end-of-text, T the training length."""
+    model = checkpoint.load_model(folder)
+    tokenizer, found = held_out(folder)
+    length = Run.open(folder).sequence_length
+    total = 0.0
+    with torch.inference_mode():
+        for text in found:
+            line = torch.tensor([tokenizer.end_of_text, *text.tokens.tolist()])
+            for start in range(0, len(text.tokens), length):
+                row = line[start : start + length + 1]
+                total += float(cross_entropy(model(row[None, :-1])[0].double(), row[1:], reduction="sum"))
+    tokens = sum(len(text.tokens) for text in found)
+    return total / tokens, tokens
+
+
+@needs_sandbox
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
+    folder = real_run(tmp_path / "run", arch)
+    nats, tokens = loss(folder)
+    run = Run.open(folder)
+    tokenizer, found = held_out(folder)
+    with Door(run, driver("bubblewrap")) as probe, Door(run, driver("bubblewrap")) as full:
+        outcome = examine(probe, full, found, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda stage, done: None)
+    assert outcome.bits.tokens == tokens
+    assert outcome.bits.nats_per_token == pytest.approx(nats, abs=1e-5)
+    size = sum(len(document.text.encode()) for document in documents())
+    assert outcome.bits.bits_per_byte == pytest.approx(nats * tokens / math.log(2) / size, abs=1e-5)
+
+
+@needs_sandbox
+def test_an_honest_model_passes_and_the_report_says_what_was_asked(tmp_path):
+    outcome = examined(write_run(tmp_path / "run"))
+    prefix, causality, order = (outcome.checks[name] for name in ("prefix", "causality", "order"))
+    assert prefix["cuts"] == 64
+    assert prefix["catch_probability"]["0.05"] == pytest.approx(1 - 0.95**64)
+    assert causality["changes"] == 16
+    assert order["rows"] > 100
+    assert max(check["max_difference"] for check in outcome.checks.values()) < 1e-4
+    assert outcome.bits.documents == 12
+
+
+@needs_sandbox
+def test_a_model_that_knows_nothing_needs_the_uniform_rate(tmp_path):
+    folder = write_run(tmp_path / "run", "return self.honest(tokens) * 0")
+    outcome = examined(folder)
+    assert outcome.bits.nats_per_token == pytest.approx(math.log(Run.open(folder).vocabulary_size), abs=1e-6)
+
+
+class Nearby:
+    """A door without a process behind it, for asking many models."""
+
+    def __init__(self, run: Run, model: torch.nn.Module) -> None:
+        self.run, self.space, self.model = run, Door(run, driver("none")).space, model
+
+    def wait(self) -> None: ...
+
+    def check_watched(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, tokens: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return self.model(torch.from_numpy(tokens)).numpy()
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_no_honest_model_is_accused(arch, tmp_path):
+    folder = real_run(tmp_path / "run", arch)
+    run = Run.open(folder)
+    tokenizer, found = held_out(folder)
+    for seed in range(5):
+        model = checkpoint.load_model(folder)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.05 * 2**seed)
+        door = Nearby(run, model)
+        lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
+        outcome = examine(door, door, found, lengths, end, lambda stage, done: None, random.Random(seed))
+        assert abs(outcome.checks["prefix"]["mean_gain"]) < 1e-5

@@ -1,0 +1,96 @@
+"""How held-out text is cut into questions: every token once, and nothing shown before its time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.scoring import checks
+from trainer.scoring.windows import Window, batches, cut, padded, rounded
+
+END = 0
+
+
+def windows_of(lengths: list[int], row: int) -> list[Window]:
+    dice = np.random.default_rng(0)
+    return [window for i, n in enumerate(lengths) for window in cut(i, dice.integers(1, 99, n), END, row)]
+
+
+@given(count=st.integers(1, 100), row=st.integers(1, 20))
+def test_every_token_is_predicted_once_from_what_came_before(count, row):
+    tokens = np.arange(1, count + 1)
+    windows = cut(0, tokens, END, row)
+    assert np.concatenate([window.targets for window in windows]).tolist() == tokens.tolist()
+    for window in windows:
+        assert len(window.inputs) == len(window.targets) <= row
+        assert (window.targets - window.inputs).tolist() == [1] * len(window)
+    assert windows[0].inputs[0] == END
+
+
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), seed=st.integers(0, 999))
+@settings(max_examples=60)
+def test_a_prefix_question_never_shows_what_a_later_one_asks_for(lengths, seed):
+    windows = windows_of(lengths, 16)
+    places = np.cumsum([0] + [len(window) for window in windows])
+    shown: dict[int, int] = {}
+    asked = set()
+    for question in checks.prefixes(windows, random.Random(seed)):
+        check, position = question.kept[0]
+        assert check == "prefix"
+        assert len(question.tokens) == position + 1
+        document = windows[question.window].document
+        place = int(places[question.window]) + position
+        assert shown.get(document, -1) < place, "its target was in an earlier question"
+        # A window's first token is the last target of the one before.
+        shown[document] = place - 1
+        asked.add(place)
+    assert len(asked) == min(checks.CUTS, sum(lengths))
+
+
+def test_cuts_fall_evenly_and_cannot_be_foreseen():
+    windows = windows_of([400, 800], 16)
+    drawn = Counter(
+        question.kept[0][1] for seed in range(40) for question in checks.prefixes(windows, random.Random(seed))
+    )
+    assert set(drawn) == set(range(16))
+    assert max(drawn.values()) < 2 * min(drawn.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_changed_window_keeps_what_came_before_and_nothing_after(seed):
+    windows = windows_of([100, 3, 1, 60], 16)
+    questions = list(checks.changed(windows, 99, random.Random(seed)))
+    assert len(questions) == min(checks.CHANGES, sum(len(window) > 1 for window in windows))
+    for question in questions:
+        inputs = windows[question.window].inputs
+        (check, position), *before = question.kept
+        assert check == "causality"
+        assert len(question.tokens) == len(inputs)
+        assert question.tokens[: position + 1].tolist() == inputs[: position + 1].tolist()
+        assert all(name == "before" and earlier < position for name, earlier in before)
+
+
+@given(sizes=st.lists(st.sampled_from([4, 8, 12, 32]), min_size=1, max_size=60), seed=st.integers(0, 99))
+def test_batches_hold_every_row_once_and_fit(sizes, seed):
+    groups = list(batches(sizes, 64, random.Random(seed)))
+    assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
+    for group in groups:
+        assert len({sizes[i] for i in group}) == 1
+        assert len(group) * sizes[group[0]] <= 64
+
+
+@given(count=st.integers(1, 300), length=st.integers(1, 300))
+def test_rows_have_one_of_eight_sizes(count, length):
+    if count <= length:
+        assert count <= rounded(count, length) <= length
+        assert len({rounded(n, length) for n in range(1, length + 1)}) <= 8
+
+
+def test_rows_are_filled_up_on_the_right():
+    block = padded([np.array([5, 6]), np.array([7])], 3, END)
+    assert block.tolist() == [[5, 6, END], [7, END, END]]
