@@ -87,9 +87,9 @@ def seeds_against_baseline(ladder: Ladder, one: Reading) -> int | None:
 
 
 def seeds_between(ladder: Ladder, one: Reading, other: Reading) -> int | None:
-    """How many more runs, of each of the two, until they are no longer tied, if both stay where they are. None: hopeless.
+    """How many more runs, of each, until the two are no longer tied, if both stay where they are. None: hopeless.
 
-    Of each: the noise of a neighbour that ran once cannot be averaged away by anyone else's runs.
+    Of each, since the noise of a neighbour that ran once cannot be averaged away by anyone else's runs.
     """
     reach = (one.log_multiplier - other.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
     room = float(reach**2 - curve_variance(ladder, one, other))

@@ -1,0 +1,242 @@
+"""Check the multiplier's statistics on invented nights whose truth is known.
+
+    python docs/multiplier_simulation.py
+
+simulates, draws the pictures in docs/multiplier/ and rewrites the tables of docs/multiplier.md (a minute on one core).
+The code under test is the board's own: thousands of ladders are fitted at once along a leading axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from trainer.scoring.multiplier.ladder import Array, Ladder
+from trainer.scoring.multiplier.reading import CONFIDENCE, SLOPE_DOUBT, difference, read
+from trainer.scoring.multiplier.records import LEVEL, Standing, challenge
+
+DOCS = Path(__file__).resolve().parent
+TRIALS = 40_000
+RECORD_TRIALS = 1_000_000
+BATCH = 100_000
+"""Nights simulated at once, to bound memory."""
+
+MULTIPLIERS = (1.0, 1.05, 1.2)
+RUNS = (1, 2, 3)
+
+
+def power_law(x: Array) -> Array:
+    """Nats per token of a GPT-2-sized baseline x e-folds above the full budget: 1.68 + 1.6 C^-0.08."""
+    return 1.68 + 1.6 * np.exp(-0.08 * x)
+
+
+def small_model(x: Array) -> Array:
+    """Nats per token of a model of a million parameters on two CPU cores: it bends more than a parabola does."""
+    return 3.2 + 0.62 * np.exp(-0.4 * x)
+
+
+def quadratic(x: Array) -> Array:
+    """The same to second order: a truth that the fitted curve can meet exactly."""
+    return 3.28 - 0.128 * x + 0.00512 * x * x
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.standard_normal(shape)
+
+
+def heavy_tailed(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Student's t with four degrees of freedom, scaled to variance 1: a wild run now and then."""
+    return rng.standard_t(4, shape) / math.sqrt(2)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A track: its ladder, the true curve and the noise of one run."""
+
+    name: str
+    rungs: tuple[tuple[float, int], ...] = ((1 / 8, 3), (1 / 4, 3), (1 / 2, 3), (1, 10), (2, 3))
+    """(compute in full budgets, seeds)."""
+    sigma: float = 0.0013
+    """Nats."""
+    curve: Callable[[Array], Array] = quadratic
+    noise: Callable[[np.random.Generator, tuple[int, ...]], Array] = normal
+    growth: float = 0.0
+    """How much sigma grows for each e-fold less of compute, as a share."""
+    compute: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        compute = np.concatenate([np.full(seeds, at, dtype=float) for at, seeds in self.rungs])
+        object.__setattr__(self, "compute", compute)
+
+    def ladders(self, rng: np.random.Generator, trials: int) -> tuple[Ladder, Array]:
+        """Return fitted ladders and the losses they were fitted to [trials, n]."""
+        x = np.log(self.compute)
+        noise = self.sigma * (1 + self.growth * np.maximum(-x, 0)) * self.noise(rng, (trials, len(x)))
+        loss = self.curve(x) + noise
+        return Ladder.fit(self.compute, loss, 1.0), loss
+
+    def entry(
+        self, rng: np.random.Generator, trials: int, multiplier: float, runs: int, compute: float = 1.0
+    ) -> Standing:
+        """Return an entry whose true multiplier is known, run so many times."""
+        truth = self.curve(np.asarray(math.log(compute * multiplier)))
+        return Standing(truth + self.sigma * self.noise(rng, (trials, runs)).mean(axis=-1), compute, runs)
+
+
+DESIGN = Setting("the design's ladder")
+FIVE_TIMES_THREE = tuple((2.0**k, 3) for k in range(-3, 2))
+STRESS = (
+    replace(DESIGN, name="the true curve is a power law", curve=power_law),
+    replace(DESIGN, name="heavy-tailed noise (t with 4 degrees of freedom)", noise=heavy_tailed),
+    replace(DESIGN, name="noise grows by 20 % per e-fold below full budget", growth=0.2),
+    Setting("no 2x rung: extrapolated", rungs=DESIGN.rungs[:-1]),
+    Setting("3 seeds at each of 5 rungs", rungs=FIVE_TIMES_THREE),
+    Setting("2 seeds at each of 3 rungs", rungs=((1 / 4, 2), (1 / 2, 2), (1, 2))),
+    Setting("2 seeds at each of 2 rungs: a straight line", rungs=((1 / 2, 2), (1, 2))),
+    Setting("3 seeds at each of 5 rungs, 10 times the noise", rungs=FIVE_TIMES_THREE, sigma=0.013),
+    Setting("a small model, bending curve, 10 full-budget runs", sigma=0.009, curve=small_model),
+    Setting("the same, a third of the noise", sigma=0.003, curve=small_model),
+    Setting("a small model, 3 seeds at each of 5 rungs", rungs=FIVE_TIMES_THREE, sigma=0.009, curve=small_model),
+    Setting("the same, a third of the noise", rungs=FIVE_TIMES_THREE, sigma=0.003, curve=small_model),
+)
+
+
+def batches(trials: int) -> Iterator[int]:
+    for done in range(0, trials, BATCH):
+        yield min(BATCH, trials - done)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often the interval held the truth, where there was an interval."""
+
+    multiplier: float
+    runs: int
+    rate: float
+    half_width: float
+    """Median over nights, as a share of the multiplier."""
+    resolved: float
+    """Share of nights with an interval; the others read "not resolvable"."""
+    trials: int
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate."""
+        return math.sqrt(self.rate * (1 - self.rate) / max(1.0, self.trials * self.resolved))
+
+
+def coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs: int, trials: int) -> Coverage:
+    held, widths, resolved = 0, [], 0
+    for size in batches(trials):
+        ladder, _ = setting.ladders(rng, size)
+        reading = read(ladder, setting.entry(rng, size, multiplier, runs).loss, 1.0, runs)
+        low, high = reading.interval(ladder)
+        sure = reading.doubt <= SLOPE_DOUBT
+        held += int(np.sum(sure & (low <= multiplier) & (multiplier <= high)))
+        resolved += int(np.sum(sure))
+        widths.append(np.sqrt(high[sure] / low[sure]) - 1)
+    return Coverage(
+        multiplier, runs, held / max(1, resolved), float(np.median(np.concatenate(widths))), resolved / trials, trials
+    )
+
+
+def coverages(rng: np.random.Generator, setting: Setting, trials: int) -> list[Coverage]:
+    return [coverage(rng, setting, multiplier, runs, trials) for multiplier in MULTIPLIERS for runs in RUNS]
+
+
+@dataclass(frozen=True)
+class Pretender:
+    """An entry that is no better than the record, so each record of its is false."""
+
+    name: str
+    multiplier: float
+    """Its own, and the record's."""
+    runs: int
+    against: str
+    """What holds the record. "nothing": there is none yet; "baseline": its full-budget runs; "record": 3 other runs."""
+    compute: float = 1.0
+    """The challenger's; the record used the full budget."""
+    looks: int = 1
+    """It may claim the record after any of so many runs: what the rule does not allow."""
+
+
+PRETENDERS = (
+    Pretender("a copy of the baseline, 3 runs, no record yet", 1.0, 3, "nothing"),
+    Pretender("a copy of the baseline, 3 runs, the baseline holds the record", 1.0, 3, "baseline"),
+    Pretender("a copy of a 1.05 record, 1 run", 1.05, 1, "record"),
+    Pretender("a copy of a 1.05 record, 3 runs", 1.05, 3, "record"),
+    Pretender("a copy of a 1.2 record, 3 runs", 1.2, 3, "record"),
+    Pretender("equal to a 1.2 record at 1/1.2 of its compute, 3 runs", 1.2, 3, "record", compute=1 / 1.2),
+    Pretender("equal to a 1.2 record at 1.2 times its compute, 3 runs", 1.2, 3, "record", compute=1.2),
+)
+PEEKING = Pretender("against the rules: claims after any of 6 runs, no record yet", 1.0, 6, "nothing", looks=6)
+
+
+def false_records(
+    rng: np.random.Generator, pretender: Pretender, trials: int, level: float = LEVEL, setting: Setting = DESIGN
+) -> float:
+    """Return how often an entry that is no better becomes a record."""
+    won = 0
+    for size in batches(trials):
+        ladder, losses = setting.ladders(rng, size)
+        record = record_of(rng, pretender, size, losses, setting)
+        if pretender.looks == 1:
+            new = setting.entry(rng, size, pretender.multiplier, pretender.runs, pretender.compute)
+            won += int(np.sum(challenge(ladder, new, record, level).won))
+            continue
+        runs = [setting.entry(rng, size, pretender.multiplier, 1).loss for _ in range(pretender.looks)]
+        looks = [Standing(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, pretender.looks + 1)]
+        won += int(np.sum(np.any([challenge(ladder, look, record, level).won for look in looks], axis=0)))
+    return won / trials
+
+
+def record_of(
+    rng: np.random.Generator, pretender: Pretender, trials: int, losses: Array, setting: Setting
+) -> Standing | None:
+    if pretender.against == "nothing":
+        return None
+    if pretender.against == "record":
+        return setting.entry(rng, trials, pretender.multiplier, 3)
+    full = setting.compute == 1.0
+    return Standing(losses[:, full].mean(axis=-1), 1.0, int(full.sum()))
+
+
+def false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[int, int], trials: int) -> float:
+    """Return how often two equal entries are not shown as tied."""
+    apart = 0
+    for size in batches(trials):
+        ladder, _ = DESIGN.ladders(rng, size)
+        one, other = (
+            read(ladder, DESIGN.entry(rng, size, multiplier, count, compute).loss, compute, count)
+            for count, compute in zip(runs, (1.0, 0.8), strict=True)
+        )
+        gap, error = difference(ladder, one, other)
+        apart += int(np.sum(np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error))
+    return apart / trials
+
+
+def main() -> None:
+    import multiplier_pictures as pictures  # beside this file; only the script itself draws
+
+    rng = np.random.default_rng(20260821)
+    found = coverages(rng, DESIGN, TRIALS)
+    stressed = [(setting, coverage(rng, setting, 1.05, runs, TRIALS)) for setting in STRESS for runs in (1, 3)]
+    rates = [
+        (pretender, *(false_records(rng, pretender, RECORD_TRIALS, level) for level in (0.999, LEVEL)))
+        for pretender in (*PRETENDERS, PEEKING)
+    ]
+    separations = false_separations(rng, 1.05, (1, 3), TRIALS)
+    folder = DOCS / "multiplier"
+    folder.mkdir(exist_ok=True)
+    (folder / "ladder.svg").write_text(pictures.ladder(np.random.default_rng(4), DESIGN), encoding="utf-8")
+    (folder / "coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
+    (folder / "records.svg").write_text(pictures.records(rates), encoding="utf-8")
+    pictures.rewrite(DOCS / "multiplier.md", pictures.tables(found, stressed, rates, separations))
+
+
+if __name__ == "__main__":
+    main()
