@@ -32,7 +32,7 @@ REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 426, 429), wire.Ref
 
 
 class PlainJson(Parser):
-    """Reads JSON into what can be stored; another version of the protocol is told so before anything else seems wrong."""
+    """Reads JSON into what can be stored. Another protocol version is told so before anything else seems wrong."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         data = plain.tidy(json.loads(request.body))

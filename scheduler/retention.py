@@ -12,9 +12,8 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from django.core.files.storage import default_storage
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.db.models import ManyToOneRel, Q
-from django.db.models.deletion import ProtectedError
 from django.utils import timezone
 
 from scheduler import jobs, storage, uploads
@@ -55,18 +54,24 @@ def is_superseded(checkpoint: Checkpoint) -> bool:
     return Checkpoint.objects.filter(job=checkpoint.job_id, step__gt=checkpoint.step).exists()
 
 
+@transaction.atomic
 def forget_checkpoint(checkpoint: Checkpoint) -> bool:
-    """Drop one checkpoint, unless a row elsewhere (a run that is scored from it) points at it."""
+    """Drop one checkpoint, unless a row elsewhere (a run that is scored from it) points at it; return whether."""
+    # Locked, so that nobody begins to point at it between our look and the end of it.
+    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_pointed_at(checkpoint):
+        return False
+    checkpoint.delete()
+    return True
+
+
+def is_pointed_at(checkpoint: Checkpoint) -> bool:
+    """Return whether any row of any app refers to it, its own list of files left aside."""
     for relation in Checkpoint._meta.get_fields(include_hidden=True):
         if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:
             rows = relation.related_model._base_manager.filter(**{relation.field.name: checkpoint})
             if rows.exists():
-                return False
-    try:
-        checkpoint.delete()
-    except (ProtectedError, IntegrityError):  # pointed at just now
-        return False
-    return True
+                return True
+    return False
 
 
 def let_go_of_uploads(now: datetime) -> None:

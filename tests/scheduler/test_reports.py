@@ -46,8 +46,8 @@ def test_a_gap_in_the_metrics_is_refused(work: Work, calls: list[Any]) -> None:
 
 
 def test_what_no_database_stores_is_stored_as_nothing(work: Work, calls: list[Any]) -> None:
-    body = '{"sequence": 1, "rows": [{"loss": NaN, "best": -Infinity, "steps": 123456789012345678901, "text": "a\\u0000b"}]}'
-    assert received(work.call("/metrics", body)) == 1
+    row = '{"loss": NaN, "best": -Infinity, "steps": 123456789012345678901, "text": "a\\u0000b"}'
+    assert received(work.call("/metrics", f'{{"sequence": 1, "rows": [{row}]}}')) == 1
     assert calls[-1] == ("metrics", [{"loss": None, "best": None, "steps": None, "text": "a?b"}])
 
 

@@ -1,0 +1,56 @@
+"""The shell's side of the pool."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from station import Agent, make_node
+
+from scheduler import auth, tasks
+from scheduler.models import JoinToken, Node
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*words: str) -> str:
+    out = StringIO()
+    call_command(*words, stdout=out, stderr=StringIO())
+    return out.getvalue().strip()
+
+
+def test_join_token_prints_the_token_and_nothing_else_on_standard_output() -> None:
+    token = run("join_token", "--trusted", "--label", "h100", "--label", "mine")
+    kept = JoinToken.objects.get(token_hash=auth.digest(token))
+    assert (kept.trusted, kept.labels) == (True, ["h100", "mine"])
+
+
+def test_join_token_for_a_node_that_is_not_there_says_so() -> None:
+    with pytest.raises(CommandError, match="no node called 'x'"):
+        run("join_token", "--renew", "x")
+
+
+def test_node_state_tells_what_the_node_is_now() -> None:
+    _, token = make_node()
+    assert run("node_state", "loco", "drain") == "loco is draining, not trusted."
+    assert Agent(token).ask().action == "stop"
+    assert run("node_state", "loco", "pause", "--why", "Tonight I need it.") == "loco is paused, not trusted."
+    assert Agent(token).ask().reason == "Tonight I need it."
+    assert run("node_state", "loco", "resume") == "loco is offline, not trusted."
+    assert Agent(token).ask().action == "idle"
+    assert run("node_state", "loco", "trust") == "loco is online, trusted."
+    assert run("node_state", "loco", "ban") == "loco is banned, trusted."
+    assert Agent(token).poll().status_code == 403
+    assert run("node_state", "loco", "revoke") == "loco is banned, trusted, without a token."
+    assert Node.objects.get().token_hash is None
+
+
+def test_a_node_that_is_not_there_is_one_clear_line() -> None:
+    with pytest.raises(CommandError, match="no node called 'x'"):
+        run("node_state", "x", "drain")
+
+
+def test_the_tasks_of_the_beat_schedule_exist_and_can_run() -> None:
+    tasks.expire_leases()
+    tasks.retention()

@@ -1,0 +1,46 @@
+"""The site's release of the trainer: a tar that says nothing of the machine or the hour."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from scheduler import storage
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    archives = []
+    for name in ("one", "two"):
+        package = tmp_path / name / "trainer"
+        (package / "models").mkdir(parents=True)
+        for file in ("wire.py", "models/gpt.py") if name == "one" else ("models/gpt.py", "wire.py"):
+            (package / file).write_text(f"# {file}\n")
+        os.utime(package / "wire.py", (1e9 if name == "one" else 2e9,) * 2)
+        (package / "models" / "gpt.py").chmod(0o644 if name == "one" else 0o755)
+        archives.append(storage.pack(package))
+    assert archives[0] == archives[1]
+
+
+def test_it_holds_python_files_only_and_no_links(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "train.py").write_text("# train\n")
+    (package / "secret.key").write_text("secret")
+    (package / "__pycache__" / "train.pyc").write_bytes(b"x")
+    (package / "link.py").symlink_to("/etc/passwd")
+    with tarfile.open(fileobj=io.BytesIO(storage.pack(package))) as archive:
+        assert archive.getnames() == ["trainer/train.py"]
+        member = archive.getmembers()[0]
+        assert (member.uid, member.gid, member.mtime, member.uname, member.mode) == (0, 0, 0, "", 0o644)
+
+
+@pytest.mark.django_db
+def test_the_release_of_this_installation_is_kept_once() -> None:
+    blob = storage.release()
+    assert storage.release() == blob
+    with tarfile.open(fileobj=io.BytesIO(storage.read(blob))) as archive:
+        assert "trainer/wire.py" in archive.getnames()
