@@ -85,7 +85,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_node(site: SmallSite, node: 
 
 
 def test_only_the_newest_two_checkpoints_stay_on_the_machine(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=1000, pace=0.02))
+    lease = site.add(training(site, steps=1000, pace=0.1, every=5))
     node.start()
     until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
     folder = node.home / "work" / str(lease) / "out" / "checkpoints"

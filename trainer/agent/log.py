@@ -13,9 +13,9 @@ from trainer.agent.courier import Courier
 from trainer.agent.stopping import Wishes
 from trainer.wire import Acknowledged, LogChunk
 
-OUTPUT_BYTES = 8 << 20
+OUTPUT_BYTES = 2 << 20
 """Kept of the output of one lease; a job that prints more prints it for nobody."""
-CHUNK_BYTES = 32_000
+CHUNK_BYTES = 48_000
 CUT = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Colours and the like, and characters that a page or a database cannot hold."""

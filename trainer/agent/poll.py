@@ -17,7 +17,6 @@ from trainer.agent.client import SECONDS, Client, GaveUp, Unreachable, persisten
 from trainer.agent.console import say
 from trainer.agent.hardware import detect
 from trainer.agent.identity import Identity
-from trainer.agent.job import Place, work
 from trainer.agent.stopping import Sponsor, Stop
 from trainer.agent.workspace import leftovers, wipe
 from trainer.sandbox import Driver
@@ -57,7 +56,6 @@ class Agent:
 
     def serve(self, identity: Identity, once: bool) -> None:
         """Work until the sponsor or the server says stop. Raise `Refused` if the server knows us no longer."""
-        place = Place(self.home, identity, self.sandbox, Blobs(self.home / "blobs"))
         abandoned = self._clear()
         failures = 0
         while True:
@@ -71,11 +69,17 @@ class Agent:
                 self._rest(action.wait_seconds * random.uniform(1, 1.25))
                 continue
             self._idle = False
-            failures = 0 if work(place, action.lease, self.client, self.sponsor) else failures + 1
+            failures = 0 if self._work(identity, action.lease) else failures + 1
             if once or self.sponsor.stop > Stop.NONE:
                 return
             if failures:
-                self._rest(random.uniform(0.5, 1) * min(TROUBLE_SECONDS, 2.0**failures))
+                self._rest(random.uniform(0.5, 1) * min(TROUBLE_SECONDS, 2.0 ** (failures - 1)))
+
+    def _work(self, identity: Identity, lease: wire.Lease) -> bool:
+        from trainer.agent.job import Place, work  # here: the first question should be asked quickly
+
+        place = Place(self.home, identity, self.sandbox, Blobs(self.home / "blobs"))
+        return work(place, lease, self.client, self.sponsor)
 
     def _ask(self, abandoned: tuple[int, ...]) -> wire.Action:
         question = wire.Poll(hardware=self._hardware(), wait_seconds=POLL_SECONDS, abandoned=abandoned)
