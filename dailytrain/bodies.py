@@ -17,10 +17,6 @@ UPLOAD = re.compile(r"/api/node/v1/leases/\d+/blobs/[0-9a-f]{64}")
 ANSWER = b'{"detail": "That is larger than the site takes at this address."}'
 
 
-class TooLong(Exception):
-    """The body has more bytes than this address takes."""
-
-
 class BodyLimit:
     """Wraps the application: Django under ASGI keeps a whole body on disk before any view is asked."""
 
@@ -35,18 +31,27 @@ class BodyLimit:
         if declared(scope) > limit:
             await refuse(send)
             return
-        started = False
+        body = Counted(receive, limit)
+        await self.application(scope, body.receive, send)
+        if body.too_long:
+            await refuse(send)
 
-        async def noted(message: Mapping[str, Any]) -> None:
-            nonlocal started
-            started = True
-            await send(message)
 
-        try:
-            await self.application(scope, counted(receive, limit), noted)
-        except TooLong:
-            if not started:
-                await refuse(send)
+class Counted:
+    """A body that need not state its length: after `limit` bytes the application is told that the sender hung up."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self.left = limit
+        self.too_long = False
+
+    async def receive(self) -> Mapping[str, Any]:
+        message = await self._receive()
+        self.left -= len(message.get("body", b""))
+        if self.left < 0:
+            self.too_long = True  # Django drops what it has and answers nothing: no view has been asked yet
+            return {"type": "http.disconnect"}
+        return message
 
 
 def limit_of(scope: Scope) -> int:
@@ -59,21 +64,6 @@ def declared(scope: Scope) -> int:
     """Return the length that the request states; 0 when it states none, or nonsense (the server refuses that)."""
     value = dict(scope["headers"]).get(b"content-length", b"0")
     return int(value) if value.isdigit() else 0
-
-
-def counted(receive: Receive, limit: int) -> Receive:
-    """Return `receive` that raises TooLong after `limit` bytes: a body need not state its length."""
-    received = 0
-
-    async def count() -> Mapping[str, Any]:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > limit:
-            raise TooLong
-        return message
-
-    return count
 
 
 async def refuse(send: Send) -> None:

@@ -197,7 +197,7 @@ def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
 def refused(request: HttpRequest, error: Refused) -> HttpResponse:
     response = refuse(request, error.status, str(error))
     if error.status == 429:
-        response["Retry-After"] = "60"
+        response["Retry-After"] = str(pace.seconds_left())
     return response
 
 

@@ -19,6 +19,11 @@ PER_MINUTE = {
 }
 
 
+def seconds_left() -> int:
+    """Return how long this minute still lasts."""
+    return 60 - int(time.time()) % 60
+
+
 def check(what: str, who: str) -> None:
     """Count one call; raise SlowDown when there were too many in this minute."""
     minute = int(time.time() // 60)

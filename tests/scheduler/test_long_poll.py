@@ -83,6 +83,16 @@ def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client
     assert sorted(answer.action for answer in answers) == ["idle"] * 5 + ["job"]
 
 
+def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
+    token = make_node()[1]
+    body = wire.encode(wire.Poll(hardware=HARDWARE, wait_seconds=20))
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/poll", content=body, headers=bearer(token), timeout=0.7)
+    make_job()
+    time.sleep(2.5)
+    assert Job.objects.get().state == Job.State.QUEUED
+
+
 def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
     register = wire.Register(name="socket", hardware=HARDWARE)
