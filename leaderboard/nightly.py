@@ -56,7 +56,7 @@ def depart(track: Track, day: date, head: Head) -> Night | None:
     occupied = unfinished(track)
     if not occupied and head.reading and has_moved(track, head.reading.sha):
         try:
-            entry = main_entry(track, head.reading)
+            entry = main_entry(track, day, head.reading)
         except IntakeError as error:
             head = Head(None, str(error))
     release = storage.release()
@@ -116,7 +116,7 @@ def train_baseline(night: Night, head: Head, release: Blob) -> None:
     night.sentence = f"{why}: the night goes to seed {seed} of the baseline."
 
 
-def main_entry(track: Track, reading: Reading) -> Entry:
+def main_entry(track: Track, day: date, reading: Reading) -> Entry:
     """Return main's approved entry for this commit. What maintainers merged needs no second approval."""
     entry = intake.keep(
         reading,
@@ -124,7 +124,8 @@ def main_entry(track: Track, reading: Reading) -> Entry:
         track,
         actor=runs.SITE,
         kind=Entry.Kind.MAIN,
-        title=f"{settings.MAIN_BRANCH}: {reading.subject}"[:120],
+        title=f"{settings.MAIN_BRANCH}, {day.day} {day:%B}",
+        hypothesis=reading.subject,
         author=reading.author,
     )
     intake.approve(

@@ -86,7 +86,7 @@ def test_an_entry_is_trained_through_three_kills_scored_and_stands_on_the_board(
         assert board is not None
         assert "An idea" in board.text
         assert sha[:7] in board.text
-        assert f"{detail['bits_per_byte']:.3f}" in board.text
+        assert f"{detail['bits_per_byte']:.4f}" in board.text
         assert site.json(f"runs/{run['id']}/samples")
 
         # Three attempts, and the curve of one uninterrupted run, to the last digit.
