@@ -22,6 +22,7 @@ from trainer.scoring.multiplier.records import LEVEL, Standing, challenge
 DOCS = Path(__file__).resolve().parent
 TRIALS = 40_000
 RECORD_TRIALS = 1_000_000
+STRESS_RECORD_TRIALS = 200_000
 BATCH = 100_000
 """Nights simulated at once, to bound memory."""
 
@@ -225,6 +226,7 @@ def main() -> None:
     rng = np.random.default_rng(20260821)
     found = coverages(rng, DESIGN, TRIALS)
     stressed = [(setting, coverage(rng, setting, 1.05, runs, TRIALS)) for setting in STRESS for runs in (1, 3)]
+    strained = [false_records(rng, PRETENDERS[0], STRESS_RECORD_TRIALS, setting=setting) for setting in STRESS]
     rates = [
         (pretender, *(false_records(rng, pretender, RECORD_TRIALS, level) for level in (0.999, LEVEL)))
         for pretender in (*PRETENDERS, PEEKING)
@@ -235,7 +237,9 @@ def main() -> None:
     (folder / "ladder.svg").write_text(pictures.ladder(np.random.default_rng(4), DESIGN), encoding="utf-8")
     (folder / "coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
     (folder / "records.svg").write_text(pictures.records(rates), encoding="utf-8")
-    pictures.rewrite(DOCS / "multiplier.md", pictures.tables(found, stressed, rates, separations))
+    pictures.rewrite(
+        DOCS / "multiplier.md", pictures.tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
+    )
 
 
 if __name__ == "__main__":

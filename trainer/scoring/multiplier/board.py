@@ -25,8 +25,9 @@ from trainer.scoring.multiplier.records import Challenge, Standing, challenge
 from trainer.scoring.multiplier.results import Axis, Result, ResultsError
 from trainer.scoring.multiplier.samples import Sample, by_rung, most_runs, nearest
 
-SCATTER_LEVEL = 0.001
-"""An entry's own runs may scatter more than the baseline's by chance this often before its interval is withdrawn."""
+SCATTER_LEVEL = 0.0001
+"""An entry whose runs scatter so much more than the baseline's that chance does it less often than this loses its
+interval. Strict, since it is for gross cases: three runs with four times the noise."""
 
 
 FAR_OFF = 1000.0

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.scoring.multiplier.ladder import Array, Ladder, powers
-from trainer.scoring.multiplier.reading import read
+from trainer.scoring.multiplier.reading import SLOPE_DOUBT, read
 
 LEVEL = 0.9995
 """One-sided level of both conditions. At 99.9 % a perfect copy of the record would break it once in 1,000 times
@@ -59,9 +59,10 @@ class Challenge:
 def challenge(ladder: Ladder, new: Standing, record: Standing | None, level: float = LEVEL) -> Challenge:
     """Judge `new` against the baseline and the record.
 
-    Unknown noise, or a loss off the curve, wins nothing: the comparisons with NaN fail.
+    Unknown noise, a loss off the curve or a poorly known slope win nothing: the comparisons with NaN fail.
     """
-    bound = read(ladder, new.loss, new.compute, new.runs).lower_bound(ladder, level)
+    reading = read(ladder, new.loss, new.compute, new.runs)
+    bound = np.where(reading.doubt <= SLOPE_DOUBT, reading.lower_bound(ladder, level), np.nan)
     statistic = None if record is None else record_statistic(ladder, new, record)
     return Challenge(bound, statistic, ladder.quantile(level))
 

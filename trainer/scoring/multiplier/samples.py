@@ -22,6 +22,8 @@ class Sample:
     @property
     def mean_compute(self) -> float:
         """Geometric: the curve is straight in ln C over so short a stretch."""
+        if np.ptp(self.compute) == 0:
+            return float(self.compute[0])
         return math.exp(math.fsum(np.log(self.compute)) / len(self.compute))
 
     @property
