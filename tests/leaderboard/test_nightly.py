@@ -38,7 +38,8 @@ def test_the_first_night_trains_main_without_asking(monday: Night, main: Reposit
     run = monday.run
     assert run
     assert (run.purpose, run.state) == ("nightly", "queued")
-    assert (run.entry.kind, run.entry.state, run.entry.title) == ("main", "approved", "main: First train")
+    assert (run.entry.kind, run.entry.state, run.entry.hypothesis) == ("main", "approved", "First train")
+    assert run.entry.title == f"main, {monday.date.day} {monday.date:%B}"
     assert run.entry.sha == monday.sha == main.git("rev-parse", "HEAD")
     assert run.entry.architecture == "gpt"
     assert run.job
