@@ -234,7 +234,7 @@ def main() -> None:
     separations = false_separations(rng, 1.05, (1, 3), TRIALS)
     folder = DOCS / "multiplier"
     folder.mkdir(exist_ok=True)
-    (folder / "ladder.svg").write_text(pictures.ladder(np.random.default_rng(4), DESIGN), encoding="utf-8")
+    (folder / "ladder.svg").write_text(pictures.ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
     (folder / "coverage.svg").write_text(pictures.coverage(found), encoding="utf-8")
     (folder / "records.svg").write_text(pictures.records(rates), encoding="utf-8")
     pictures.rewrite(
