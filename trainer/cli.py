@@ -11,6 +11,7 @@ COMMANDS = {
     "train": ("trainer.train:command", "train an architecture within a budget"),
     "score": ("trainer.scoring.command:main", "score a run on held-out text"),
     "sample": ("trainer.sample_command:main", "have a run's model write"),
+    "multiplier": ("trainer.scoring.multiplier_command:main", "compare entries with a baseline, from plain results"),
     "arch": ("trainer.arch_command:main", "list the architectures"),
     "node": ("trainer.agent.command:main", "lend this machine to a site"),
 }
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:8} {about}" for name, (_, about) in COMMANDS.items()]
+    lines = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(["usage: dailytrain COMMAND [OPTIONS]", "", *lines, "", "Each one explains itself: --help", ""])
 
 
