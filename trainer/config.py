@@ -61,7 +61,7 @@ class Numbers:
     evaluations: int | None = None
     """Evaluations on dev after the first, evenly over the budget. Computed: 3 below a minute, else 5."""
     dev_tokens: int | None = None
-    """Tokens of dev that one evaluation reads, always the same ones. Computed: 16,384 to 1,048,576."""
+    """Tokens of dev that one evaluation reads, always the same ones. Computed: 8,192 to 1,048,576."""
     sample_tokens: int = 48
     """Length of each sample; 0 writes none."""
 
@@ -168,7 +168,6 @@ class Resolved:
 def resolve(config: TrainConfig, device: Literal["cpu", "cuda"]) -> Resolved:
     """Compute what the configuration leaves open, from the device and the budget."""
     given, budget, on_cpu = config.train, config.parsed_budget(), device == "cpu"
-    short = is_short(budget)
     batch = given.batch or (8 if on_cpu else gpu_batch(budget, given.sequence_length or 2048))
     resolved = Resolved(
         device=device,
@@ -177,9 +176,9 @@ def resolve(config: TrainConfig, device: Literal["cpu", "cuda"]) -> Resolved:
         batch=batch,
         micro_batch=given.micro_batch or (batch if on_cpu else largest_divisor(batch, 32)),
         precision=("fp32" if on_cpu else "bf16") if given.precision == "auto" else given.precision,
-        compile=(not on_cpu or not short) if given.compile is None else given.compile,
-        evaluations=given.evaluations or (3 if budget.kind == "seconds" and budget.amount < 60 else 5),
-        dev_tokens=given.dev_tokens or ((2**14 if short else 2**17) if on_cpu else (2**18 if short else 2**20)),
+        compile=(not on_cpu or not is_short(budget)) if given.compile is None else given.compile,
+        evaluations=given.evaluations or (3 if under_a_minute(budget) else 5),
+        dev_tokens=given.dev_tokens or dev_tokens(budget, on_cpu),
         sample_tokens=given.sample_tokens,
     )
     if resolved.batch % resolved.micro_batch:
@@ -206,6 +205,17 @@ def is_short(budget: Budget) -> bool:
     A budget in other units counts as short below 5,000 steps, 10 million tokens or 1e14 FLOPs: about as long there.
     """
     return budget.amount < {"seconds": 600, "steps": 5000, "tokens": 1e7, "flops": 1e14}[budget.kind]
+
+
+def under_a_minute(budget: Budget) -> bool:
+    return budget.kind == "seconds" and budget.amount < 60
+
+
+def dev_tokens(budget: Budget, on_cpu: bool) -> int:
+    """So many that all evaluations together stay short beside the training."""
+    if not on_cpu:
+        return 2**18 if is_short(budget) else 2**20
+    return 2**13 if under_a_minute(budget) else 2**14 if is_short(budget) else 2**17
 
 
 def cpu_depth(budget: Budget) -> int:

@@ -11,6 +11,7 @@ Not covered: several devices (one process, one device), and stopping a step that
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import math
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 LINES = 200
 """Train lines over a whole run, fewer if it has fewer steps."""
+
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+"""Names of settings in glibc's malloc.h."""
 
 
 class Interruption:
@@ -213,6 +217,8 @@ def configure(
 
 def make_fabric(config: TrainConfig, resolved: Resolved, logger: Logger | None) -> Fabric:
     """Return Fabric for one device. Its import takes some seconds, which bad input should not have to wait for."""
+    if resolved.device == "cpu":
+        keep_memory()
     torch.set_num_threads(config.threads or cores())
     torch.set_float32_matmul_precision("high")  # TF32 where a GPU has it; changes nothing on a CPU
     # torch.compile keeps what it made below the home folder, which a sandbox may not have.
@@ -227,6 +233,18 @@ def make_fabric(config: TrainConfig, resolved: Resolved, logger: Logger | None) 
     )
     fabric.launch()
     return fabric
+
+
+def keep_memory() -> None:
+    """Have glibc keep the memory of large tensors for the next step instead of returning it to the kernel each time.
+
+    Getting it back, zeroed page by page, took a fifth of a small model's CPU time (measured at depth 4). The process
+    keeps to its end what its largest step needs.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(MMAP_MAX, 0)
 
 
 def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:

@@ -16,8 +16,10 @@ from trainer.cli import COMMANDS, main
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    assert all(f"  {name} " in capsys.readouterr().out or True for name in COMMANDS)
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
     assert main([]) == 0
+    assert capsys.readouterr().out == text
 
 
 def test_an_unknown_command_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,12 +47,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert arch_command.main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["gpt", "7,340,048"],
-        ["litgpt", "3,287,040"],
-        ["smear", "7,340,064"],
-    ]
+    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert listed == {"gpt": "7,340,048", "litgpt": "3,287,040", "smear": "7,340,064"}
 
 
 def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +108,19 @@ def test_a_damaged_checkpoint_gets_one_line(tiny_run: Path, tmp_path: Path, capf
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "model.safetensors is damaged" in err
+
+
+def test_training_on_from_a_damaged_checkpoint_gets_one_line(
+    tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from conftest import TINY
+
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / "checkpoints/step-00000030/optimizer.pt").write_bytes(b"nothing")
+    assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "optimizer.pt is damaged" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
 
 
 def test_a_model_writes_after_the_prompt_the_same_each_time(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
