@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from pytest_django import Settings
+from django.test import Client
+from pytest_django import DjangoAssertNumQueries, Settings
 
 UPLOAD = "/api/node/v1/leases/1/blobs/" + "0" * 64
 
@@ -65,3 +66,11 @@ def test_what_nodes_can_say_is_documented(site_url: str) -> None:
         "/leases/{lease_id}/checkpoints",
         "/leases/{lease_id}/finish",
     }
+
+
+def test_a_page_that_is_not_there_asks_the_database_nothing(
+    db: None, client: Client, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    """Error pages are made in threads of their own, whose connections nobody closes."""
+    with django_assert_num_queries(0):
+        assert client.get("/no/such/page/").status_code == 404
