@@ -221,4 +221,4 @@ def why_no_sandbox() -> str | None:
     """Return None where bubblewrap works; the agent's own check says so."""
     code = "from trainer.sandbox import driver; print(driver('bubblewrap').why_not() or '')"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return answer.stdout.strip() or (answer.stderr.strip().splitlines() or [None])[-1]
+    return answer.stdout.strip() or (answer.stderr.strip().splitlines() or [""])[-1] or None
