@@ -34,6 +34,7 @@ TRACK: dict[str, Any] = {
         "train": {"sequence_length": 256, "batch": 8, "precision": "fp32", "compile": False},
     },
     "suite": ["blimp", "lambada_openai", "hellaswag"],
+    "suite_limit": 50,  # of each task and of each of blimp's paradigms: about a minute of two cores
     "limits": {"memory_bytes": 4 * 2**30, "disk_bytes": 2 * 2**30},
     "is_default": True,
     "nightly": True,

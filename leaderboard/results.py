@@ -138,6 +138,7 @@ class Scoring:
             run=storage.reference(file.blob, RUN_FILE),
             checkpoint=wire.Checkpoint.model_validate(run.checkpoint.manifest),
             suite=tuple(run.track.suite),
+            suite_limit=run.track.suite_limit,
         )
 
     def leased(self, job: Job, lease: Lease) -> None:

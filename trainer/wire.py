@@ -71,6 +71,8 @@ class ScoreOrder(Message):
     checkpoint: Checkpoint
     suite: tuple[str, ...] = ()
     """lm-eval task names; a task whose data this node lacks is left out and named."""
+    suite_limit: int | None = Field(default=None, ge=1)
+    """Only the first so many items of each task; None takes all."""
 
 
 Order = Annotated[TrainOrder | ScoreOrder, Field(discriminator="kind")]
@@ -189,7 +191,7 @@ class HeartbeatReply(Message):
 
 
 class Metrics(Message):
-    """POST /metrics: lines of `metrics.jsonl`. Batches are numbered 1, 2, 3... within a lease; a repeat does nothing."""
+    """POST /metrics: lines of `metrics.jsonl`. Batches are numbered from 1 within a lease; a repeat does nothing."""
 
     sequence: int = Field(ge=1)
     rows: tuple[dict[str, Any], ...] = Field(max_length=500)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.urls import reverse
 from django.utils import timezone
@@ -98,6 +99,8 @@ class Track(models.Model):
     """Part of every run's configuration: what this track fixes (size, batch, sequence length)."""
     suite = models.JSONField(default=list, blank=True)
     """lm-eval task names."""
+    suite_limit = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
+    """Only the first so many items of each task; null takes all."""
     needs_labels = models.JSONField(default=list, blank=True)
     limits = models.JSONField(default=dict, blank=True)
     """A `wire.Limits` for the training job; what it leaves out follows from the expected seconds."""

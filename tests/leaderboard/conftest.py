@@ -110,6 +110,7 @@ def track(site: Any, db: None) -> Track:
         expected_seconds=10,
         config={"model": {"depth": 2}, "train": {"batch": 8, "sequence_length": 64}},
         suite=["blimp"],
+        suite_limit=25,
         is_default=True,
         nightly=True,
     )

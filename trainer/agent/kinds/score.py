@@ -54,6 +54,8 @@ def command(job: Job, order: ScoreOrder, data: Path) -> list[str]:
     words += ["--sandbox", job.place.sandbox.name, "--model-source", str(job.workspace.source)]
     if order.suite:
         words += ["--suite", ",".join(order.suite)]
+    if order.suite_limit:
+        words += ["--suite-limit", str(order.suite_limit)]
     if (folder := evaluation_data()) is not None:
         words += ["--eval-data", str(folder)]
     return words
