@@ -95,7 +95,7 @@ def test_what_is_given_is_kept() -> None:
 
 def test_a_short_run_on_a_cpu_is_small_exact_and_not_compiled() -> None:
     resolved = resolve(config(budget="60s"), "cpu")
-    assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (4, 256, "fp32", False)
+    assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (2, 256, "fp32", False)
     assert config(budget="60s").text_limit("cpu") == 16 * 2**20
 
 
