@@ -200,8 +200,8 @@ class Model(LanguageModel):
 def recipe(config: Config) -> Recipe:
     """Muon for matrices, AdamW for the rest, its rates ~ 1/sqrt(width) as in nanochat (whose reference width is 768).
 
-    The values are the best of eleven tried at depth 2, 250 steps of 1,024 tokens, one seed: a guess elsewhere. (nanochat
-    has 0.02 for its matrices, with 512 times the batch.)
+    The values are the best of eleven tried at depth 2, 250 steps of 1,024 tokens, one seed: a guess elsewhere.
+    nanochat has 0.02 for its matrices, with 512 times the batch.
     """
     scale = (config.width / 768) ** -0.5
     return Recipe(
