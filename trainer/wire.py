@@ -14,7 +14,7 @@ VERSION: Final = 1
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Cause = Literal["model", "infrastructure"]
-"""Whose fault a failure is: the entry's ("model", it counts) or ours or the node's ("infrastructure", it is retried)."""
+"""Whose fault a failure is: the entry's ("model": it counts), ours or the node's ("infrastructure": it is retried)."""
 
 
 class Message(BaseModel):
