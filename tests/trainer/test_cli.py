@@ -48,13 +48,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert arch_command.main(["list"]) == 0
     listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
-    assert listed == {"gpt": "7,340,048", "litgpt": "3,287,040", "smear": "7,340,064"}
+    assert listed == {"gpt": "7,340,048", "litgpt": "3,287,040", "smear": "7,340,064", "rwkv5": "7,617,536"}
 
 
 def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["gpt", "litgpt", "smear"]
+    assert [row["name"] for row in rows] == ["gpt", "litgpt", "smear", "rwkv5"]
     assert all(row["description"] and row["parameters"] > 1e6 for row in rows)
 
 
@@ -63,7 +63,7 @@ def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture
     [
         (["--corpus", "files:/absent/*.txt"], "/absent"),
         (["--corpus", "fineweb"], "fineweb"),
-        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, litgpt, smear"),
+        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, litgpt, smear, rwkv5"),
         (["--budget", "0s"], "impossible"),
         (["--budget", "a while"], "impossible budget 'a while'"),
         (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),

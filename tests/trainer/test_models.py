@@ -18,8 +18,9 @@ SIZES = {
     "gpt": {"depth": 2, "width": 32, "heads": 2},
     "smear": {"depth": 2, "width": 32, "heads": 2},
     "litgpt": {"name": "pythia-14m"},
+    "rwkv5": {"depth": 2, "width": 64},
 }
-PARAMETERS = {"gpt": 49_156, "smear": 49_160, "litgpt": 1_288_192}
+PARAMETERS = {"gpt": 49_156, "smear": 49_160, "litgpt": 1_288_192, "rwkv5": 157_696}
 V, T = 384, 24
 
 
@@ -110,7 +111,7 @@ def test_its_config_survives_json(name: str) -> None:
 
 
 def test_an_unknown_architecture_is_told_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitecture, match="gpt, litgpt, smear"):
+    with pytest.raises(UnknownArchitecture, match="gpt, litgpt, smear, rwkv5"):
         architecture("gtp")
 
 

@@ -117,4 +117,5 @@ def test_no_honest_model_is_accused(arch, tmp_path):
         door = Nearby(run, model)
         lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
         outcome = examine(door, door, found, lengths, end, lambda stage, done: None, random.Random(seed))
-        assert abs(outcome.checks["prefix"]["mean_gain"]) < 1e-5
+        # The largest weights make logits of several hundred, which fp32 knows to 6e-5; the scorer's own limit is 1e-4.
+        assert abs(outcome.checks["prefix"]["mean_gain"]) < 3e-5

@@ -143,7 +143,7 @@ def test_a_folder_with_another_run_is_refused(
     assert (tiny_run / "run.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("arch", ["smear", "litgpt"])
+@pytest.mark.parametrize("arch", ["smear", "litgpt", "rwkv5"])
 def test_every_architecture_trains(train: Train, dataset_folder: Path, tmp_path: Path, arch: str) -> None:
     from trainer.train import command
 

@@ -12,7 +12,11 @@ ARCHITECTURES = {
     "gpt": "trainer.models.gpt",
     "litgpt": "trainer.models.litgpt",
     "smear": "trainer.models.smear",
+    "rwkv5": "trainer.models.rwkv5",
 }
+
+PRESETS = {f"rwkv5-{size}": ("rwkv5", size) for size in ("tiny", "169m", "430m", "1b5", "3b", "7b")}
+"""Architectures at a fixed size: their own and the name of the size, which its `preset` knows."""
 
 
 class UnknownArchitecture(ValueError):
@@ -20,7 +24,10 @@ class UnknownArchitecture(ValueError):
 
 
 def architecture(name: str) -> Architecture:
-    """Import the module of an architecture; raise `UnknownArchitecture` for a name that is not in the dict."""
+    """Import the module of an architecture; raise `UnknownArchitecture` for a name that is not in the dicts."""
+    if name in PRESETS:
+        family, size = PRESETS[name]
+        return cast("Architecture", importlib.import_module(ARCHITECTURES[family]).preset(size))
     if name not in ARCHITECTURES:
         raise UnknownArchitecture(f"there is no architecture {name!r}; the known ones are {', '.join(ARCHITECTURES)}")
     return cast("Architecture", importlib.import_module(ARCHITECTURES[name]))

@@ -1,0 +1,117 @@
+"""RWKV-5's chunked form is its recurrence: the same answers, the same gradients, at any strength of decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.models import rwkv5
+
+V = 50
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These products are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def inputs(length: int, decay: float, channels: int) -> list[Tensor]:
+    """Row, decay exponents around `decay`, bonus and a first state, in fp64 with gradients."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = [*[(1, 2, length, 64)] * 3, (2, channels), (2, channels), (1, 2, 64, 64)]
+    found = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    found[3] += decay
+    return [tensor.requires_grad_() for tensor in found]
+
+
+def one_by_one(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    read = []
+    for t in range(r.size(2)):
+        y, state = rwkv5.recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
+        read.append(y)
+    return torch.stack(read, dim=2), state
+
+
+@pytest.mark.parametrize("channels", [1, 64], ids=["per head", "per channel"])
+@pytest.mark.parametrize(("length", "decay"), [(3, -3.0), (64, -1.0), (131, -2.0), (70, 4.0)])
+def test_chunks_and_their_gradients_are_those_of_the_recurrence(length: int, decay: float, channels: int) -> None:
+    given = inputs(length, decay, channels)
+    answers, gradients = [], []
+    for form in (rwkv5.chunked, one_by_one):
+        r, k, v, exponent, bonus, state = given
+        read, after = form(r, k, v, exponent.exp(), bonus, state)
+        weights = torch.linspace(-1, 1, read.numel(), dtype=torch.float64).view_as(read)
+        gradients.append(torch.autograd.grad((read * weights).sum() + after.square().sum(), given))
+        answers.append((read, after))
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)
+
+
+def test_no_decay_is_too_strong_or_too_weak() -> None:
+    given = [tensor.detach().float().requires_grad_() for tensor in inputs(130, 0.0, 64)]
+    with torch.no_grad():
+        given[3].copy_(torch.linspace(-30, 30, 128).view(2, 64))
+    read, after = rwkv5.chunked(*given[:3], given[3].exp(), *given[4:])
+    gradients = torch.autograd.grad(read.sum() + after.sum(), given)
+    assert all(tensor.isfinite().all() for tensor in (read, after, *gradients))
+    torch.testing.assert_close(read, one_by_one(*given[:3], given[3].exp(), *given[4:])[0], rtol=1e-4, atol=1e-3)
+
+
+def restless(version: float) -> rwkv5.Model:
+    """A model whose branches are not at their initial zero."""
+    torch.manual_seed(0)
+    model = rwkv5.Model(rwkv5.Config(V, 80, depth=2, width=128, version=version))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("version", rwkv5.VERSIONS)
+@torch.no_grad()
+def test_token_by_token_it_answers_as_for_the_whole_row(version: float) -> None:
+    model = restless(version)
+    tokens = torch.randint(0, V, (2, 80))
+    state, answers = None, []
+    for token in tokens.unbind(1):
+        logits, state = model.step(token, state)
+        answers.append(logits)
+    torch.testing.assert_close(torch.stack(answers, 1), model(tokens), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_row_may_go_on_from_a_state() -> None:
+    model = restless(5.2)
+    tokens = torch.randint(0, V, (2, 80))
+    first, state = model.advance(tokens[:, :37], model.empty(2))
+    second, _ = model.advance(tokens[:, 37:], state)
+    torch.testing.assert_close(torch.cat((first, second), 1), model.features(tokens), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_beginning_is_answered_the_same_whatever_follows() -> None:
+    model = restless(5.2)
+    tokens = torch.randint(0, V, (2, 80))
+    whole = model(tokens)
+    for cut in (2, 17, 64, 79):
+        torch.testing.assert_close(model(tokens[:, :cut]), whole[:, :cut], rtol=1e-6, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_state_stays_in_fp32_where_the_weights_or_products_are_bf16() -> None:
+    model = restless(5.2)
+    tokens = torch.randint(0, V, (1, 20))
+    exact = model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        features, state = model.advance(tokens, model.empty(1))
+        mixed = model.logits(features)
+    assert {block.heads.dtype for block in state} == {torch.float32}
+    assert (mixed - exact).abs().mean() < 0.05 * exact.std()
+    assert {block.heads.dtype for block in model.bfloat16().advance(tokens, model.empty(1))[1]} == {torch.float32}

@@ -1,0 +1,378 @@
+"""RWKV-5 ("Eagle"): attention's place is taken by a state of fixed size, a 64 x 64 matrix a head, that forgets at a
+learned rate (arXiv 2404.05892, section 4, there version 5.2).
+
+Two forms of one model: the parallel one, by chunks of `CHUNK` tokens, for training and scoring, and the recurrent one
+(`Model.step`) for generation, at constant memory and time per token. Versions:
+- 5.0: decay and bonus are one number a head; the bonus is exp(time_first); no gate; 4x channel mix;
+- 5.1: the bonus is time_faaaa as it is, and the time mix has a gate; 3.5x channel mix;
+- 5.2: as 5.1, with decay and bonus of their own for every channel.
+Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), which are not ours to
+choose; so a checkpoint is in the official layout as it stands.
+
+Not covered: the official loss's L2Wrap (a pull of 1e-4 on the largest logit), clipping of gradients at 1.0 and a cosine
+schedule (the loop has none of them), a kernel of its own for GPUs, carrying the state from one row to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+
+HEAD = 64
+"""Channels in a head, fixed in all published models."""
+
+CHUNK = 64
+"""Tokens whose pairs are looked at together; a power of two. The state is passed from chunk to chunk."""
+
+VERSIONS = (5.0, 5.1, 5.2)
+
+SHAPES = {
+    "tiny": (4, 256),
+    "169m": (12, 768),
+    "430m": (24, 1024),
+    "1b5": (24, 2048),
+    "3b": (32, 2560),
+    "7b": (32, 4096),
+}
+"""Depth and width of the presets `rwkv5-tiny` (ours, for a CPU) and the published sizes."""
+
+
+@dataclass(frozen=True)
+class Config:
+    vocabulary_size: int
+    """Token ids are 0 .. vocabulary_size - 1."""
+    sequence_length: int
+    """Tokens in a training row. The model itself has no longest row."""
+    depth: int = 4
+    """Blocks, at least 2: initial values go from the first block's to the last one's."""
+    width: int = 256
+    """Size of the residual stream, a multiple of 64 (a head)."""
+    version: float = 5.2
+    """5.0, 5.1 or 5.2."""
+
+    def __post_init__(self) -> None:
+        if self.version not in VERSIONS:
+            raise ValueError(f"rwkv5: version {self.version} is not one of 5.0, 5.1 and 5.2")
+        if self.depth < 2:
+            raise ValueError(f"rwkv5: depth {self.depth} is too small: initial values need at least 2 blocks")
+        if self.width < HEAD or self.width % HEAD:
+            raise ValueError(f"rwkv5: width {self.width} must be a multiple of {HEAD}, the size of a head")
+        if self.vocabulary_size < 1:
+            raise ValueError(f"rwkv5: a vocabulary of {self.vocabulary_size} tokens is too small")
+
+    @classmethod
+    def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
+        """As the baseline: width is 64 x depth."""
+        return cls(vocabulary_size, sequence_length, depth=depth, width=HEAD * depth)
+
+    @property
+    def heads(self) -> int:
+        return self.width // HEAD
+
+    @property
+    def gated(self) -> bool:
+        return self.version > 5.0
+
+    @property
+    def hidden(self) -> int:
+        """Width inside the channel mix."""
+        return 4 * self.width if self.version == 5.0 else int(3.5 * self.width) // 32 * 32
+
+    @property
+    def decays(self) -> tuple[int, ...]:
+        """Shape of the decay and of the bonus."""
+        return (self.heads, HEAD) if self.version == 5.2 else (self.heads,)
+
+    @property
+    def bonus(self) -> str:
+        """Official name of the bonus. It differs, since 5.0 keeps the bonus's logarithm."""
+        return "time_first" if self.version == 5.0 else "time_faaaa"
+
+
+def preset(name: str) -> SimpleNamespace:
+    """Return this architecture with the dial set to one of `SHAPES`: it is that size whatever depth is asked for."""
+    depth, width = SHAPES[name]
+
+    class Preset(Config):
+        @classmethod
+        def sized(cls, _depth: int, vocabulary_size: int, sequence_length: int) -> Self:
+            return cls(vocabulary_size, sequence_length, depth=depth, width=width)
+
+    return SimpleNamespace(Config=Preset, Model=Model, recipe=recipe)
+
+
+# --- the state and its two forms --------------------------------------------------------------------------------------
+
+
+def recurrence(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Read and update the state for one token: the definition.
+
+    `r, k, v [B, H, N]`; `rate, bonus [H, N]` or `[H, 1]`, a channel's decay being exp(-rate); `state [B, H, N, N]`, the
+    key's channel before the value's. Returns what is read, `[B, H, N]`, and the next state:
+    `y = r (S + diag(bonus) k v)`, `S' = diag(exp(-rate)) S + k v`.
+    """
+    pair = k[..., :, None] * v[..., None, :]
+    read = torch.einsum("bhi,bhij->bhj", r, state + bonus[..., None] * pair)
+    return read, torch.exp(-rate)[..., None] * state + pair
+
+
+def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence for a row of tokens, `r, k, v [B, H, T, N]`, in matrix products.
+
+    Only powers of the decay with an exponent of at least 0 are formed, so nothing can overflow, however strong it is.
+    A short row is filled up to a whole chunk: smaller products would round differently, and a row's beginning would
+    get slightly other answers than the same tokens alone.
+    """
+    length, size = r.size(2), CHUNK
+    missing = -length % size
+    r, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)) for x in (r, k, v))  # [B, H, chunks, size, N]
+    exponents = torch.arange(size, device=rate.device, dtype=rate.dtype)
+    powers = torch.exp(-rate[:, None, :] * exponents[:, None])  # [H, size, N or 1]
+    within = pairs(r, k, powers, bonus) @ v
+    states = []
+    for chunk in range(r.size(2)):
+        states.append(state)
+        real = size - missing if chunk == r.size(2) - 1 else size
+        # The last token is not yet decayed, the one before once, and so on.
+        keys = k[:, :, chunk, :real] * powers[:, :real].flip(1)
+        state = torch.exp(-rate * real)[..., None] * state + keys.mT @ v[:, :, chunk, :real]
+    before = (r * powers[:, None]) @ torch.stack(states, dim=2)
+    return (within + before).flatten(2, 3)[:, :, :length], state
+
+
+def pairs(r: Tensor, k: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
+    """Return how much each token of a chunk reads of each, `[B, H, chunks, size, size]`, zero above the diagonal.
+
+    On the diagonal the bonus; below it, `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. Grown from single tokens by doubling:
+    a block of 2m tokens is its two halves and the square where the second half reads the first. With the square's
+    exponent split at the middle, t-1-s = (t - middle) + (middle-1 - s), both parts are at least 0.
+    """
+    scores = (r * bonus[:, None, None] * k).sum(-1)[..., None, None]  # [B, H, chunks, blocks, m, m]
+    m = 1
+    while m < r.size(3):
+        queries, keys = (x.unflatten(3, (-1, 2, m)) for x in (r, k))
+        later = queries[..., 1, :, :] * powers[:, None, None, :m]
+        earlier = keys[..., 0, :, :] * powers[:, None, None, :m].flip(3)
+        upper, lower = scores.unflatten(3, (-1, 2)).unbind(4)
+        scores = torch.cat((F.pad(upper, (0, m)), torch.cat((later @ earlier.mT, lower), dim=-1)), dim=-2)
+        m *= 2
+    return scores.squeeze(3)
+
+
+@dataclass
+class BlockState:
+    """What a block remembers of a row: the only thing that generation carries along."""
+
+    time_shift: Tensor
+    """The last token's input to the time mix, `[B, D]`."""
+    channel_shift: Tensor
+    """The last token's input to the channel mix, `[B, D]`."""
+    heads: Tensor
+    """The heads' matrices `[B, H, N, N]`, fp32 (or fp64) whatever the weights are."""
+
+
+State = list[BlockState]
+"""A model's state: one entry a block."""
+
+
+# --- the layers -------------------------------------------------------------------------------------------------------
+
+
+def shifted(x: Tensor, last: Tensor) -> Tensor:
+    """Return each position's predecessor in `x [B, T, D]`; `last [B, D]` comes before the first."""
+    return torch.cat((last[:, None].to(x.dtype), x[:, :-1]), dim=1)
+
+
+class Mix(nn.Module):
+    """What time mix and channel mix share: inputs that are part this token's, part the one's before."""
+
+    def add_ratios(self, **ratios: Tensor) -> None:
+        for name, ratio in ratios.items():
+            self.register_parameter(f"time_mix_{name}", nn.Parameter(ratio[None, None]))
+
+    def mixed(self, name: str, x: Tensor, before: Tensor) -> Tensor:
+        return torch.lerp(before, x, self.get_parameter(f"time_mix_{name}").to(x.dtype))
+
+
+class TimeMix(Mix):
+    """Where tokens meet: each head writes key-value pairs into its state and reads it."""
+
+    def __init__(self, config: Config, block: int) -> None:
+        super().__init__()
+        self.config = config
+        width, last = config.width, block / (config.depth - 1)
+        ramp, steps = torch.arange(width) / width, 1 - block / config.depth
+        self.add_ratios(k=ramp**steps, v=ramp**steps + 0.3 * last, r=ramp ** (steps / 2))
+        if config.gated:
+            self.add_ratios(g=ramp ** (steps / 2))
+        count = math.prod(config.decays)
+        place = torch.arange(count) / max(count - 1, 1)  # a single head is the first one
+        self.time_decay = nn.Parameter((-6 + 5 * place ** (0.7 + 1.3 * last)).view(config.decays))
+        self.register_parameter(config.bonus, nn.Parameter(self.first_bonus(place, last).view(config.decays)))
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+        if config.gated:
+            self.gate = nn.Linear(width, width, bias=False)
+        # The official code divides by 8 before a norm with epsilon 1e-5: the same as 64 times that epsilon.
+        self.ln_x = nn.GroupNorm(config.heads, width, eps=64e-5)
+
+    def first_bonus(self, place: Tensor, last: float) -> Tensor:
+        """Return the initial bonus for channels or heads at `place`, 0 to 1."""
+        if self.config.version == 5.0:
+            return torch.full_like(place, -3.0)
+        zigzag = 0.1 * ((torch.arange(len(place)) + 1) % 3 - 1) if self.config.version == 5.2 else 0.0
+        return last * (1 - place) + zigzag
+
+    def rates(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return decay rate and bonus, `[H, N]` or `[H, 1]`: the decay of a channel is exp(-rate)."""
+        rate, bonus = self.time_decay.to(dtype).exp(), self.get_parameter(self.config.bonus).to(dtype)
+        bonus = bonus.exp() if self.config.version == 5.0 else bonus
+        return rate.view(self.config.heads, -1), bonus.view(self.config.heads, -1)
+
+    def forward(self, x: Tensor, state: BlockState) -> tuple[Tensor, Tensor]:
+        """Return `[B, T, D]` and the heads' next state."""
+        before = shifted(x, state.time_shift)
+        r, k, v = (
+            layer(self.mixed(name, x, before)).unflatten(-1, (self.config.heads, HEAD)).transpose(1, 2)
+            for name, layer in (("r", self.receptance), ("k", self.key), ("v", self.value))
+        )
+        # Autocast stays out: a sum over a whole row does not fit into bf16's eight bits.
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = state.heads.dtype
+            r, k, v = r.to(dtype), k.to(dtype), v.to(dtype)
+            rate, bonus = self.rates(dtype)
+            if x.size(1) == 1:
+                read, heads = recurrence(r[:, :, 0], k[:, :, 0], v[:, :, 0], rate, bonus, state.heads)
+                read = read[:, :, None]
+            else:
+                read, heads = chunked(r, k, v, rate, bonus, state.heads)
+            flat = read.transpose(1, 2).flatten(-2)
+            normed = self.ln_x(flat.flatten(0, 1).to(self.ln_x.weight.dtype)).view_as(flat)
+        normed = normed.to(x.dtype)
+        if self.config.gated:
+            normed = normed * F.silu(self.gate(self.mixed("g", x, before)))
+        return self.output(normed), heads
+
+
+class ChannelMix(Mix):
+    """The MLP, with ReLU^2 and a gate."""
+
+    def __init__(self, config: Config, block: int) -> None:
+        super().__init__()
+        ratio = (torch.arange(config.width) / config.width) ** (1 - block / config.depth)
+        self.add_ratios(k=ratio, r=ratio.clone())
+        self.key = nn.Linear(config.width, config.hidden, bias=False)
+        self.receptance = nn.Linear(config.width, config.width, bias=False)
+        self.value = nn.Linear(config.hidden, config.width, bias=False)
+
+    def forward(self, x: Tensor, state: BlockState) -> Tensor:
+        before = shifted(x, state.channel_shift)
+        hidden = F.relu(self.key(self.mixed("k", x, before))).square()
+        return torch.sigmoid(self.receptance(self.mixed("r", x, before))) * self.value(hidden)
+
+
+class Block(nn.Module):
+    def __init__(self, config: Config, block: int) -> None:
+        super().__init__()
+        if block == 0:
+            self.ln0 = nn.LayerNorm(config.width)  # of the embedding; official weights have it here
+        self.ln1 = nn.LayerNorm(config.width)
+        self.ln2 = nn.LayerNorm(config.width)
+        self.att = TimeMix(config, block)
+        self.ffn = ChannelMix(config, block)
+
+    def forward(self, x: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
+        time = self.ln1(x)
+        mixed, heads = self.att(time, state)
+        x = x + mixed
+        channel = self.ln2(x)
+        return x + self.ffn(channel, state), BlockState(time[:, -1], channel[:, -1], heads)
+
+
+class Model(LanguageModel):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.emb = nn.Embedding(config.vocabulary_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, block) for block in range(config.depth))
+        self.ln_out = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """The official initial values: orthogonal matrices, and zeros where branches end or open."""
+        config = self.config
+        nn.init.uniform_(self.emb.weight, -1e-4, 1e-4)  # ln0 brings it to size as soon as it has grown a little
+        nn.init.orthogonal_(self.head.weight, gain=0.5 * math.sqrt(max(config.vocabulary_size / config.width, 1)))
+        for number, block in enumerate(self.blocks):
+            for matrix in (block.att.receptance, block.att.key, block.att.value):
+                nn.init.orthogonal_(matrix.weight)
+            if config.gated:
+                nn.init.orthogonal_(block.att.gate.weight)
+            nn.init.orthogonal_(block.ffn.key.weight, gain=math.sqrt(config.hidden / config.width))
+            for matrix in (block.att.output, block.ffn.value, block.ffn.receptance):
+                nn.init.zeros_(matrix.weight)
+            nn.init.constant_(block.att.ln_x.weight, ((1 + number) / config.depth) ** 0.7)
+
+    def empty(self, rows: int) -> State:
+        """Return the state before the first token."""
+        weight, config = self.emb.weight, self.config
+        shift = weight.new_zeros(rows, config.width)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        heads = torch.zeros(rows, config.heads, HEAD, HEAD, dtype=wide, device=weight.device)
+        return [BlockState(shift, shift, heads) for _ in self.blocks]
+
+    def advance(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the features of the tokens `[B, T]` that follow a state, and the state after them."""
+        x = self.blocks[0].ln0(self.emb(tokens))
+        after = []
+        for block, before in zip(self.blocks, state, strict=True):
+            x, following = block(x, before)
+            after.append(following)
+        return self.ln_out(x), after
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.advance(tokens, self.empty(tokens.size(0)))[0]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.head(features)
+
+    def step(self, token: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Return the logits `[B, V]` after one more token `[B]`, and the next state; None is the state before all."""
+        features, after = self.advance(token[:, None], self.empty(token.size(0)) if state is None else state)
+        return self.logits(features)[:, 0], after
+
+
+def recipe(config: Config) -> Recipe:
+    """The official groups: decay at twice the rate, 5.0's bonus at three times; weight decay on matrices only.
+
+    The rate fits the official ones: 6e-4 at width 768, 3e-4 at 2048, 2e-4 at 4096; below that it is a guess. The
+    official schedule is a cosine; ours is the trapezoid nearest to it.
+    """
+    rate = 6e-4 * (768 / config.width) ** 0.65
+
+    def group(name: str, *match: str, times: float = 1, weight_decay: float = 0) -> ParameterGroup:
+        return ParameterGroup(
+            name, match, "adamw", times * rate, weight_decay=weight_decay, betas=(0.9, 0.99), epsilon=1e-8
+        )
+
+    matrices = ("emb.*", "head.*", *(f"*.{name}.weight" for name in ("receptance", "key", "value", "gate", "output")))
+    return Recipe(
+        groups=(
+            group("matrices", *matrices, weight_decay=0.001),
+            group("decay", "*.time_decay", times=2),
+            group("bonus", "*.time_first", times=3),
+            group("vectors", "*.time_*", "*ln*"),
+        ),
+        schedule=Schedule(warmup=0.01, warmdown=0.8, final=0.1),
+    )
