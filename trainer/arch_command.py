@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TypedDict
 
 import torch
 
+from trainer.arguments import Parser
 from trainer.models import ARCHITECTURES, architecture
 
 DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256
@@ -23,7 +23,7 @@ class Row(TypedDict):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="dailytrain arch", description="List the architectures.")
+    parser = Parser(prog="dailytrain arch", description="List the architectures.")
     parser.add_argument("action", choices=["list"])
     parser.add_argument("--json", action="store_true", help="as a JSON list of name, description, parameters")
     options = parser.parse_args(argv)

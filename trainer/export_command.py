@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.arguments import Parser
 from trainer.formats import FORMATS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file; return 2, with one line on standard error, for a run that does not fit into the format."""
-    parser = argparse.ArgumentParser(prog="dailytrain export", description="Write a run's weights in another format.")
+    parser = Parser(prog="dailytrain export", description="Write a run's weights in another format.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what the other program reads")
     parser.add_argument("--out", type=Path, required=True, help="file to write")

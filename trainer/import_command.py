@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.arguments import Parser
 from trainer.formats import FORMATS
 
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dailytrain import", description="Make a run of weights from elsewhere.")
+    parser = Parser(prog="dailytrain import", description="Make a run of weights from elsewhere.")
     parser.add_argument("file", type=Path, help="the weights")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what wrote them")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run to make")

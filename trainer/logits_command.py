@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainer.arguments import Parser
 from trainer.checkpoint import load_model, read_run
 
 
@@ -54,7 +55,7 @@ def log_probabilities(options: argparse.Namespace, tokens: list[int]) -> Tensor:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dailytrain logits", description="What a run's model expects after tokens.")
+    parser = Parser(prog="dailytrain logits", description="What a run's model expects after tokens.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--tokens", required=True, help="token ids, joined by commas")
     parser.add_argument("--json", action="store_true", help="all of them, one row after each token; else the likeliest")

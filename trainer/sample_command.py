@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.arguments import Parser
 from trainer.checkpoint import load_model, read_run
 from trainer.data.tokenizer import Tokenizer
 from trainer.sampling import PROMPTS, continuation
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="dailytrain sample", description="Have a run's model write.")
+    parser = Parser(prog="dailytrain sample", description="Have a run's model write.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--prompt", default=PROMPTS[0], help="what it goes on from (%(default)r)")
     parser.add_argument("--tokens", type=int, default=100, help="at most so many (%(default)s)")

@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import TINY
 
 NOUNS = ["cat", "dog", "king", "queen", "train", "river", "night", "stone", "lamp", "bird"]
 VERBS = ["sees", "finds", "loves", "leaves", "carries", "answers", "follows", "paints"]
-TINY = (
-    *("--model.depth", "2", "--model.width", "32", "--model.heads", "2"),
-    *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "4"),
-    *("--device", "cpu", "--threads", "1"),
-)
-"""Flags of a run that takes milliseconds a step."""
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny import TINY
 
 from trainer import arch_command, sample_command
 from trainer.cli import COMMANDS, main
@@ -113,8 +114,6 @@ def test_a_damaged_checkpoint_gets_one_line(tiny_run: Path, tmp_path: Path, capf
 def test_training_on_from_a_damaged_checkpoint_gets_one_line(
     tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from conftest import TINY
-
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     (run / "checkpoints/step-00000030/optimizer.pt").write_bytes(b"nothing")
     assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
@@ -140,8 +139,6 @@ def test_a_folder_that_is_no_run_gets_one_line(folder: str, tmp_path: Path, capf
 
 
 def test_a_corpus_is_prepared_on_the_way(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conftest import TINY
-
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
     flags = ["--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:300", "--budget", "2steps", *TINY]
     assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 0

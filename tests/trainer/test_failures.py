@@ -8,7 +8,7 @@ from pathlib import Path
 
 import failing_models
 import pytest
-from conftest import TINY
+from tiny import TINY
 
 from trainer.models import ARCHITECTURES
 

@@ -113,10 +113,17 @@ def test_a_bad_file_is_one_line_and_exit_code_two(
 def test_a_bad_option_is_one_line_and_exit_code_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
-    assert main([write(tmp_path, [GOOD]), *arguments]) == 2
+    assert exit_code([write(tmp_path, [GOOD]), *arguments]) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert complaint in printed
+
+
+def exit_code(arguments: list[str]) -> int | str | None:
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "."])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY
+from tiny import TINY
 
 from trainer import checkpoint
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import TINY
 
 from trainer import checkpoint
 from trainer.data.dataset import Dataset
@@ -165,6 +166,4 @@ def test_a_dataset_that_can_only_be_read_and_has_no_test_split_will_do(
     shutil.copytree(dataset_folder, copy, ignore=shutil.ignore_patterns("test"))
     for path in (copy, *copy.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
-    from conftest import TINY
-
     assert command(["--dataset", str(copy), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 0

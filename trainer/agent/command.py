@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.arguments import Parser
 from trainer.sandbox import DRIVERS, Driver, driver
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="dailytrain node", description=__doc__)
+    made = Parser(prog="dailytrain node", description=__doc__)
     add = made.add_argument
     add("--server", required=True, metavar="URL", help="the site, such as https://train.example.org")
     add("--token", default=os.environ.get(TOKEN), help=f"join token, needed the first time only (or ${TOKEN})")

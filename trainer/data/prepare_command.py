@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from trainer.arguments import Parser
 from trainer.data.corpora import KINDS
 from trainer.data.dataset import Dataset, prepare
 
@@ -41,7 +42,7 @@ def parse_size(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dailytrain prepare", description=__doc__)
+    parser = Parser(prog="dailytrain prepare", description=__doc__)
     kinds = ", ".join(sorted(KINDS))
     parser.add_argument("--corpus", required=True, help=f"one of {kinds}; files takes globs: files:books/*.jsonl.xz")
     parser.add_argument(

@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from trainer.arguments import Parser
 from trainer.data.corpora import CorpusError
 from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.tokenizer import Tokenizer, TokenizerError
@@ -69,13 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def complain(line: str) -> None:
     print(f"dailytrain score: {line}", file=sys.stderr)  # noqa: T201 (a command's error)
-
-
-class Parser(argparse.ArgumentParser):
-    """One line for a mistake, not the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see dailytrain score --help")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

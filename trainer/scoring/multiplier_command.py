@@ -8,22 +8,11 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from trainer.arguments import Parser
 from trainer.scoring.multiplier import AXES, Board, Estimate, ResultsError, compare, load
 
 UNITS = {"flops": "FLOPs", "seconds": "seconds"}
-
-
-class UsageError(ValueError):
-    """The command line cannot be used."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without repeating the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = arguments(argv)
         board = compare(load(options.runs), options.baseline, options.axis, options.full)
-    except (UsageError, ResultsError) as error:
+    except ResultsError as error:
         sys.stderr.write(f"dailytrain multiplier: {' '.join(str(error).split())}\n")
         return 2
     if options.json:
