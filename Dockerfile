@@ -30,7 +30,7 @@ ENV DAILYTRAIN_HOME=/data PYTHONPATH=/app
 ENV STATIC_ROOT=/app/collected
 RUN SECRET_KEY=only-for-collecting DAILYTRAIN_HOME=/tmp/build python manage.py collectstatic --noinput \
     && rm -rf /tmp/build && mkdir -p /data && chown train:train /data
-USER train
+USER 10001
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
@@ -48,7 +48,7 @@ COPY requirements.lock pyproject.toml README.md ./
 COPY trainer trainer
 RUN pip install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
     && pip install -c requirements.lock '.[training]'
-USER node
+USER 10002
 ENV DAILYTRAIN_HOME=/home/node/data
 RUN mkdir -p /home/node/data
 VOLUME /home/node/data
