@@ -12,6 +12,10 @@ from leaderboard.models.seasons import Track
 from scheduler.models import Blob
 
 
+def web_address(address: str) -> bool:
+    return address.startswith(("https://", "http://"))
+
+
 class EntryDict(TypedDict):
     id: int
     kind: str
@@ -103,6 +107,11 @@ class Entry(models.Model):
     def get_absolute_url(self) -> str:
         return reverse("entry", args=[self.pk])
 
+    @property
+    def public_repository(self) -> str:
+        """Return where anyone can fetch it; empty for a folder of the server, whose paths stay there."""
+        return self.repository if web_address(self.repository) else ""
+
     def to_dict(self) -> EntryDict:
         """Return the row; `track` should have been selected with it."""
         return {
@@ -112,7 +121,7 @@ class Entry(models.Model):
             "reason": self.reason,
             "title": self.title,
             "author": self.author,
-            "repository": self.repository,
+            "repository": self.public_repository,
             "sha": self.sha,
             "architecture": self.architecture,
             "track": self.track.slug,

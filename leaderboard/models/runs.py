@@ -258,7 +258,7 @@ class Run(models.Model):
             "author": self.entry.author,
             "architecture": self.entry.architecture,
             "kind": self.entry.kind,
-            "repository": self.entry.repository,
+            "repository": self.entry.public_repository,
             "sha": self.entry.sha,
             "track": self.track.slug,
             "season": self.season.name,

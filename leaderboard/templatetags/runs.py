@@ -13,6 +13,7 @@ from django import template
 
 from leaderboard import figures
 from leaderboard.models import Entry, Run
+from leaderboard.models.entries import web_address
 from scheduler.models import Job
 
 register = template.Library()
@@ -143,17 +144,15 @@ def run_of(job: Job) -> Run | None:
     return getattr(job, "run", None) or getattr(job, "scored_run", None)
 
 
-@register.filter
-def web_address(address: str) -> bool:
-    return address.startswith(("https://", "http://"))
+register.filter(web_address)
 
 
 @register.filter
 def commit_url(entry: Entry) -> str:
     """Return where the commit can be read, or nothing for a repository that is only a folder of the server."""
-    if not web_address(entry.repository):
+    if not entry.public_repository:
         return ""
-    return f"{entry.repository.rstrip('/').removesuffix('.git')}/commit/{entry.sha}"
+    return f"{entry.public_repository.rstrip('/').removesuffix('.git')}/commit/{entry.sha}"
 
 
 @register.filter
@@ -162,8 +161,8 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     dataset, environment = run.config.get("dataset", {}), run.config.get("environment", {})
     size = parameters(run)
     yield "Commit", run.entry.sha
-    if web_address(run.entry.repository):
-        yield "Repository", run.entry.repository
+    if run.entry.public_repository:
+        yield "Repository", run.entry.public_repository
     yield "Seed", run.seed
     yield "Budget", figures.budget(run.budget)
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
@@ -194,7 +193,7 @@ def reproduce(run: Run) -> str:
         given = {**run.track.config.get(section, {}), **entry.config.get(section, {})}
         flags |= {f"{section}.{name}": value for name, value in given.items()}
     words = [f"  --{name} {shlex.quote(str(value))}" for name, value in flags.items() if value is not None]
-    get = [f"git clone {entry.repository} dailytrain && cd dailytrain"] if web_address(entry.repository) else []
+    get = [f"git clone {entry.repository} dailytrain && cd dailytrain"] if entry.public_repository else []
     return "\n".join(
         [*get, f"git checkout {entry.sha}", " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])]
     )
