@@ -1,0 +1,53 @@
+"""What can be said of the containers without an engine: they name what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return services
+
+
+def test_every_service_builds_a_target_of_the_dockerfile_or_pins_an_image(compose: dict[str, Any]) -> None:
+    targets = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    for name, service in compose["services"].items():
+        if "build" in service:
+            assert service["build"]["target"] in targets, name
+        else:
+            assert re.fullmatch(r"[a-z]+:\d[\w.-]+", service["image"]), name
+
+
+def test_every_variable_of_compose_is_explained_in_the_example() -> None:
+    wanted = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
+    assert wanted == set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
+
+
+def test_every_variable_that_the_site_gets_is_a_setting(compose: dict[str, Any]) -> None:
+    settings = (ROOT / "dailytrain" / "settings.py").read_text()
+    for name in compose["services"]["web"]["environment"]:
+        assert f'("{name}"' in settings, name
+
+
+def test_every_volume_and_dependency_exists(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for volume in service.get("volumes", []):
+            assert volume.split(":")[0] in compose["volumes"], name
+        for other in service.get("depends_on", {}):
+            assert other in compose["services"], name
+
+
+def test_the_node_never_gets_the_engines_socket_nor_a_privilege(compose: dict[str, Any]) -> None:
+    node = compose["services"]["node"]
+    assert "privileged" not in node
+    assert node["cap_drop"] == ["ALL"]
+    assert not any("docker.sock" in volume for volume in node["volumes"])
