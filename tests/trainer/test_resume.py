@@ -81,8 +81,11 @@ def test_asked_to_stop_it_leaves_a_checkpoint(dataset_folder: Path, tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors.decode()
-    last = rows(tmp_path)[-1]["step"]
-    assert checkpoint.latest(tmp_path) == checkpoint.path(tmp_path, last)
+    kept = checkpoint.latest(tmp_path)
+    assert kept is not None
+    # Not every step has a line; whatever was written up to the checkpoint's step is what the whole run wrote.
+    last = checkpoint.step_of(kept)
+    assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] <= last]
 
 
