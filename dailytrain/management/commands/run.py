@@ -19,11 +19,13 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from dailytrain import schedule
 from dailytrain.processes import Part, wait_until
 
 NODE_NAME = "this-machine"
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[loss]}"))
 
 
 class Command(BaseCommand):
@@ -89,19 +91,36 @@ class Command(BaseCommand):
         from scheduler.models import Event
 
         last = Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        while not self.stopping.wait(1):
-            for part in parts:
-                if not part.running() and part.revive(time.monotonic()):
-                    self.say(f"{part.name} had ended and was started again:\n{part.last_lines()}")
-            for event in Event.objects.filter(pk__gt=last).order_by("pk")[:20]:
-                last = event.pk
-                self.say(f"{event.target_kind} {event.target_id}: {event.sentence}")
+        with Progress(*COLUMNS, console=self.console, transient=True) as progress:
+            bar = progress.add_task("", total=1, visible=False, loss="")
+            while not self.stopping.wait(1):
+                for part in parts:
+                    if not part.running() and part.revive(time.monotonic()):
+                        self.say(f"{part.name} had ended and was started again:\n{part.last_lines()}")
+                for event in Event.objects.filter(pk__gt=last).order_by("pk")[:20]:
+                    last = event.pk
+                    self.say(f"{event.target_kind} {event.target_id}: {event.sentence}")
+                show_train(progress, bar)
 
     def stop(self, parts: list[Part]) -> None:
         for part in reversed(parts):
             self.say(f"Stopping {part.name}")
             part.stop()
         self.say("Everything has stopped. `make run` goes on from here.")
+
+
+def show_train(progress: Progress, bar: TaskID) -> None:
+    """Draw how far the training run is, if there is one."""
+    from leaderboard.models import Run
+
+    run = Run.objects.filter(state=Run.State.TRAINING).select_related("entry").first()
+    if run is None:
+        progress.update(bar, visible=False)
+        return
+    loss = "" if run.loss is None else f"loss {run.loss:.3f}"
+    progress.update(
+        bar, visible=True, completed=run.fraction, description=f"{run.entry.title}, {run.budget}", loss=loss
+    )
 
 
 def hold_lock(path: Path) -> IO[str]:
