@@ -42,6 +42,7 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: self.stopping.set())
         self.lock = hold_lock(settings.HOME / "run.lock")
         check_port(port)
+        os.environ.setdefault("SITE_URL", f"http://127.0.0.1:{port}")  # for the parts: links and lines to paste
         parts: list[Part] = []
         try:
             self.board(parts, port, no_node)
