@@ -49,6 +49,18 @@ class Reading:
         outside = [path for path in self.changed_files if not path.startswith(MODELS)]
         return Entry.Kind.OPEN if outside or not self.base_sha else Entry.Kind.ARCHITECTURE
 
+    def changed_architecture(self) -> str:
+        """Return the one architecture whose file differs from main's, the dict's first where nothing differs."""
+        files = {name: module.replace(".", "/") for name, module in self.architectures.items()}
+        changed = [
+            name
+            for name, path in files.items()
+            if any(file == f"{path}.py" or file.startswith(f"{path}/") for file in self.changed_files)
+        ]
+        if len(changed) > 1:
+            raise IntakeError(f"The commit changes {' and '.join(changed)}: say which one to train.")
+        return changed[0] if changed else next(iter(self.architectures))
+
 
 def read(repository: str, revision: str) -> Reading:
     """Fetch the repository and read one commit; raise IntakeError with one sentence if it cannot be an entry."""
@@ -131,10 +143,11 @@ def enter(
 ) -> Entry:
     """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
 
-    The same commit, architecture and track give the same entry, as it is. Raises IntakeError with one sentence.
+    An empty `architecture` means the one whose file the commit changes. The same commit, architecture and track give the same entry, as it is. Raises IntakeError with one sentence.
     """
     checked_config(config or {})
     reading = read(repository, sha)
+    architecture = architecture or reading.changed_architecture()
     if architecture not in reading.architectures:
         known = ", ".join(sorted(reading.architectures)) or "none"
         raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")

@@ -19,6 +19,15 @@ IDEA = {
 }
 
 
+def test_without_a_name_the_architecture_that_the_commit_changes_is_meant(
+    main: Repository, track: Track, tmp_path: Path
+) -> None:
+    fork = main.fork(tmp_path / "fork")
+    sha = fork.commit("An idea", IDEA)
+    assert intake.enter(str(fork.path), sha, "My idea", "", track).architecture == "idea"
+    assert intake.enter(str(main.path), "main", "Main", "", track).architecture == "gpt"
+
+
 def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track, tmp_path: Path) -> None:
     fork = main.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)

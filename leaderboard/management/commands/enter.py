@@ -20,7 +20,9 @@ class Command(BaseCommand):
         parser.add_argument("repository", help="a folder, or an https or ssh address")
         parser.add_argument("sha", help="a commit, or a branch (its commit of this moment is taken)")
         parser.add_argument("--title", required=True)
-        parser.add_argument("--arch", required=True, help="name in the commit's ARCHITECTURES")
+        parser.add_argument(
+            "--arch", default="", help="name in the commit's ARCHITECTURES; if not given, the one that it changes"
+        )
         parser.add_argument("--track", help="slug; the default track if not given")
         parser.add_argument("--hypothesis", default="")
         parser.add_argument("--config", default="{}", help='JSON over the track\'s, as {"model": {"depth": 6}}')
