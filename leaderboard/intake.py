@@ -143,8 +143,8 @@ def enter(
 ) -> Entry:
     """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
 
-    An empty `architecture` means the one whose file the commit changes. The same commit, architecture and track give the
-    same entry, as it is. Raises IntakeError with one sentence.
+    An empty `architecture` means the one whose file the commit changes. The same commit, architecture and track
+    give the same entry, as it is. Raises IntakeError with one sentence.
     """
     checked_config(config or {})
     reading = read(repository, sha)
