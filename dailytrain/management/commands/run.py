@@ -73,7 +73,7 @@ class Command(BaseCommand):
         if not no_node:
             if why_not:
                 self.console.rule("[bold]no sandbox[/bold]")
-                self.say(f"bubblewrap does not work here: {why_not}")
+                self.say(why_not)
                 self.say("Only `main`, the code of this checkout, is trained, with full access to this machine.")
                 self.say("For entries of others, install it (Debian: apt install bubblewrap) and run again.")
                 self.console.rule()
