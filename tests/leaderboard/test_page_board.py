@@ -121,12 +121,12 @@ def test_a_change_of_state_asks_open_pages_to_load_anew(client: Client) -> None:
 
 
 def test_a_node_without_a_sandbox_is_announced_on_every_page(client: Client) -> None:
-    scene.night()
+    train = scene.night()["train"]
     assert "No sandbox" not in words(client.get("/").content)
 
     Node.objects.update(hardware={"sandboxes": ["none"]})
 
-    for address in ("/", "/queue/", "/nodes/", "/runs/1/", "/entries/1/"):
+    for address in ("/", "/queue/", "/nodes/", train.get_absolute_url(), train.entry.get_absolute_url()):
         assert "No sandbox. this-machine runs" in words(client.get(address).content)
 
 
