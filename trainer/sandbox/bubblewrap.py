@@ -59,9 +59,7 @@ class Bubblewrap:
 
 class BubblewrapProcess(Process):
     def __init__(self, box: Box, stdout: Stream, stderr: Stream) -> None:
-        limits = box.limits
-        writable = [mount.path for mount in box.mounts if mount.writable]
-        super().__init__(Meter(limits.wall_seconds, limits.memory_bytes, limits.disk_bytes, limits.processes, writable))
+        super().__init__(Meter(box))
         self._box = box
         self._streams = stdout, stderr
         self._first: int | None = None

@@ -50,11 +50,7 @@ class Docker:
 
 class DockerProcess(Process):
     def __init__(self, box: Box, stdout: Stream, stderr: Stream) -> None:
-        limits = box.limits
-        writable = [mount.path for mount in box.mounts if mount.writable]
-        super().__init__(
-            Meter(limits.wall_seconds, limits.memory_bytes, limits.disk_bytes, limits.processes, writable, engine=True)
-        )
+        super().__init__(Meter(box, engine=True))
         self._container = f"dailytrain-{uuid.uuid4().hex[:12]}"
         self._arguments = arguments(box, self._container)
         self._streams = stdout, stderr

@@ -14,6 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.sandbox.box import Box
 
 FILE_BYTES = 4096
 """The least a file or folder counts: its inode and its name take room too."""
@@ -26,21 +30,13 @@ PROC = Path("/proc")
 
 
 class Meter:
-    def __init__(
-        self,
-        wall_seconds: float,
-        memory_bytes: int,
-        disk_bytes: int,
-        processes: int,
-        writable: Sequence[Path],
-        engine: bool = False,
-    ) -> None:
+    def __init__(self, box: Box, engine: bool = False) -> None:
         """`engine`: processes and memory are somebody else's to limit (a container engine's)."""
-        self.wall_seconds = wall_seconds
-        self.memory_bytes = memory_bytes
-        self.disk_bytes = disk_bytes
-        self.processes = processes
-        self.writable = [path.absolute() for path in writable]
+        self.wall_seconds = box.limits.wall_seconds
+        self.memory_bytes = box.limits.memory_bytes
+        self.disk_bytes = box.limits.disk_bytes
+        self.processes = box.limits.processes
+        self.writable = [mount.path.absolute() for mount in box.mounts if mount.writable]
         self.follows_processes = not engine and PROC.joinpath("self/stat").exists()
         self._memory_device = memory_device()
         self._devices = {folder.stat().st_dev for folder in self.writable if folder.exists()}

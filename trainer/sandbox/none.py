@@ -30,9 +30,7 @@ class Unsandboxed:
 
 class UnsandboxedProcess(Process):
     def __init__(self, box: Box, stdout: Stream, stderr: Stream) -> None:
-        limits = box.limits
-        writable = [mount.path for mount in box.mounts if mount.writable]
-        super().__init__(Meter(limits.wall_seconds, limits.memory_bytes, limits.disk_bytes, limits.processes, writable))
+        super().__init__(Meter(box))
         self._box = box
         self._streams = stdout, stderr
 
