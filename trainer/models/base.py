@@ -10,6 +10,7 @@ The first sentence of the file's docstring is its description on the board. The 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -63,44 +64,74 @@ class ParameterGroup:
     name: str
     match: tuple[str, ...]
     """Shell patterns over parameter names. The first group that matches takes a parameter; each must find a group."""
-    optimizer: Literal["muon", "adamw"]
-    """`muon` takes matrices only (two dimensions, or stacks of them)."""
+    optimizer: Literal["muon", "adamw", "adamw8bit"]
+    """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with its state in 8 bits,
+    from bitsandbytes: a quarter of the memory, which large embedding tables feel; it makes no step faster."""
     learning_rate: float
     """At the schedule's top."""
     weight_decay: float = 0.0
     """Decoupled: each step shrinks weights by `learning rate x weight_decay`."""
     momentum: float = 0.95
     """Muon only."""
+    normalised: bool = False
+    """Muon only: even out how far each neuron moves, by the running mean of its squared update (NorMuon)."""
+    variance_momentum: float = 0.95
+    """Muon only: how slowly that mean follows."""
+    cautious: bool = False
+    """Decay a weight only where the update moves it towards zero, too (cautious weight decay)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW only."""
     epsilon: float = 1e-10
     """AdamW only. Small, since zero-initialised projections see tiny gradients at first."""
 
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "epsilon"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{self.name}.{name} cannot be {getattr(self, name)}")
+        for name, value in (
+            ("momentum", self.momentum),
+            ("variance_momentum", self.variance_momentum),
+            *(("betas", beta) for beta in self.betas),
+        ):
+            if not 0 <= value < 1:
+                raise ValueError(f"{self.name}.{name} must be at least 0 and below 1, not {value}")
+        if self.normalised and self.optimizer != "muon":
+            raise ValueError(f"{self.name}.normalised is for muon, not for {self.optimizer}")
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Trapezoid over the used fraction of the budget: up, flat, a long way down, so every run ends annealed."""
+    """The learning rate over the used fraction of the budget. Every shape ends low, so every run ends annealed."""
 
     warmup: float = 0.02
     """Fraction of the budget in which the rate climbs."""
     warmdown: float = 0.6
-    """Fraction of the budget, at its end, in which the rate falls."""
+    """Fraction of the budget, at its end, in which a trapezoid's rate falls; a cosine falls from the warmup on."""
     final: float = 0.0
     """What is left of the rate at the very end."""
+    shape: Literal["trapezoid", "cosine"] = "trapezoid"
+    """Up, flat and a straight way down; or up and half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or self.warmdown < 0 or self.warmup + self.warmdown > 1:
+        down = self.warmdown if self.shape == "trapezoid" else 0.0
+        if self.warmup < 0 or self.warmdown < 0 or self.warmup + down > 1:
             raise ValueError(f"a schedule's warmup {self.warmup} and warmdown {self.warmdown} must fit into the budget")
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"a schedule's final must be from 0 to 1, not {self.final}")
 
     def scale(self, fraction: float) -> float:
         """Return the factor on every learning rate for a used budget fraction in [0, 1]."""
         if fraction < self.warmup:
             # Half a percent at the very first step: a step at rate 0 would waste its tokens.
             return max(fraction / self.warmup, 0.005)
+        return self.final + (1 - self.final) * self.height(min(fraction, 1.0))
+
+    def height(self, fraction: float) -> float:
+        """Return where between its end (0) and its top (1) the rate is after the warmup."""
+        if self.shape == "cosine":
+            return (1 + math.cos(math.pi * (fraction - self.warmup) / max(1 - self.warmup, 1e-9))) / 2
         left = 1 - fraction
-        if left < self.warmdown:
-            return self.final + (1 - self.final) * max(left, 0.0) / self.warmdown
-        return 1.0
+        return left / self.warmdown if left < self.warmdown else 1.0
 
 
 @dataclass(frozen=True)
@@ -109,3 +140,9 @@ class Recipe:
 
     groups: tuple[ParameterGroup, ...]
     schedule: Schedule = Schedule()
+    clip: float | None = None
+    """Largest global norm of a step's gradient; a longer one is scaled down to it. None leaves gradients alone."""
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be above 0, not {self.clip}")
