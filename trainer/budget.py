@@ -80,6 +80,12 @@ class Budget:
         number = repr(self.amount) if self.amount != round(self.amount) or self.amount >= 1e15 else f"{self.amount:.0f}"
         return f"{number}s" if self.kind == "seconds" else f"{number}{self.kind}"
 
+    def times(self, factor: float) -> Self:
+        """Return a share or a multiple of this budget: whole steps and tokens, the rest to six digits, so that a rung
+        of the ladder is the same words each time."""
+        amount = self.amount * factor
+        return type(self)(self.kind, round(amount) if self.kind in ("steps", "tokens") else float(f"{amount:.6g}"))
+
     def steps(self, tokens_per_step: int, flops_per_step: float) -> int | None:
         """Return how many steps this pays for, rounded up and at least 1; None if only the clock can tell."""
         if self.kind == "seconds":
