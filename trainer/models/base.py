@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 
@@ -34,6 +35,20 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.features(tokens))
+
+    bounded: ClassVar[bool] = True
+    """Is there a longest text that `advance` can go on with, the training row? No for a state that does not grow."""
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the features `[B, T, D]` of the tokens `[B, T]` that follow a state, and the state after them.
+
+        The state before all tokens is None; what a state is is the model's own business, and one that was advanced from
+        must not be used again. Piece by piece the features are those of `features` over the whole text. For generation:
+        a model with a cache of keys and values, or a recurrent one, answers without looking at everything again, which
+        this default does.
+        """
+        seen = tokens if state is None else torch.cat((state, tokens), dim=1)
+        return self.features(seen)[:, -tokens.size(1) :], seen
 
 
 class ArchitectureConfig(Protocol):

@@ -300,6 +300,8 @@ class Block(nn.Module):
 
 
 class Model(LanguageModel):
+    bounded = False
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -332,24 +334,24 @@ class Model(LanguageModel):
         heads = torch.zeros(rows, config.heads, HEAD, HEAD, dtype=wide, device=weight.device)
         return [BlockState(shift, shift, heads) for _ in self.blocks]
 
-    def advance(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def advance(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return the features of the tokens `[B, T]` that follow a state, and the state after them."""
         x = self.blocks[0].ln0(self.emb(tokens))
         after = []
-        for block, before in zip(self.blocks, state, strict=True):
+        for block, before in zip(self.blocks, state or self.empty(tokens.size(0)), strict=True):
             x, following = block(x, before)
             after.append(following)
         return self.ln_out(x), after
 
     def features(self, tokens: Tensor) -> Tensor:
-        return self.advance(tokens, self.empty(tokens.size(0)))[0]
+        return self.advance(tokens)[0]
 
     def logits(self, features: Tensor) -> Tensor:
         return self.head(features)
 
     def step(self, token: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return the logits `[B, V]` after one more token `[B]`, and the next state; None is the state before all."""
-        features, after = self.advance(token[:, None], self.empty(token.size(0)) if state is None else state)
+        features, after = self.advance(token[:, None], state)
         return self.logits(features)[:, 0], after
 
 
