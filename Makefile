@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 PORT ?= 8000
+TESTS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -27,8 +28,8 @@ run: install     ## the whole train on this machine: site, queue, worker, one CP
 node: install    ## one more node for a running site: make node URL=http://... TOKEN=...
 	$(BIN)/dailytrain node --server $(URL) --token $(TOKEN)
 
-test: install    ## the tests, on SQLite and an embedded Redis
-	$(BIN)/python -m pytest
+test: install    ## the tests, on SQLite and an embedded Redis; some of them: make test TESTS=tests/scheduler
+	$(BIN)/python -m pytest $(TESTS)
 
 check: install   ## exactly what CI runs first: lint, types, import rules, migrations, tests
 	$(BIN)/ruff check .
