@@ -7,6 +7,9 @@
     [model]             # fields of the architecture's own Config; `depth` is the dial that computes the others
     depth = 4
 
+    [recipe.matrices]   # fields of the architecture's recipe, see `trainer.recipe`
+    learning_rate = 0.01
+
     [train]             # what changes the numbers, beside the architecture and its recipe: `Numbers` below
     batch = 8
 
@@ -55,6 +58,9 @@ class Numbers:
     micro_batch: int | None = None
     """Rows that pass through the model at once; gradients of a step's parts add up. Computed: all on a CPU, at most 32
     on a GPU."""
+    packing: Literal["blocks", "documents"] = "blocks"
+    """How rows are cut from the text: `blocks` anywhere, nothing left out; `documents` so that each begins with the
+    start of a document, at the price of some tokens (how many is printed)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """What matrix products are computed in; weights are always fp32. Computed: fp32 on a CPU, bf16 on a GPU."""
     compile: bool | None = None
@@ -97,6 +103,9 @@ class TrainConfig:
     """Of the weights and of the data's order."""
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's Config, one by one: --model.depth 4. What is not given is computed."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture's recipe, one by one: --recipe.schedule.warmdown 0.5, --recipe.matrices.learning_rate
+    0.01, --recipe.clip 1. What is not given is as the architecture declares it."""
     train: Numbers = field(default_factory=Numbers)
     corpus: str | None = None
     """Text to train on: python-library (the default), fineweb-edu or files:GLOB."""
@@ -155,6 +164,7 @@ class Resolved:
     sequence_length: int
     batch: int
     micro_batch: int
+    packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16"]
     compile: bool
     evaluations: int
@@ -176,6 +186,7 @@ def resolve(config: TrainConfig, device: Literal["cpu", "cuda"]) -> Resolved:
         sequence_length=given.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
         micro_batch=given.micro_batch or (batch if on_cpu else largest_divisor(batch, 32)),
+        packing=given.packing,
         precision=("fp32" if on_cpu else "bf16") if given.precision == "auto" else given.precision,
         compile=(not on_cpu or not is_short(budget)) if given.compile is None else given.compile,
         evaluations=given.evaluations or (3 if under_a_minute(budget) else 5),

@@ -43,6 +43,7 @@ from trainer.models import ARCHITECTURES, architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.progress import TrainingProgress
 from trainer.randomness import random_state, restore_random_state, seed_everything
+from trainer.recipe import overridden
 from trainer.run import Run, Window, identity, introduce, keep, resume, write_whole
 from trainer.sampling import PROMPTS, continuation
 
@@ -142,7 +143,9 @@ def setup(config: TrainConfig, console: Console) -> Run:
     seed_everything(config.seed)
     with models_fault("while the model was built"):
         bare = module.Model(model_config)
-        recipe = module.recipe(model_config)
+        declared = module.recipe(model_config)
+    recipe = overridden(declared, config.recipe)
+    with models_fault("while its optimizers were built"):
         optimizers = optim.build(bare, recipe)
     bare.to(fabric.device)
     examine(bare, resolved, dataset.tokenizer.vocabulary_size, fabric.device)
