@@ -359,6 +359,8 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
             f"The {what} became {values[0] if what == 'loss' else values[1]} at step {run.spent.steps + 1} "
             f"({fraction:.0%} of the budget): training diverged. A lower learning rate or a longer warmup may help."
         )
+    if run.recipe.clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(run.bare.parameters(), run.recipe.clip, gradient_norm)
     with models_fault("in an optimizer step"):
         for optimizer in run.optimizers:
             optimizer.step()
