@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Literal, Self
 
 Kind = Literal["seconds", "tokens", "steps", "flops"]
@@ -76,15 +78,24 @@ class Budget:
         raise ValueError(f"impossible budget {text!r}: {EXAMPLES}")
 
     def __str__(self) -> str:
-        """Return a text that `parse` reads back as the same budget."""
+        """Return a text that `parse` reads back as the same budget: 12.5s, 500steps, 1.25e12flops."""
+        if self.kind == "flops":
+            return f"{Decimal(repr(self.amount)).normalize():e}flops".replace("e+", "e")
         number = repr(self.amount) if self.amount != round(self.amount) or self.amount >= 1e15 else f"{self.amount:.0f}"
         return f"{number}s" if self.kind == "seconds" else f"{number}{self.kind}"
 
     def times(self, factor: float) -> Self:
-        """Return a share or a multiple of this budget: whole steps and tokens, the rest to six digits, so that a rung
-        of the ladder is the same words each time."""
-        amount = self.amount * factor
-        return type(self)(self.kind, round(amount) if self.kind in ("steps", "tokens") else float(f"{amount:.6g}"))
+        """Return this budget times `factor`; steps and tokens to the nearest whole number and at least 1.
+
+        Raises ValueError where the result is impossible.
+        """
+        if self.kind in ("seconds", "flops"):
+            return replace(self, amount=self.amount * factor)
+        return replace(self, amount=float(max(1, round(Fraction(self.amount) * Fraction(factor)))))
+
+    def share_of(self, whole: Budget) -> float | None:
+        """Return which part of another budget this is; None where they count different things."""
+        return self.amount / whole.amount if self.kind == whole.kind else None
 
     def steps(self, tokens_per_step: int, flops_per_step: float) -> int | None:
         """Return how many steps this pays for, rounded up and at least 1; None if only the clock can tell."""

@@ -91,3 +91,31 @@ def test_the_used_part_stays_between_nothing_and_all(budget: Budget, steps: int,
 
 def test_only_the_clock_counts_for_a_budget_of_seconds() -> None:
     assert Budget.parse("10s").used(Spent(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
+
+
+@given(BUDGETS, st.sampled_from([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0]))
+def test_a_rung_of_it_is_exact_and_reads_back(budget: Budget, factor: float) -> None:
+    try:
+        rung = budget.times(factor)
+    except ValueError:
+        assert not 1 <= budget.amount * factor <= MOST[budget.kind]
+        return
+    assert Budget.parse(str(rung)) == rung
+    if budget.kind in ("seconds", "flops"):
+        assert rung.amount == budget.amount * factor
+    else:
+        assert rung.amount == round(rung.amount) >= 1
+        assert rung.amount == 1 or abs(rung.amount - budget.amount * factor) <= 0.5
+
+
+def test_rungs_are_written_as_people_write_them() -> None:
+    full = Budget.parse("1e13flops")
+    assert [str(full.times(factor)) for factor in (1 / 8, 1, 2)] == ["1.25e12flops", "1e13flops", "2e13flops"]
+    assert str(Budget.parse("500steps").times(1 / 8)) == "62steps"
+    assert str(Budget.parse("180s").times(1 / 8)) == "22.5s"
+
+
+def test_a_share_is_of_the_same_kind_of_budget() -> None:
+    full = Budget.parse("1e13flops")
+    assert full.times(1 / 4).share_of(full) == 0.25
+    assert Budget.parse("20s").share_of(full) is None
