@@ -22,7 +22,11 @@ FIELDS = (
     "needs_trusted",
     "needs_sandbox",
     "needs_disk_bytes",
+    "excluded_nodes",
+    "excluded_owners",
 )
+LISTS = ("needs_labels", "excluded_nodes", "excluded_owners")
+"""Of these: JSON in a row, tuples in a line."""
 
 
 def waiting_lines() -> list[matching.Line]:
@@ -30,7 +34,7 @@ def waiting_lines() -> list[matching.Line]:
     rows = (
         Job.objects.filter(state=Job.State.QUEUED).order_by().values(*FIELDS).annotate(waiting_since=Min("queued_at"))
     )
-    return [matching.Line(**{**row, "needs_labels": tuple(row["needs_labels"])}) for row in rows]
+    return [matching.Line(**{**row, **{name: tuple(row[name]) for name in LISTS}}) for row in rows]
 
 
 def seconds_used(now: datetime) -> dict[str, float]:
@@ -47,7 +51,7 @@ def seconds_used(now: datetime) -> dict[str, float]:
 
 def first_of(line: matching.Line) -> Job | None:
     """Return the job of this line that has waited longest and that nobody else is just taking. Bring a transaction."""
-    alike = {name: getattr(line, name) for name in FIELDS} | {"needs_labels": list(line.needs_labels)}
+    alike = {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
     waiting = Job.objects.filter(state=Job.State.QUEUED, **alike).order_by("queued_at", "pk")
     if connection.features.has_select_for_update_skip_locked:
         waiting = waiting.select_for_update(skip_locked=True)

@@ -29,6 +29,9 @@ class Seeker:
     sandboxed: bool
     """False where jobs run with the node's own rights."""
     disk_free_bytes: int
+    node: int | None = None
+    owner: int | None = None
+    """User id; None where the node belongs to nobody but the site."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class Line:
     needs_trusted: bool
     needs_sandbox: bool
     needs_disk_bytes: int
+    excluded_nodes: tuple[int, ...] = ()
+    excluded_owners: tuple[int, ...] = ()
     waiting_since: datetime
     """When the first of the line was queued."""
 
@@ -76,6 +81,8 @@ def obstacle(line: Line, node: Seeker) -> str | None:
         return "that is trusted to score"
     if line.needs_sandbox and not node.sandboxed:
         return "with a sandbox"
+    if node.node in line.excluded_nodes or node.owner in line.excluded_owners:
+        return "that has nothing to do with the people or the result to be checked"
     if missing := sorted(set(line.needs_labels) - node.labels):
         return f"labelled {', '.join(missing)}"
     if line.needs_disk_bytes > node.disk_free_bytes:

@@ -37,6 +37,8 @@ def seeker(node: Node) -> matching.Seeker:
         trusted=node.trusted,
         sandboxed=sandboxes[0] != "none",
         disk_free_bytes=int(node.hardware.get("disk_free_bytes") or 0),
+        node=node.pk,
+        owner=node.owner_id,
     )
 
 

@@ -57,7 +57,7 @@ def checkpoint(lease: Lease, message: wire.Checkpoint) -> None:
         return
     blobs = complete(job, message.files)
     last = job.checkpoints.last()
-    made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest)
+    made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
     made.blobs.set(blobs)
     if last is None or message.step > last.step:
         Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more

@@ -69,13 +69,15 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Bring along what a row of a table and `to_dict` need: no query per row."""
         return self.select_related("entry", "track", "season")
 
+    def judged(self, track: Track) -> RunQuerySet:
+        """Return the track's judged runs of its present season, the ladder's rungs among them: what is compared."""
+        return self.filter(
+            track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False
+        ).order_by("bits_per_byte", "pk")
+
     def on_board(self, track: Track) -> RunQuerySet:
-        """Return the track's judged runs of its present season, best first."""
-        return (
-            self.with_entry()
-            .filter(track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
-            .order_by("bits_per_byte", "pk")
-        )
+        """Return the judged runs that had the track's whole budget, best first."""
+        return self.judged(track).with_entry().filter(budget=track.budget)
 
     def live(self) -> RunQuerySet:
         """Return runs that a node works on or worked on a moment ago: training, paused, being scored."""
@@ -138,11 +140,12 @@ class Run(models.Model):
         NIGHTLY = "nightly"
         ENTRY = "entry"
         LADDER = "ladder"  # a seed of the baseline
+        CONFIRMATION = "confirmation"  # of a record candidate: server's seed, unrelated trusted node
 
     entry = models.ForeignKey(Entry, on_delete=models.PROTECT, related_name="runs")
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="runs")
     season = models.ForeignKey(Season, on_delete=models.PROTECT, related_name="runs")
-    purpose = models.CharField(max_length=10, choices=Purpose.choices, default=Purpose.ENTRY)
+    purpose = models.CharField(max_length=12, choices=Purpose.choices, default=Purpose.ENTRY)
     seed = models.BigIntegerField()
     budget = models.CharField(max_length=40)
     state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING, db_index=True)
@@ -181,6 +184,16 @@ class Run(models.Model):
     suite_missing = models.JSONField(default=list, blank=True)
     """lm-eval tasks of the track whose data the scoring node lacked."""
 
+    # The node's speed beside this training, by the site's own probe.
+    probe_speed = models.FloatField(null=True, blank=True)
+    """Tokens/s of the probe's model: geometric mean of before and after."""
+    kappa = models.FloatField(null=True, blank=True)
+    """`probe_speed` over its node class's median in the season, as known when this training ended."""
+    drift = models.FloatField(null=True, blank=True)
+    """Of the node during this training: speed after over speed before, less 1."""
+    seconds_void = models.CharField(max_length=300, blank=True)
+    """A sentence: why this run's seconds do not compare. Empty where they do."""
+
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True, blank=True)
     trained_at = models.DateTimeField(null=True, blank=True)
@@ -206,14 +219,24 @@ class Run(models.Model):
         return self.state not in self.UNFINISHED
 
     @property
+    def part(self) -> float:
+        """Return which part of the track's budget it has: 1, or a rung of the ladder."""
+        return self.track.part(self.budget)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Return about how long it trains. A guess of the track's maintainer."""
+        return self.track.expected_seconds * self.part
+
+    @property
     def seconds_left(self) -> float | None:
         """Training seconds until the budget is used, at the pace so far; None where nothing is known yet."""
         if self.state in (self.State.WAITING, self.State.QUEUED):
-            return self.track.expected_seconds
+            return self.expected_seconds
         if self.state not in (self.State.TRAINING, self.State.PAUSED):
             return None
         if self.fraction <= 0 or self.seconds <= 0:
-            return self.track.expected_seconds
+            return self.expected_seconds
         return self.seconds / self.fraction * (1 - self.fraction)
 
     def change(self, to: str, *, since: Collection[str], actor: str, sentence: str, **fields: Any) -> bool:

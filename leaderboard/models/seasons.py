@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.urls import reverse
 from django.utils import timezone
@@ -20,6 +20,10 @@ WALL_EXTRA_SECONDS = 600.0
 MEMORY_BYTES = 6 * 2**30
 DISK_BYTES = 4 * 2**30
 PROCESSES = 128
+
+MOST_SEEDS = 20
+RUNGS = (1 / 64, 64)
+"""Smallest and largest part of the budget that a rung may be; beyond, it is a slip of the finger."""
 
 
 class SeasonQuerySet(models.QuerySet["Season"]):
@@ -69,11 +73,32 @@ class TrackDict(TypedDict):
     dataset_hash: str
     budget: str
     expected_seconds: float
+    ladder: dict[str, Any]
+    seeds: int
     config: dict[str, Any]
     suite: list[str]
     nightly: bool
     is_default: bool
     page: str
+
+
+def check_ladder(ladder: object) -> None:
+    """Raise ValueError, with one line, unless this is {} or {"rungs": [...], "seeds": n}."""
+    if ladder == {}:
+        return
+    if not isinstance(ladder, dict) or set(ladder) != {"rungs", "seeds"}:
+        raise ValueError('ladder: it is {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, or empty')
+    rungs, seeds = ladder["rungs"], ladder["seeds"]
+    if not isinstance(rungs, list) or not all(is_number(rung) and RUNGS[0] <= rung <= RUNGS[1] for rung in rungs):
+        raise ValueError(f"ladder: rungs are parts of the budget, from 1/64 to {RUNGS[1]}")
+    if len(set(rungs)) != len(rungs) or 1 not in rungs:
+        raise ValueError("ladder: each rung comes once, and 1 (the whole budget) is one of them")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"ladder: seeds is a whole number from 1 to {MOST_SEEDS}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class TrackQuerySet(models.QuerySet["Track"]):
@@ -83,6 +108,15 @@ class TrackQuerySet(models.QuerySet["Track"]):
 
     def nightly(self) -> TrackQuerySet:
         return self.filter(nightly=True, season__active=True).select_related("season__baseline")
+
+    def with_ladder(self) -> TrackQuerySet:
+        """Return the tracks whose ladder can be filled: their season has a baseline and a prepared dataset."""
+        return (
+            self.filter(season__active=True, season__baseline__isnull=False)
+            .exclude(ladder={})
+            .exclude(season__dataset_hash="")
+            .select_related("season__baseline")
+        )
 
 
 class Track(models.Model):
@@ -102,8 +136,22 @@ class Track(models.Model):
     suite_limit = models.PositiveIntegerField(null=True, blank=True, validators=[MinValueValidator(1)])
     """Only the first so many items of each task; null takes all."""
     needs_labels = models.JSONField(default=list, blank=True)
+    ladder = models.JSONField(default=dict, blank=True)
+    """The baseline's standing runs: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget. Empty:
+    none, so no multipliers either."""
+    seeds = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)])
+    """How many runs an entry gets: one when it is approved, the others once the ladder is full. Fixed beforehand, since
+    whoever decides after looking gets more false records (docs/multiplier.md)."""
     limits = models.JSONField(default=dict, blank=True)
     """A `wire.Limits` for the training job; what it leaves out follows from the expected seconds."""
+    probe_seconds = models.FloatField(default=2.0, validators=[MinValueValidator(0)])
+    """How long a node's speed is measured before and after each training. 0: never, and no seconds axis."""
+    kappa_tolerance = models.FloatField(default=0.03, validators=[MinValueValidator(0)])
+    """A node whose probe differs by more from its class's median voids the seconds axis of its run."""
+    drift_tolerance = models.FloatField(default=0.01, validators=[MinValueValidator(0)])
+    """So does one whose speed changes by more during a run."""
+    confirmations = models.PositiveIntegerField(default=3, validators=[MinValueValidator(1)])
+    """Runs of a record's confirmation: fixed before the first of them starts."""
     is_default = models.BooleanField(default=False)
     nightly = models.BooleanField(default=False)
     """The nightly run of `main` is on this track."""
@@ -125,19 +173,40 @@ class Track(models.Model):
         try:
             Budget.parse(self.budget)
             self.training_limits()
+            check_ladder(self.ladder)
+            self.rungs()
         except ValueError as error:
             raise ValidationError(str(error)) from error
 
-    def training_limits(self) -> wire.Limits:
-        """Return what the sandbox allows a training job of this track."""
-        limits = {
+    def rungs(self) -> dict[str, float]:
+        """Return the ladder: each rung's budget and which part of the track's it is, smallest first.
+
+        Raises ValueError where two rungs come out as the same budget, or one as none.
+        """
+        full = Budget.parse(self.budget)
+        parts: list[float] = sorted(self.ladder.get("rungs", []))
+        rungs = {self.budget if part == 1 else str(full.times(part)): float(part) for part in parts}
+        if len(rungs) != len(parts):
+            raise ValueError(f"ladder: the budget {self.budget} is too small for rungs so near each other")
+        return rungs
+
+    def part(self, budget: str) -> float:
+        """Return which part of the track's budget another one is; 1 where they cannot be compared."""
+        if budget == self.budget:
+            return 1.0
+        return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
+
+    def training_limits(self, part: float = 1.0) -> wire.Limits:
+        """Return what the sandbox allows a training job of this track, of which the budget is only a `part`, or more."""
+        given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
             "memory_bytes": MEMORY_BYTES,
             "disk_bytes": DISK_BYTES,
             "processes": PROCESSES,
             **self.limits,
         }
-        return wire.Limits.model_validate(limits)
+        limits = wire.Limits.model_validate(given)
+        return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
 
     def to_dict(self) -> TrackDict:
         return {
@@ -150,6 +219,8 @@ class Track(models.Model):
             "dataset_hash": self.season.dataset_hash,
             "budget": self.budget,
             "expected_seconds": self.expected_seconds,
+            "ladder": self.ladder,
+            "seeds": self.seeds,
             "config": self.config,
             "suite": self.suite,
             "nightly": self.nightly,

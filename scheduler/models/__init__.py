@@ -2,5 +2,18 @@ from scheduler.models.events import Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
 from scheduler.models.pool import JoinToken, Node
 from scheduler.models.sweeps import Sweep
+from scheduler.models.vetting import Judgement
 
-__all__ = ["Blob", "Checkpoint", "Event", "Job", "JobFile", "JoinToken", "Lease", "LogChunk", "Node", "Sweep"]
+__all__ = [
+    "Blob",
+    "Checkpoint",
+    "Event",
+    "Job",
+    "JobFile",
+    "JoinToken",
+    "Judgement",
+    "Lease",
+    "LogChunk",
+    "Node",
+    "Sweep",
+]

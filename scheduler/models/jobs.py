@@ -59,6 +59,10 @@ class Job(models.Model):
     needs_trusted = models.BooleanField(default=False)
     needs_disk_bytes = models.BigIntegerField(default=0)
     needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
+    excluded_nodes = models.JSONField(default=list, blank=True)
+    """Ids, sorted: of nodes that may not do this job, because they did what it is to check."""
+    excluded_owners = models.JSONField(default=list, blank=True)
+    """User ids, sorted: of people whose nodes may not do this job."""
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     limits = models.JSONField(default=dict)
@@ -161,6 +165,8 @@ class Checkpoint(models.Model):
     step = models.BigIntegerField()
     manifest = models.JSONField()
     """A `wire.Checkpoint`."""
+    lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.SET_NULL, related_name="checkpoints")
+    """Under which it came: whose work it is."""
     blobs = models.ManyToManyField(Blob, related_name="checkpoints")
     created_at = models.DateTimeField(default=timezone.now)
 

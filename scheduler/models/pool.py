@@ -32,6 +32,8 @@ class Node(models.Model):
     last_seen = models.DateTimeField(null=True, blank=True)
     failures = models.IntegerField(default=0)
     """Jobs that failed here one after the other for reasons of the machine."""
+    valid_in_a_row = models.IntegerField(default=0)
+    """Results of its that agreed with known ones, since the last that did not (`scheduler.vetting`)."""
     rest_until = models.DateTimeField(null=True, blank=True)
     """It gets no job before; grows with `failures`, so that one broken machine does not eat the queue."""
 
