@@ -145,6 +145,7 @@ def setup(config: TrainConfig, console: Console) -> Run:
         bare = module.Model(model_config)
         declared = module.recipe(model_config)
     recipe = overridden(declared, config.recipe)
+    optim.check_installed(recipe)
     with models_fault("while its optimizers were built"):
         optimizers = optim.build(bare, recipe)
     bare.to(fabric.device)
