@@ -12,6 +12,7 @@ COMMANDS = {
     "try": ("trainer.rehearsal.command:main", "what an idea is worth, on a small ladder at home"),
     "score": ("trainer.scoring.command:main", "score a run on held-out text"),
     "sample": ("trainer.sample_command:main", "have a run's model write"),
+    "chat": ("trainer.chat_command:main", "talk with a run's model"),
     "logits": ("trainer.logits_command:main", "what a run's model expects after each token"),
     "export": ("trainer.export_command:main", "write a run's weights in another program's format"),
     "import": ("trainer.import_command:main", "make a run of weights trained elsewhere"),

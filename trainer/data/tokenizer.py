@@ -98,6 +98,15 @@ class Tokenizer:
         """The text; special tokens are left out, bytes that are no UTF-8 become U+FFFD (a cut in a character)."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes a token stands for, possibly a part of a character; none for a special one or one not used."""
+        if not self._lengths[token]:
+            return b""
+        written = self._backend.id_to_token(token)
+        if token in self._backend.get_added_tokens_decoder():
+            return written.encode()
+        return bytes(_BYTES[symbol] for symbol in written)
+
     def byte_lengths(self) -> np.ndarray:
         """[V] int64: bytes of UTF-8 that each token stands for; 0 for special tokens and ids that are not used.
 
@@ -262,6 +271,9 @@ def _symbol(byte: int) -> str:
     """How GPT-2's scheme writes a byte in a vocabulary: itself where that is visible, else a character from 256 on."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return chr(byte) if byte in visible else chr(256 + sum(other not in visible for other in range(byte)))
+
+
+_BYTES = {_symbol(byte): byte for byte in range(256)}
 
 
 def _end_of_text(backend: tokenizers.Tokenizer, name: str) -> int:
