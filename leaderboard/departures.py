@@ -29,7 +29,7 @@ def departures(waiting: Sequence[Run], live: Sequence[Run], nodes: int, now: dat
         leaves_at = None
         if run.state == Run.State.QUEUED and free:
             leaves_at = heapq.heappop(free)
-            heapq.heappush(free, leaves_at + timedelta(seconds=run.track.expected_seconds))
+            heapq.heappush(free, leaves_at + timedelta(seconds=run.expected_seconds))
         lines.append(Departure(run, leaves_at, why(run, nodes, leaves_at, now)))
     return lines
 

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from leaderboard import intake, runs
+from leaderboard import intake, ladder, runs
 from leaderboard.intake import IntakeError, Reading
 from leaderboard.models import Entry, Night, Run, Track
 from scheduler import storage
@@ -103,17 +103,15 @@ def train_main(night: Night, entry: Entry, release: Blob) -> None:
 
 
 def train_baseline(night: Night, head: Head, release: Blob) -> None:
-    """Queue the pinned baseline with the smallest seed (from 1) that it has not run with on this track."""
+    """Top up the ladder: one more seed of the pinned baseline at the track's whole budget."""
     why = f"main cannot be trained ({head.problem.rstrip('.')})" if head.problem else "main has not moved"
-    track, baseline = night.track, night.track.season.baseline
-    if baseline is None:
+    track = night.track
+    if track.season.baseline is None:
         night.sentence = f"{why}, and {track.season} has no baseline yet: nothing is trained."
         return
-    used = set(baseline.runs.filter(track=track, budget=track.budget).values_list("seed", flat=True))
-    seed = next(number for number in range(1, len(used) + 2) if number not in used)
-    night.run = runs.make_run(baseline, track, seed=seed, purpose=Run.Purpose.LADDER)
-    runs.queue(night.run, release=release)
-    night.sentence = f"{why}: the night goes to seed {seed} of the baseline."
+    night.run = ladder.add(track, release)
+    assert night.run is not None, "there is a baseline"
+    night.sentence = f"{why}: the night goes to seed {night.run.seed} of the baseline."
 
 
 def main_entry(track: Track, day: date, reading: Reading) -> Entry:

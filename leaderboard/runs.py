@@ -36,16 +36,18 @@ def make_run(
     track: Track,
     *,
     seed: int | None = None,
+    budget: str = "",
     purpose: Run.Purpose = Run.Purpose.ENTRY,
     actor: str = SITE,
 ) -> Run:
-    """Return the waiting run of an entry on a track; without a seed the server draws one."""
+    """Return the waiting run of an entry on a track; without a seed the server draws one, without a budget it has the
+    track's."""
     with transaction.atomic():
         run, created = Run.objects.get_or_create(
             entry=entry,
             track=track,
             seed=draw_seed() if seed is None else seed,
-            budget=track.budget,
+            budget=budget or track.budget,
             defaults={"season": track.season, "purpose": purpose, "reason": "Waits for a maintainer's approval."},
         )
         if created:
@@ -53,10 +55,11 @@ def make_run(
     return run
 
 
-def queue(run: Run, *, actor: str = SITE, release: Blob | None = None) -> bool:
+def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None) -> bool:
     """Put a waiting run of an approved entry into the queue, once; return whether it is there now because of us.
 
-    Until the season's dataset is prepared the run goes on waiting and says so (`queue_waiting` comes back to it).
+    Without a priority it has that of its purpose. Until the season's dataset is prepared the run goes on waiting and
+    says so (`queue_waiting` comes back to it).
     """
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
@@ -72,7 +75,8 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None) -> bool:
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, sentence="Queued for training.", reason=""
         ):
             return False
-        run.job = Job.objects.create(**train_job(run, release))
+        job = train_job(run, release)
+        run.job = Job.objects.create(**job if priority is None else {**job, "priority": priority})
         run.save(update_fields=["job"])
     return True
 
@@ -84,12 +88,12 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
 
 
 def train_job(run: Run, release: Blob) -> dict[str, Any]:
-    limits = run.track.training_limits()
+    limits = run.track.training_limits(run.part)
     return {
         "kind": "train",
         "priority": priority(run),
         "impact": run.entry.impact,
-        "expected_seconds": run.track.expected_seconds,
+        "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
         "needs_labels": run.track.needs_labels,
         "needs_disk_bytes": limits.disk_bytes,
@@ -176,10 +180,19 @@ def retry(run: Run, *, actor: str) -> None:
 
 
 def rerun(run: Run, *, actor: str) -> Run:
-    """Return a new, queued run of the same entry on the same track with a seed of its own."""
-    again = make_run(run.entry, run.track, actor=actor)
+    """Return a new, queued run of the same entry on the same track, of the same budget, with a seed of its own."""
+    purpose = Run.Purpose.LADDER if run.purpose == Run.Purpose.LADDER else Run.Purpose.ENTRY
+    again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
     queue(again, actor=actor)
     return again
+
+
+def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
+    """Return `count` further, queued runs of an entry on its track, with seeds that the server draws."""
+    more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
+    for run in more:
+        queue(run, actor=actor)
+    return more
 
 
 def cancel(run: Run, reason: str, actor: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
+from leaderboard import ladder
 from leaderboard import nightly as nights
 from leaderboard import results
 
@@ -19,3 +20,9 @@ def nightly() -> None:
 def queue_scores() -> None:
     """Pick up what a crash left between the end of a training and its scoring."""
     results.catch_up()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def fill_ladders() -> None:
+    """Keep every track's ladder filled, behind everything else."""
+    ladder.fill_all()

@@ -1,0 +1,142 @@
+"""The ladder: the baseline's runs at every rung, a standing job of the track. Then the entries' further seeds.
+
+The runs hang on the season's baseline and on the season, so a new season that pins another baseline, dataset or
+environment begins with an empty ladder, and what was measured before stays where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count, islice
+
+from django.db import transaction
+from django.db.models import Count, Q
+from django.utils import timezone
+
+from leaderboard import runs
+from leaderboard.models import Entry, Run, Track
+from scheduler import storage
+from scheduler.models import Blob, Job
+
+WAITING_AT_ONCE = 3
+"""Runs of a ladder that wait for a node at any time. As many as a busy pool takes between two looks, and few enough
+that the departures stay readable."""
+RETRY_AFTER = timedelta(hours=1)
+"""How long a run rests that the infrastructure broke, so that a broken machine does not grind through one seed."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a track's ladder is."""
+
+    done: int
+    """Judged runs of the baseline, at most as many of a rung as the ladder asks for."""
+    wanted: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.done >= self.wanted
+
+
+def missing(seeds: int, budgets: Iterable[str], there: Mapping[str, int]) -> Iterator[str]:
+    """Yield the budget of each run that is lacking, in the order of `budgets`: smallest first, and the multiplier is
+    alive early."""
+    for budget in budgets:
+        for _ in range(seeds - there.get(budget, 0)):
+            yield budget
+
+
+def free_seeds(used: Collection[int]) -> Iterator[int]:
+    """Yield the seeds from 1 that are not used."""
+    return (seed for seed in count(1) if seed not in used)
+
+
+def of_baseline(track: Track) -> dict[str, int]:
+    """Return how many runs of the baseline there are at each budget in this season.
+
+    In whatever state: one that the infrastructure broke goes on (`revive`), and what the model or a maintainer ended
+    keeps its place, since another seed instead of it would be a choice made after looking.
+    """
+    rows = Run.objects.filter(entry=track.season.baseline_id, track=track, season=track.season_id).order_by()
+    return dict(rows.values_list("budget").annotate(count=Count("pk")))
+
+
+def progress(track: Track) -> Progress:
+    """Return how many runs of the ladder are judged. One query."""
+    if not track.ladder or track.season.baseline_id is None:
+        return Progress(0, 0)
+    rungs, seeds = track.rungs(), int(track.ladder["seeds"])
+    rows = Run.objects.judged(track).filter(entry=track.season.baseline_id, budget__in=rungs).order_by()
+    judged = dict(rows.values_list("budget").annotate(count=Count("pk")))
+    return Progress(sum(min(number, seeds) for number in judged.values()), len(rungs) * seeds)
+
+
+def fill_all() -> int:
+    """Keep every ladder of the present seasons filled; return how many runs this call queued."""
+    return sum(fill(track) for track in Track.objects.with_ladder())
+
+
+def fill(track: Track) -> int:
+    """Queue what the ladder lacks, smallest rungs first; once it is full, the entries' further seeds. Safe to repeat."""
+    release = storage.release()
+    with transaction.atomic():
+        Track.objects.select_for_update().get(pk=track.pk)  # two that fill at once would both find the same lacking
+        revive(track)
+        room = max(WAITING_AT_ONCE - waiting(track), 0)
+        lacking = list(missing(int(track.ladder["seeds"]), track.rungs(), of_baseline(track)))
+        if lacking or not progress(track).is_full:
+            return sum(add(track, release, budget) is not None for budget in lacking[:room])
+        return sum(another_seed(entry, track, release) for entry in islice(short_of_seeds(track), room))
+
+
+def waiting(track: Track) -> int:
+    """Return how many of our runs wait for a node."""
+    jobs = {"job__state": Job.State.QUEUED, "job__priority": Job.Priority.LADDER}
+    return Run.objects.filter(track=track, **jobs).count()
+
+
+def revive(track: Track) -> None:
+    """Let runs of the ladder go on that broke through no fault of the model: the same seed, from the last checkpoint."""
+    rested = timezone.now() - RETRY_AFTER
+    broken = Run.objects.failed().filter(track=track, season=track.season_id, entry=track.season.baseline_id)
+    for run in broken.filter(cause="infrastructure", finished_at__lt=rested)[:WAITING_AT_ONCE]:
+        runs.retry(run, actor=runs.SITE)
+
+
+def add(track: Track, release: Blob, budget: str = "") -> Run | None:
+    """Queue a run of the baseline with the smallest seed (from 1) that it never had at this budget: the track's, if none
+    is named. Return None without a baseline."""
+    baseline, budget = track.season.baseline, budget or track.budget
+    if baseline is None:
+        return None
+    used = set(baseline.runs.filter(track=track, budget=budget).values_list("seed", flat=True))
+    run = runs.make_run(baseline, track, seed=next(free_seeds(used)), budget=budget, purpose=Run.Purpose.LADDER)
+    runs.queue(run, release=release)
+    return run
+
+
+def short_of_seeds(track: Track) -> Iterator[Entry]:
+    """Yield the entries whose first run arrived and that have fewer runs than the track gives, those with fewest first.
+
+    None whose model failed or whose run somebody stopped: that is an answer too.
+    """
+    here = Q(runs__track=track, runs__season=track.season_id, runs__budget=track.budget)
+    ended = Q(runs__state=Run.State.CANCELLED) | Q(runs__state=Run.State.FAILED)
+    entries = (
+        Entry.objects.approved()
+        .exclude(pk=track.season.baseline_id)
+        .annotate(
+            begun=Count("runs", filter=here),
+            judged=Count("runs", filter=here & Q(runs__state=Run.State.FINISHED)),
+            ended=Count("runs", filter=here & ended),
+        )
+        .filter(judged__gt=0, ended=0, begun__lt=track.seeds)
+    )
+    return iter(entries.order_by("begun", "pk"))
+
+
+def another_seed(entry: Entry, track: Track, release: Blob) -> bool:
+    """Queue one more run of an entry, behind everything else."""
+    return runs.queue(runs.make_run(entry, track), release=release, priority=Job.Priority.LADDER)
