@@ -52,6 +52,43 @@ class DatasetPin(Message):
     hash: Sha256
 
 
+# --- the node's speed, measured by the site's own code beside a training --------------------------------------------
+
+
+class Probe(Message):
+    """How to measure: training steps of a small plain model of the site's (`trainer.probe`), never of an entry's."""
+
+    seconds: float = Field(gt=0, le=60)
+    """Of measuring; starting the process comes on top."""
+    width: int = Field(default=256, ge=64, le=16384, multiple_of=64)
+    sequence_length: int = Field(default=256, ge=8, le=2**20)
+    batch: int = Field(default=8, ge=1, le=4096)
+    """Rows a step."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    threads: int | None = Field(default=None, ge=1, le=1024)
+
+
+class ProbeReading(Message):
+    """What one measurement found."""
+
+    tokens_per_second: float = Field(gt=0, lt=1e15)
+    """By the median step."""
+    spread: float = Field(ge=0, lt=1e6)
+    """Interquartile range of the steps' times over their median."""
+    steps: int = Field(ge=1)
+    loss: float
+    """Of the second step, nats per token: the same wherever the same was computed."""
+
+
+class Probes(Message):
+    """Under "probes" in the result of a training whose order asks for it."""
+
+    version: Literal[1] = 1
+    before: ProbeReading | None = None
+    """None: it did not work on this node; its log says why."""
+    after: ProbeReading | None = None
+
+
 # --- orders: what a job asks for, one model per kind ----------------------------------------------------------------
 
 
@@ -61,6 +98,7 @@ class TrainOrder(Message):
     config: dict[str, Any]
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
     resume: Checkpoint | None = None
+    probe: Probe | None = None
 
 
 class ScoreOrder(Message):
@@ -75,7 +113,31 @@ class ScoreOrder(Message):
     """Only the first so many items of each task; None takes all."""
 
 
-Order = Annotated[TrainOrder | ScoreOrder, Field(discriminator="kind")]
+class ReplayOrder(Message):
+    """Train a stretch of a run once more, and compare what comes out with what another node said came out."""
+
+    kind: Literal["replay"] = "replay"
+    dataset: DatasetPin
+    config: dict[str, Any]
+    """As in the `TrainOrder` of that run."""
+    start: Checkpoint | None = None
+    """Where the stretch begins; None: with the first weights."""
+    claimed: Checkpoint
+    """Where it ended, as its node said. The entry's code never sees it."""
+
+
+class Replayed(Message):
+    """The result of a replay."""
+
+    version: Literal[1] = 1
+    step: int = Field(ge=1)
+    exact: bool
+    """The weights are the same to the last bit."""
+    deviation: float = Field(ge=0)
+    """|replayed - claimed| over the distance that the claimed weights moved in the stretch."""
+
+
+Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder, Field(discriminator="kind")]
 
 
 class Limits(Message):
@@ -235,7 +297,7 @@ class Finish(Message):
     reason: str = Field(default="", max_length=500)
     """A sentence that the contributor understands."""
     result: dict[str, Any] = {}
-    """The kind's own: `result.json` of a training run, the JSON of `dailytrain score`."""
+    """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, a `Replayed`."""
     files: tuple[FileRef, ...] = ()
     """Small files that stay with the job (`run.json`), uploaded like blobs."""
 

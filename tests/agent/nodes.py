@@ -72,9 +72,11 @@ def dataset(hash: str = HASH) -> wire.DatasetPin:
     return wire.DatasetPin(corpus=CORPUS, tokenizer="bpe:256", hash=hash)
 
 
-def training(site: SmallSite, resume: wire.Checkpoint | None = None, **config: Any) -> wire.JobSpec:
+def training(
+    site: SmallSite, resume: wire.Checkpoint | None = None, probe: wire.Probe | None = None, **config: Any
+) -> wire.JobSpec:
     limits = LIMITS.model_copy(update=config.pop("limits", {}))
-    order = wire.TrainOrder(dataset=dataset(), config={"steps": 20, **config}, resume=resume)
+    order = wire.TrainOrder(dataset=dataset(), config={"steps": 20, **config}, resume=resume, probe=probe)
     return job(site, order, limits=limits)
 
 

@@ -127,7 +127,9 @@ class Job:
         """
         self.check_wishes()
         process, pipe = start(driver, box, output)
-        self.phase, self._process = phase, process if phase == "running" else None
+        self.phase = phase
+        if phase == "running":
+            self._process = process
         pump = Pump(pipe, self.workspace.output)
         pump.start()
         for loop in loops:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.agent import probes
 from trainer.agent.checkpoints import FOLDER, CheckpointLoop
 from trainer.agent.datasets import PYTHON, dataset
 from trainer.agent.inside import one_line, read_object
 from trainer.agent.metrics import MetricsLoop
 from trainer.agent.outcome import Failed, Outcome
+from trainer.agent.probes import DEVICES
 from trainer.sandbox import Box, Limits, Mount, Process
-from trainer.wire import Checkpoint, TrainOrder
+from trainer.wire import Checkpoint, Probes, TrainOrder
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -24,8 +27,6 @@ FILES = ("run.json",)
 RESULT_BYTES = 256_000
 VISIBLE = ("manifest.json", "tokenizer.json", "train", "dev")
 """Of the dataset. The test split is not there."""
-DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Of our own environment, what the job gets."""
 CRASHES = {
     132: "an illegal instruction",
     134: "an abort",
@@ -49,12 +50,18 @@ def run(job: Job) -> Outcome:
     data = dataset(job, order.dataset)
     last = resume(job, order.resume) if order.resume else -1
     job.workspace.config.write_text(json.dumps(order.config))
+    before = probes.before(job, order.probe) if order.probe else None
     loops = (
         MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
         CheckpointLoop(job.client, job.lease, job.workspace.out, job.wishes, last),
     )
     process = job.run(job.place.sandbox, box(job, data), loops)
-    return outcome(process, job.workspace.out)
+    ended = outcome(process, job.workspace.out)
+    if ended.outcome != "done":
+        return ended
+    # Whatever the training process says about its own node's speed is put aside.
+    found = Probes(before=before, after=probes.after(job, order.probe)).model_dump() if order.probe else None
+    return replace(ended, result={**ended.result, "probes": found})
 
 
 def resume(job: Job, checkpoint: Checkpoint) -> int:
