@@ -28,19 +28,24 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.budget import Budget
 from trainer.data.prepare_command import parse_size
+from trainer.models.scaling import batch_tokens
 
 DEFAULT_CORPUS = "python-library"
 DEFAULT_TOKENIZER = "bpe:8192"
 SHORT_TEXT = 16 * 2**20
 """Bytes of text that a CPU run of less than ten minutes prepares, unless told otherwise."""
+
+FROM = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. It brings architecture,
+row length and tokenizer along, where nothing else is given."""
 
 
 class ConfigError(ValueError):
@@ -56,15 +61,25 @@ class Numbers:
     batch: int | None = None
     """Rows in one optimizer step. Computed: 8 on a CPU; on a GPU it grows with the budget."""
     micro_batch: int | None = None
-    """Rows that pass through the model at once; gradients of a step's parts add up. Computed: all on a CPU, at most 32
-    on a GPU."""
+    """Rows that pass through the model of each device at once; gradients of a step's parts add up. Computed: as many as
+    fit into the memory, at most 32 on a GPU."""
     packing: Literal["blocks", "documents"] = "blocks"
     """How rows are cut from the text: `blocks` anywhere, nothing left out; `documents` so that each begins with the
     start of a document, at the price of some tokens (how many is printed)."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What matrix products are computed in; weights are always fp32. Computed: fp32 on a CPU, bf16 on a GPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
+    """What matrix products are computed in; weights are always fp32. Computed: bf16 where that is measured to be much
+    faster, see `trainer.precision`. fp8 needs torchao and a GPU that has it."""
     compile: bool | None = None
-    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up."""
+    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up if there is
+    a C++ compiler."""
+    activation_checkpointing: bool = False
+    """Keep no block's activations but its input and compute the rest again going backward: less memory, a third more
+    work."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several devices share the work: `ddp` gives each the whole model, `fsdp` a part of every weight. Computed:
+    ddp."""
+    spikes: Literal["skip", "stop", "off"] = "skip"
+    """What to do with a gradient far beyond the usual, see `trainer.guard`."""
     evaluations: int | None = None
     """Evaluations on dev after the first, evenly over the budget. Computed: 3 below a minute, else 5."""
     dev_tokens: int | None = None
@@ -90,11 +105,36 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Adapters in place of all weights, see `trainer.lora`."""
+
+    rank: int = 0
+    """Rows of each adapter's smaller matrix; 0 trains all weights. 8 is usual."""
+    alpha: float = 16.0
+    """An adapter's product counts alpha / rank times."""
+    targets: str = ""
+    """Which matrices: shell patterns over their names, commas between them. Computed: all but embedding and head."""
+    vectors: bool = False
+    """Whether vectors are trained, too: norms, gains, biases."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not 0 < self.alpha < math.inf:
+            raise ConfigError(f"lora.rank cannot be {self.rank}, nor lora.alpha {self.alpha}")
+        if not self.rank and (self.targets or self.vectors):
+            raise ConfigError("lora.targets and lora.vectors need a lora.rank")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Train an architecture within a budget."""
 
     out: Path
     """Folder of the run. If it holds a checkpoint of the same run, training goes on from there, exactly."""
+    preset: str | None = None
+    """A line of `dailytrain presets`: values for everything that is not given here."""
+    from_: Path | None = None
+    """`--from`, `from = "..."`: the name that Python allows."""
+    lora: Lora = field(default_factory=Lora)
     arch: str = "gpt"
     """Architecture: a line of `dailytrain arch list`."""
     budget: str = "60s"
@@ -118,6 +158,8 @@ class TrainConfig:
     """A prepared dataset, instead of corpus and tokenizer. It is only read."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. Computed: on a GPU if there is one."""
+    devices: int = 1
+    """GPUs to train on, or processes on a CPU. They share a step's rows evenly."""
     threads: int | None = None
     """CPU threads of torch. Computed: one for each core this process may use."""
     checkpoint_every: str = "30s"
@@ -135,8 +177,12 @@ class TrainConfig:
             raise ConfigError(
                 "dataset is a prepared corpus with its tokenizer: give it, or corpus, tokenizer, limit_bytes"
             )
-        if self.keep < 1 or (self.threads is not None and self.threads < 1):
-            raise ConfigError("keep and threads must be at least 1")
+        if self.lora.rank and self.from_ is None:
+            raise ConfigError("lora.rank needs --from: adapters change a model that has learned something")
+        if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):
+            raise ConfigError("keep, devices and threads must be at least 1")
+        if self.devices == 1 and self.train.strategy != "auto":
+            raise ConfigError(f"train.strategy {self.train.strategy} is for several devices: give --devices")
         self.text_limit("cpu")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed must be from 0 to 2147483647, not {self.seed}")
@@ -154,19 +200,30 @@ class TrainConfig:
         return SHORT_TEXT if device == "cpu" and is_short(self.parsed_budget()) else None
 
 
+MACHINE = ("precision", "compile", "micro_batch")
+"""Fields that the machine has a say in where they are not given: settled once for a run, and kept with it."""
+ARRANGEMENT = ("devices", "strategy", "micro_batch", "activation_checkpointing")
+"""How the work is arranged: what a run may go on with otherwise. Sums then add up in another order, so that numbers
+differ in their last digits."""
+
+
 @dataclass(frozen=True)
 class Resolved:
     """Every number that a run needs, given or computed. Two runs with equal ones, model and data are the same run."""
 
     device: Literal["cpu", "cuda"]
+    devices: int
     depth: int
     """What the architecture was sized by, where the model's own fields do not say otherwise."""
     sequence_length: int
     batch: int
     micro_batch: int
     packing: Literal["blocks", "documents"]
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp8"]
     compile: bool
+    activation_checkpointing: bool
+    strategy: Literal["single", "ddp", "fsdp"]
+    spikes: Literal["skip", "stop", "off"]
     evaluations: int
     dev_tokens: int
     sample_tokens: int
@@ -175,26 +232,49 @@ class Resolved:
     def tokens_per_step(self) -> int:
         return self.batch * self.sequence_length
 
+    @property
+    def rows(self) -> int:
+        """Of a step, on each device."""
+        return self.batch // self.devices
 
-def resolve(config: TrainConfig, device: Literal["cpu", "cuda"]) -> Resolved:
-    """Compute what the configuration leaves open, from the device and the budget."""
+
+def resolve(
+    config: TrainConfig, device: Literal["cpu", "cuda"], settled: Mapping[str, Any] = MappingProxyType({})
+) -> Resolved:
+    """Compute what the configuration leaves open, from the device and the budget.
+
+    `settled`: what the machine had a say in, for `MACHINE`'s fields that are not given.
+    """
     given, budget, on_cpu = config.train, config.parsed_budget(), device == "cpu"
     batch = given.batch or (8 if on_cpu else gpu_batch(budget, given.sequence_length or 2048))
+    if batch % config.devices:
+        raise ConfigError(f"{config.devices} devices cannot share a step's {batch} rows evenly: give another train.batch")
+    computed = {
+        "micro_batch": largest_divisor(batch // config.devices, batch if on_cpu else 32),
+        "precision": "fp32" if on_cpu else "bf16",
+        "compile": not on_cpu or not is_short(budget),
+        **settled,
+    }
     resolved = Resolved(
         device=device,
+        devices=config.devices,
         depth=depth_of(config) or (cpu_depth(budget) if on_cpu else gpu_depth(budget)),
         sequence_length=given.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
-        micro_batch=given.micro_batch or (batch if on_cpu else largest_divisor(batch, 32)),
+        micro_batch=given.micro_batch or computed["micro_batch"],
         packing=given.packing,
-        precision=("fp32" if on_cpu else "bf16") if given.precision == "auto" else given.precision,
-        compile=(not on_cpu or not is_short(budget)) if given.compile is None else given.compile,
+        precision=computed["precision"] if given.precision == "auto" else given.precision,
+        compile=computed["compile"] if given.compile is None else given.compile,
+        activation_checkpointing=given.activation_checkpointing,
+        strategy="single" if config.devices == 1 else "ddp" if given.strategy == "auto" else given.strategy,
+        spikes=given.spikes,
         evaluations=given.evaluations or (3 if under_a_minute(budget) else 5),
         dev_tokens=given.dev_tokens or dev_tokens(budget, on_cpu),
         sample_tokens=given.sample_tokens,
     )
-    if resolved.batch % resolved.micro_batch:
-        raise ConfigError(f"train.micro_batch {resolved.micro_batch} must divide train.batch {resolved.batch}")
+    if resolved.rows % resolved.micro_batch:
+        shared = f"{resolved.rows}, a device's share of " if resolved.devices > 1 else ""
+        raise ConfigError(f"train.micro_batch {resolved.micro_batch} must divide {shared}train.batch {resolved.batch}")
     if budget.kind == "tokens" and budget.amount < resolved.tokens_per_step:
         raise ConfigError(
             f"impossible budget {config.budget!r}: one step is {resolved.tokens_per_step} tokens already "
@@ -260,9 +340,9 @@ def gpu_depth(budget: Budget) -> int:
 
 
 def gpu_batch(budget: Budget, sequence_length: int) -> int:
-    """Rows a step, a power of two: tokens a step ~ D^0.383, scaled from 2^19 at 1e10 tokens, at least 2^15."""
+    """Rows a step, a power of two, for `batch_tokens` of what the budget trains on, at least 2^15 tokens."""
     trained = (gpu_flops(budget) * 2) ** 0.5
-    tokens = max(2**15, 2**19 * (trained / 1e10) ** 0.383)
+    tokens = max(2**15, batch_tokens(trained))
     return 2 ** max(0, round_log2(tokens / sequence_length))
 
 
@@ -295,16 +375,45 @@ def parse(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:
         exit_on_error=False,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with any of these; flags win.")
-    parser.add_class_arguments(TrainConfig, None)
-    flags = [with_underscores(flag) for flag in argv]
-    # A file is the flags it stands for, before those given: one way to check them all.
-    flags = flags_of(file_named(flags)) + flags
+    parser.add_argument("--from", type=Path, metavar="FOLDER", help=FROM)
+    parser.add_class_arguments(TrainConfig, None, skip={"from_"})
+    flags = complete([with_underscores(flag) for flag in argv])
     try:
         namespace = parser.parse_args(flags)
         del namespace["config"]
-        return TrainConfig(**vars(parser.instantiate_classes(namespace)))
+        values = vars(parser.instantiate_classes(namespace))
+        return TrainConfig(from_=values.pop("from"), **values)
     except jsonargparse.ArgumentError as error:
         raise ConfigError(one_line(str(error), flags)) from error
+
+
+def complete(given: list[str]) -> list[str]:
+    """Put before the flags what they name: a preset, a checkpoint to start from, a file. The later ones win.
+
+    All of them are the flags they stand for: one way to check them all.
+    """
+    from trainer.presets import values_of
+
+    given = flags_of(file_named(given)) + given
+    preset, folder = last_given(given, "preset"), last_given(given, "from")
+    weakest = dict(values_of(preset)) if preset else {}
+    if last_given(given, "dataset") is not None:
+        weakest = {name: value for name, value in weakest.items() if name not in ("corpus", "tokenizer", "limit_bytes")}
+    if folder is None:
+        return as_flags(weakest) + given
+    from trainer import finetune
+
+    brought = finetune.flags(Path(folder), given)
+    # The sizes of a checkpoint are its own; how long a row is and where the text comes from can be the preset's.
+    rest = {name: value for name, value in weakest.items() if name not in ("arch", "tokenizer", "model.depth")}
+    return brought + as_flags(rest) + given
+
+
+def last_given(flags: Sequence[str], name: str) -> str | None:
+    """Return the value that wins of `--name value` and `--name=value`; None if there is none."""
+    joined = [(place, flag.partition("=")[2]) for place, flag in enumerate(flags) if flag.startswith(f"--{name}=")]
+    apart = [(place, value) for place, (flag, value) in enumerate(pairwise(flags)) if flag == f"--{name}"]
+    return max([*joined, *apart], default=(0, None))[1]
 
 
 def with_underscores(flag: str) -> str:
@@ -337,11 +446,18 @@ def flags_of(file: Path | None) -> list[str]:
         raise ConfigError(f"the configuration {file} is not {kind}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"the configuration {file} must be a table of names and values")
-    numbers = content.pop("train", {})
-    if not isinstance(numbers, dict):
-        raise ConfigError(f"train in the configuration {file} must be a table of names and values")
-    values = {**content, **{f"train.{name}": value for name, value in numbers.items()}}
-    return [f"--{name}={v if isinstance(v, str) else json.dumps(v)}" for name, v in values.items()]
+    return [with_underscores(flag) for flag in as_flags(content)]
+
+
+def as_flags(content: Mapping[str, Any], before: str = "") -> list[str]:
+    """Return a table of tables as the flags that say the same, one for each value; a model's field may be a table."""
+    flags: list[str] = []
+    for name, value in content.items():
+        if isinstance(value, dict) and value and before != "model.":
+            flags += as_flags(value, f"{before}{name}.")
+        else:
+            flags.append(f"--{before}{name}={value if isinstance(value, str) else json.dumps(value)}")
+    return flags
 
 
 def one_line(message: str, flags: Sequence[str]) -> str:
@@ -363,6 +479,6 @@ def as_saved(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
     given = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in dataclasses.asdict(config).items()
-        if name not in ("out", "dataset")
+        if name not in ("out", "dataset", "from_")
     }
     return {"given": given, "resolved": dataclasses.asdict(resolved)}

@@ -1,9 +1,9 @@
 """Muon: momentum, then the nearest matrix with orthonormal rows or columns, found by a few matrix polynomials.
 
-From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Ours takes all matrices of a shape at once, torch's
-one at a time, and has the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by step. Options:
-variance normalisation (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay (Chen et al., arXiv
-2510.12402, algorithm 1).
+From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Ours takes all matrices of a shape at once, not
+one at a time as torch's, and has the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by
+step. Options: variance normalisation (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay
+(Chen et al., arXiv 2510.12402, algorithm 1).
 
 Not covered: sharing the work between devices; each computes all updates, also of parameters that are sharded.
 """
