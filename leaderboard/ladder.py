@@ -79,7 +79,7 @@ def fill_all() -> int:
 
 
 def fill(track: Track) -> int:
-    """Queue what the ladder lacks, smallest rungs first; once it is full, the entries' further seeds. Safe to repeat."""
+    """Queue what the ladder lacks, smallest rungs first; once it is full, the entries' further seeds."""
     release = storage.release()
     with transaction.atomic():
         Track.objects.select_for_update().get(pk=track.pk)  # two that fill at once would both find the same lacking
@@ -98,7 +98,7 @@ def waiting(track: Track) -> int:
 
 
 def revive(track: Track) -> None:
-    """Let runs of the ladder go on that broke through no fault of the model: the same seed, from the last checkpoint."""
+    """Let runs of the ladder go on that the infrastructure broke: the same seed, from the last checkpoint."""
     rested = timezone.now() - RETRY_AFTER
     broken = Run.objects.failed().filter(track=track, season=track.season_id, entry=track.season.baseline_id)
     for run in broken.filter(cause="infrastructure", finished_at__lt=rested)[:WAITING_AT_ONCE]:
@@ -106,8 +106,8 @@ def revive(track: Track) -> None:
 
 
 def add(track: Track, release: Blob, budget: str = "") -> Run | None:
-    """Queue a run of the baseline with the smallest seed (from 1) that it never had at this budget: the track's, if none
-    is named. Return None without a baseline."""
+    """Queue a run of the baseline with the smallest seed (from 1) that it never had at this budget, by default the
+    track's. Return None without a baseline."""
     baseline, budget = track.season.baseline, budget or track.budget
     if baseline is None:
         return None

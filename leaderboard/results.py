@@ -137,7 +137,7 @@ class Scoring:
             dataset=run.season.dataset(),
             run=storage.reference(file.blob, RUN_FILE),
             checkpoint=wire.Checkpoint.model_validate(run.checkpoint.manifest),
-            suite=tuple(run.track.suite),
+            suite=tuple(run.track.suite) if run.budget == run.track.budget else (),  # the curve needs no more
             suite_limit=run.track.suite_limit,
         )
 

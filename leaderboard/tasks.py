@@ -5,9 +5,8 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from leaderboard import ladder
+from leaderboard import ladder, results
 from leaderboard import nightly as nights
-from leaderboard import results
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -137,8 +137,8 @@ class Track(models.Model):
     """Only the first so many items of each task; null takes all."""
     needs_labels = models.JSONField(default=list, blank=True)
     ladder = models.JSONField(default=dict, blank=True)
-    """The baseline's standing runs: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget. Empty:
-    none, so no multipliers either."""
+    """The baseline's standing runs: {"rungs": [0.125, 0.25, 0.5, 1, 2], "seeds": 3}, rungs as parts of the budget.
+    Empty: none, so no multipliers either."""
     seeds = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)])
     """How many runs an entry gets: one when it is approved, the others once the ladder is full. Fixed beforehand, since
     whoever decides after looking gets more false records (docs/multiplier.md)."""
@@ -197,7 +197,7 @@ class Track(models.Model):
         return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
 
     def training_limits(self, part: float = 1.0) -> wire.Limits:
-        """Return what the sandbox allows a training job of this track, of which the budget is only a `part`, or more."""
+        """Return what the sandbox allows a training job of this track that has `part` of its budget."""
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
             "memory_bytes": MEMORY_BYTES,

@@ -42,7 +42,7 @@ def say(command: str, *arguments: str, **options: Any) -> str:
 
 def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository) -> None:
     for _ in range(2):
-        assert say("setup_demo") == "Three minutes on two cores: 3 runs waiting\n"
+        assert say("setup_demo") == "Ten teraFLOPs on two cores: 3 runs waiting\n"
     assert [(entry.architecture, entry.kind, entry.state) for entry in Entry.objects.order_by("pk")] == [
         ("gpt", "main", "approved"),
         ("smear", "architecture", "approved"),
