@@ -8,6 +8,7 @@ manifest is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,18 +16,22 @@ import pickle
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model as load_weights
-from safetensors.torch import save_model as save_weights
-from torch import nn
+from safetensors.torch import save_file as save_weights
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from trainer import lora
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
+from trainer.strategies import fill_optimizer, fill_weights, optimizer_state, whole
 from trainer.wire import Checkpoint, FileRef
 
 FOLDER = "checkpoints"
@@ -59,13 +64,60 @@ def latest(run_folder: Path) -> Path | None:
     return next(reversed(complete(run_folder)), None)
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Weights and momenta as they were at one moment, in main memory: training may go on while they are written."""
+
+    weights: dict[str, Tensor]
+    other_names: dict[str, str]
+    """Names of tensors that have another name already, and that name: each tensor is kept once."""
+    optimizers: list[dict[str, Any]]
+
+
+def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
+    """Copy what a checkpoint needs. Of sharded tensors the whole is gathered: all processes must ask together."""
+    first: dict[tuple[Any, ...], str] = {}
+    weights, other_names = {}, {}
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
+        if place in first and not isinstance(tensor, DTensor):
+            other_names[name] = first[place]
+            continue
+        first[place] = name
+        weights[name] = copied(tensor)
+    return Snapshot(weights, other_names, [copied(optimizer_state(optimizer)) for optimizer in optimizers])
+
+
+def copied(content: Any) -> Any:
+    """Return a copy in main memory of a tensor, or of all tensors in dicts and lists."""
+    if isinstance(content, Tensor):
+        return whole(content).detach().to("cpu", copy=True).contiguous()
+    if isinstance(content, dict):
+        return {name: copied(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [copied(value) for value in content]
+    return content
+
+
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state: dict[str, Any]) -> Checkpoint:
     """Write a checkpoint of `state["step"]` to `folder`, replacing what is there; then all of it or nothing."""
+    return write(folder, snapshot(model, optimizers), state)
+
+
+def write(folder: Path, content: Snapshot, state: dict[str, Any]) -> Checkpoint:
+    """Write a snapshot to `folder`. Raises OSError where the disk does not take it."""
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_weights(model, str(aside / "model.safetensors"))
-    torch.save([optimizer.state_dict() for optimizer in optimizers], aside / "optimizer.pt")
+    try:
+        save_weights(content.weights, aside / "model.safetensors", metadata={"format": "pt", **content.other_names})
+        torch.save(content.optimizers, aside / "optimizer.pt")
+    except (SafetensorError, RuntimeError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise as_os_error(error, folder) from error
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     (aside / "state.json").write_text(json.dumps(state))
     manifest = Checkpoint(step=state["step"], files=tuple(reference(aside / name) for name in FILES))
     for name in FILES:
@@ -79,11 +131,21 @@ def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state:
     return manifest
 
 
+def as_os_error(error: Exception, folder: Path) -> Exception:
+    """Both libraries hide the disk's answer in a text of their own, or lose it."""
+    number = re.search(r"os error (\d+)", str(error))
+    if number:
+        return OSError(int(number[1]), os.strerror(int(number[1])), str(folder))
+    if "write failed" in str(error) or "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    return error
+
+
 def prune(run_folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` whole checkpoints; the manifest goes first, so that none is left half."""
     for folder in complete(run_folder)[:-keep]:
-        (folder / MANIFEST).unlink()
-        shutil.rmtree(folder)
+        (folder / MANIFEST).unlink(missing_ok=True)  # a node's agent, too, takes away what it has sent
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def verified(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
@@ -115,7 +177,7 @@ def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for optimizer, mine in zip(optimizers, saved, strict=True):
-            optimizer.load_state_dict(mine)
+            fill_optimizer(optimizer, mine)
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{folder / 'optimizer.pt'} does not fit this run's optimizers: start again in an empty folder"
@@ -124,10 +186,17 @@ def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
 
 
 def fill(folder: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into a model of the same shape."""
+    """Load a checkpoint's weights into a model of the same shape; into a plain one adapters come merged."""
     try:
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        merge = lora.layers_in(shapes) and not lora.is_adapted(model)
+        if merge:
+            lora.fit(model, shapes)
         load_weights(model, folder / "model.safetensors")
-    except (RuntimeError, SafetensorError, OSError) as error:
+        if merge:
+            lora.merge(model)
+    except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
 
 

@@ -44,8 +44,8 @@ DEFAULT_TOKENIZER = "bpe:8192"
 SHORT_TEXT = 16 * 2**20
 """Bytes of text that a CPU run of less than ten minutes prepares, unless told otherwise."""
 
-FROM = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. It brings architecture,
-row length and tokenizer along, where nothing else is given."""
+FROM = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. It brings its
+architecture, row length and tokenizer along, where nothing else is given."""
 
 
 class ConfigError(ValueError):

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
-from trainer import checkpoint
+from trainer import checkpoint, finetune
 from trainer.budget import Budget, Spent
 from trainer.config import ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
@@ -55,10 +55,14 @@ class Run:
     loader: PackedLoader
     identity: dict[str, Any]
     """What must be the same to go on from a checkpoint."""
+    lineage: dict[str, Any] | None = None
+    """The checkpoint whose weights it started from, see `trainer.finetune`."""
     spent: Spent = field(default_factory=Spent)
     window: Window = field(default_factory=Window)
     dev: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""
+    clock: list[int] = field(default_factory=list)
+    """Microseconds charged for each step, where the budget is in seconds: all that a replay of the run lacks."""
 
     @property
     def budget(self) -> Budget:
@@ -72,7 +76,12 @@ class Run:
 
 
 def identity(
-    config: TrainConfig, resolved: Resolved, model_config: ArchitectureConfig, recipe: Recipe, dataset: Dataset
+    config: TrainConfig,
+    resolved: Resolved,
+    model_config: ArchitectureConfig,
+    recipe: Recipe,
+    dataset: Dataset,
+    lineage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What makes two runs the same run; of plain JSON values."""
     found = {
@@ -83,6 +92,8 @@ def identity(
         "budget": str(config.parsed_budget()),
         "dataset": dataset.hash,
         "train": dataclasses.asdict(resolved),
+        "from": lineage and lineage["sha256"],
+        "lora": dataclasses.asdict(config.lora) if config.lora.rank else None,
     }
     return json.loads(json.dumps(found))
 
@@ -112,6 +123,8 @@ def introduce(run: Run, console: Console) -> None:
         "parameters": {"total": sum(p.numel() for p in bare.parameters()), "embedding": tables},
         "flops_per_token": run.flops_per_token,
         "environment": environment(run.fabric.device),
+        "from": run.lineage,
+        "lora": run.identity["lora"],
         "config": as_saved(config, run.resolved),
         "identity": run.identity,
     }
@@ -125,6 +138,8 @@ def introduce(run: Run, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if run.lineage is not None:
+        console.print(finetune.described(run.lineage), highlight=False, soft_wrap=True)
 
 
 def refuse_other_run(run: Run) -> None:
@@ -175,6 +190,7 @@ def resume(run: Run, console: Console) -> None:
     run.spent = Spent(**state["spent"])
     run.window = Window(**state["window"])
     run.dev = state["dev"]
+    run.clock = state.get("clock", [])
     run.loader.restore(state["loader"])
     restore_random_state(state["random"])
     metrics.cut_back(run.spent.steps)
@@ -189,6 +205,7 @@ def keep(run: Run) -> Path:
         "spent": dataclasses.asdict(run.spent),
         "window": dataclasses.asdict(run.window),
         "dev": run.dev,
+        "clock": run.clock,
         "loader": run.loader.state(),
         "random": random_state(),
         "identity": run.identity,

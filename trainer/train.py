@@ -22,17 +22,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Literal, Self
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
-from trainer import checkpoint, failures, flops, optim
+from trainer import checkpoint, failures, finetune, flops, lora, optim
 from trainer.budget import Budget
 from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, Resolved, TrainConfig, cores, parse, resolve
 from trainer.data.dataset import Dataset, cache_folder, prepare
@@ -136,20 +136,26 @@ def setup(config: TrainConfig, console: Console) -> Run:
     with models_fault(f"while the architecture {config.arch} was imported"):
         module = architecture(config.arch)
     logger = outside_logger(config.logger, config.out)
+    base = None if config.from_ is None else finetune.find(config.from_)
     dataset = open_dataset(config, device, console)
     next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
-    model_config = configure(module, config, resolved, dataset.tokenizer.vocabulary_size)
+    vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
+    model_config = configure(module, config, resolved, vocabulary_size, finetune.shape(base, config.arch))
     fabric = make_fabric(config, resolved, logger)
     seed_everything(config.seed)
     with models_fault("while the model was built"):
         bare = module.Model(model_config)
         declared = module.recipe(model_config)
+    lineage = None if base is None else finetune.start(bare, base, dataset.tokenizer)
+    if config.lora.rank:
+        lora.adapt(bare, config.lora, vocabulary_size)
+        declared = lora.recipe(declared, config.lora)
     recipe = overridden(declared, config.recipe)
     optim.check_installed(recipe)
     with models_fault("while its optimizers were built"):
         optimizers = optim.build(bare, recipe)
     bare.to(fabric.device)
-    examine(bare, resolved, dataset.tokenizer.vocabulary_size, fabric.device)
+    examine(bare, resolved, vocabulary_size, fabric.device)
     with models_fault("while its FLOPs were counted"):
         flops_per_token = flops.per_token(bare, resolved.sequence_length, fabric.device)
     seed_everything(config.seed)
@@ -165,7 +171,8 @@ def setup(config: TrainConfig, console: Console) -> Run:
         recipe=recipe,
         flops_per_token=flops_per_token,
         loader=PackedLoader(dataset, "train", resolved.batch, resolved.sequence_length, config.seed),
-        identity=identity(config, resolved, model_config, recipe, dataset),
+        identity=identity(config, resolved, model_config, recipe, dataset, lineage),
+        lineage=lineage,
     )
     introduce(run, console)
     resume(run, console)
@@ -201,11 +208,17 @@ def writable(folder: Path) -> bool:
 
 
 def configure(
-    module: Architecture, config: TrainConfig, resolved: Resolved, vocabulary_size: int
+    module: Architecture,
+    config: TrainConfig,
+    resolved: Resolved,
+    vocabulary_size: int,
+    shape: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArchitectureConfig:
-    """Return the model's configuration: sized by the dial, then with the fields that were given."""
+    """Return the model's configuration: sized by the dial, shaped as the checkpoint it starts from, then with the
+    fields that were given."""
     sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
     known = {field.name for field in dataclasses.fields(sized)} - {"vocabulary_size", "sequence_length"}
+    sized = dataclasses.replace(sized, **{name: value for name, value in shape.items() if name in known})
     given = {name: value for name, value in config.model.items() if name in known}
     unknown = set(config.model) - known - {"depth"}
     if unknown:
@@ -370,7 +383,10 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
 
 
 def account(run: Run, loss: float, seconds: float) -> None:
-    """Charge a step to the budget and to the next train line."""
+    """Charge a step to the budget and to the next train line. Seconds are rounded, so that they can be written down."""
+    seconds = round(seconds, 6)
+    if run.budget.kind == "seconds":
+        run.clock.append(round(seconds * 1e6))
     run.spent.steps += 1
     run.spent.tokens += run.resolved.tokens_per_step
     run.spent.flops = run.spent.tokens * run.flops_per_token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FORMATS = {"rwkv": "trainer.formats.rwkv"}
+FORMATS = {"litgpt": "trainer.formats.litgpt", "rwkv": "trainer.formats.rwkv"}
 
 
 class FormatError(ValueError):

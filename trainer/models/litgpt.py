@@ -9,8 +9,8 @@ only the vocabulary is ours, and the head is taken out so that features and logi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from litgpt import GPT
@@ -33,7 +33,9 @@ class Config:
     sequence_length: int
     """Tokens in a training row, and the longest the model can read: its rotation tables end there."""
     name: str = "pythia-14m"
-    """One of litgpt's configurations."""
+    """One of litgpt's configurations, or any other name where `fields` say it all."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """litgpt's own fields where they are not the named configuration's, as in a checkpoint's model_config.yaml."""
 
     def __post_init__(self) -> None:
         self.outside()
@@ -45,16 +47,32 @@ class Config:
         return cls(vocabulary_size, sequence_length, name)
 
     def outside(self) -> OutsideConfig:
-        """Return litgpt's configuration with our vocabulary and length; raise ValueError for an unknown name."""
+        """Return litgpt's configuration with our vocabulary and length; raise ValueError for one that cannot be."""
+        fields = {
+            "padded_vocab_size": math.ceil(self.vocabulary_size / PADDING) * PADDING,
+            **self.fields,
+            "vocab_size": self.vocabulary_size,
+            "block_size": self.sequence_length,
+        }
+        known = is_known(self.name)
+        if not known and not self.fields:
+            raise ValueError(f"litgpt has no configuration named {self.name!r}")
         try:
-            return OutsideConfig.from_name(
-                self.name,
-                vocab_size=self.vocabulary_size,
-                padded_vocab_size=math.ceil(self.vocabulary_size / PADDING) * PADDING,
-                block_size=self.sequence_length,
-            )
-        except ValueError as error:
-            raise ValueError(f"litgpt has no configuration named {self.name!r}") from error
+            made = OutsideConfig.from_name(self.name, **fields) if known else OutsideConfig(name=self.name, **fields)
+        except (TypeError, ValueError, AssertionError, ZeroDivisionError) as error:
+            raise ValueError(f"litgpt's configuration {self.name!r} cannot be made: {error}") from error
+        if made.padded_vocab_size < self.vocabulary_size:
+            raise ValueError(f"litgpt: {made.padded_vocab_size} rows are too few for {self.vocabulary_size} tokens")
+        return made
+
+
+def is_known(name: str) -> bool:
+    """Is there a configuration of this name in litgpt?"""
+    try:
+        OutsideConfig.from_name(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Model(LanguageModel):
