@@ -1,6 +1,6 @@
 from scheduler.models.events import Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
-from scheduler.models.pool import JoinToken, Node
+from scheduler.models.pool import JoinToken, Node, Window
 from scheduler.models.sweeps import Sweep
 from scheduler.models.vetting import Judgement
 
@@ -16,4 +16,5 @@ __all__ = [
     "LogChunk",
     "Node",
     "Sweep",
+    "Window",
 ]

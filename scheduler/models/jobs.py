@@ -58,6 +58,18 @@ class Job(models.Model):
     needs_labels = models.JSONField(default=list, blank=True)
     needs_trusted = models.BooleanField(default=False)
     needs_disk_bytes = models.BigIntegerField(default=0)
+    needs_gpus = models.PositiveSmallIntegerField(default=0)
+    needs_gpu_memory_bytes = models.BigIntegerField(default=0)
+    """On each of them."""
+    needs_memory_bytes = models.BigIntegerField(default=0)
+    track = models.CharField(max_length=50, blank=True)
+    """A word by which an owner may lend a node to this line of work only."""
+    from_core = models.BooleanField(default=False)
+    """Asked for by a core member or the site itself: for nodes that serve nobody else."""
+    checkpoint_seconds = models.FloatField(default=0)
+    """From the start to the first checkpoint, and between two: a node whose time ends sooner does not begin."""
+    preemptible = models.BooleanField(default=False)
+    """Gives way to a nightly at its next checkpoint."""
     needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
     excluded_nodes = models.JSONField(default=list, blank=True)
     """Ids, sorted: of nodes that may not do this job, because they did what it is to check."""
@@ -125,6 +137,12 @@ class Lease(models.Model):
     started_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField(db_index=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    lane = models.PositiveSmallIntegerField(default=0)
+    """Which of the node's lanes works on it."""
+    gpus = models.PositiveSmallIntegerField(default=0)
+    """GPUs of that lane."""
+    accelerator = models.CharField(max_length=80, blank=True)
+    """What they are, for the credit: a node's hardware may change, what was lent does not."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
     """Null until the node has been heard of under this lease: perhaps the answer to its question was lost."""
     outcome = models.CharField(max_length=8, blank=True)
@@ -148,9 +166,8 @@ class Lease(models.Model):
             models.UniqueConstraint(
                 fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"
             ),
-            # One agent, one job. Lanes (several GPUs, split) will bring a field and join this constraint.
             models.UniqueConstraint(
-                fields=["node"], condition=models.Q(state="active"), name="one_active_lease_per_node"
+                fields=["node", "lane"], condition=models.Q(state="active"), name="one_active_lease_per_lane"
             ),
         ]
 

@@ -18,6 +18,16 @@ class Node(models.Model):
         OFFLINE = "offline"  # has not been heard of for a while
         BANNED = "banned"  # its token is refused
 
+    class Serves(models.TextChoices):
+        EVERYONE = "everyone"
+        CORE = "core", "core members only"
+        TRACK = "track", "one track"
+
+    class Available(models.TextChoices):
+        ALWAYS = "always"
+        WINDOWS = "windows", "in weekly windows"
+        UNTIL = "until", "until a moment"  # "this weekend"
+
     name = models.CharField(max_length=80, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
@@ -37,11 +47,50 @@ class Node(models.Model):
     rest_until = models.DateTimeField(null=True, blank=True)
     """It gets no job before; grows with `failures`, so that one broken machine does not eat the queue."""
 
+    # What its owner wishes.
+    serves = models.CharField(max_length=10, choices=Serves.choices, default=Serves.EVERYONE)
+    serves_track = models.CharField(max_length=50, blank=True)
+    """With `serves` track: the `Job.track` it works for."""
+    available = models.CharField(max_length=10, choices=Available.choices, default=Available.ALWAYS)
+    available_until = models.DateTimeField(null=True, blank=True)
+    """With `available` until: the end of the burst."""
+    timezone = models.CharField(max_length=64, default="UTC")
+    """Its windows are told in this zone (IANA name)."""
+    max_hours = models.FloatField(null=True, blank=True, help_text="Of one run; longer ones are handed on in between.")
+    disk_bytes = models.BigIntegerField(null=True, blank=True)
+    """What its owner lends of the disk; null lends all that is free."""
+    shown = models.BooleanField(default=True, help_text="By name on the public pages; otherwise counted, not named.")
+    lanes = models.PositiveSmallIntegerField(default=1)
+    """Jobs at a time: 1 gives every job all GPUs, more share them out evenly."""
+    wished_labels = models.JSONField(default=list, blank=True)
+    """The owner's own labels; `labels` are those and what the node found out about itself."""
+
+    # How it is.
+    health = models.JSONField(default=dict, blank=True)
+    """A `wire.Health`, as of its last word."""
+
     class Meta:
         ordering = ["name"]
 
     def __str__(self) -> str:
         return self.name
+
+
+class Window(models.Model):
+    """A weekly stretch in which a node is lent, in the node's own time zone."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="windows")
+    weekday = models.PositiveSmallIntegerField()
+    """On which it begins: 0 is Monday."""
+    start = models.TimeField()
+    end = models.TimeField()
+    """Not after `start`: on the next day. Equal to it: a whole day."""
+
+    class Meta:
+        ordering = ["weekday", "start"]
+
+    def __str__(self) -> str:
+        return f"weekday {self.weekday}, {self.start:%H:%M} to {self.end:%H:%M}"
 
 
 class JoinToken(models.Model):
