@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -139,8 +139,14 @@ LEAVING = frozenset(
 
 NO_FORMULA = "The model runs an operator without a registered formula: its FLOPs are not known."
 LEAVES_TORCH = "The model takes tensors out of torch while it computes: its FLOPs cannot be counted."
-SENTENCES = ("", NO_FORMULA, LEAVES_TORCH)
+CHANGES = "The model does other work in the middle of training than when its FLOPs were counted first."
+FAILED = "The model's FLOPs could not be counted: a forward and backward pass failed."
+SENTENCES = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED)
 """Why a count is void; the first means that it is not."""
+
+
+SAME = 0.05
+"""How far counts may be apart: where experts are chosen, the text has a small say in the work."""
 
 
 @dataclass(frozen=True)
@@ -197,25 +203,51 @@ def packet(name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), operator, None)
 
 
+def registered() -> dict[Any, Callable[..., int]]:
+    """`FORMULAS` of the operators that are there."""
+    return {found: formula for name, formula in FORMULAS.items() if (found := packet(name)) is not None}
+
+
 def count(model: LanguageModel, tokens: Tensor) -> Count:
     """Count a forward and backward pass over `tokens [B, T]`. Gradients are left empty."""
-    formulas = {found: formula for name, formula in FORMULAS.items() if (found := packet(name)) is not None}
-    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    counter = FlopCounterMode(display=False, custom_mapping=registered())
     unknown, leaving = Unknown(set(counter.flop_registry)), Leaving()
     with ExitStack() as watching:
         # The plain kernel, in matrix products, unless the model asks for another.
         watching.enter_context(sdpa_kernel(SDPBackend.MATH))
         for mode in (unknown, counter, leaving):
             watching.enter_context(mode)
-        model(tokens).float().logsumexp(-1).sum().backward()
+        # What training calls, whatever the model's own `forward` may be.
+        model.logits(model.features(tokens)).float().logsumexp(-1).sum().backward()
     model.zero_grad(set_to_none=True)
     void = NO_FORMULA if unknown.names else LEAVES_TORCH if leaving.names else ""
     return Count(counter.get_total_flops() / tokens.numel(), void, tuple(sorted(unknown.names | leaving.names)))
 
 
-def per_token(model: LanguageModel, sequence_length: int, device: torch.device) -> float:
-    """Return the FLOPs of a token in a row of that length."""
-    return count(model, torch.zeros(1, sequence_length, dtype=torch.int64, device=device)).per_token
+def recount(before: Count, model: LanguageModel, tokens: Tensor) -> Count:
+    """Count again, later: another answer voids the first."""
+    now = count(model, tokens)
+    if not before.void and not now.void and abs(now.per_token / before.per_token - 1) > SAME:
+        return replace(before, void=CHANGES)
+    return before if before.void else replace(before, void=now.void, names=now.names)
+
+
+class Meter:
+    """Counts what happens while it is entered: matrix work of an architecture before the first step."""
+
+    def __init__(self) -> None:
+        self._counter = FlopCounterMode(display=False, custom_mapping=registered())
+
+    def __enter__(self) -> Self:
+        self._counter.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._counter.__exit__(*error)
+
+    @property
+    def flops(self) -> int:
+        return self._counter.get_total_flops()
 
 
 def parameters(model: nn.Module) -> dict[str, int]:

@@ -20,6 +20,8 @@ from trainer.budget import Budget, Spent
 from trainer.config import ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
 from trainer.data.loader import PackedLoader
+from trainer.flops import Count, parameters
+from trainer.integrity import Guard
 from trainer.metrics import Metrics
 from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
 from trainer.randomness import random_state, restore_random_state
@@ -51,7 +53,9 @@ class Run:
     """The same, compiled if asked for, in Fabric's hands: what training and evaluation call."""
     optimizers: list[Optimizer]
     recipe: Recipe
-    flops_per_token: float
+    counted: Count
+    """What a token costs, by our own count."""
+    guard: Guard
     loader: PackedLoader
     identity: dict[str, Any]
     """What must be the same to go on from a checkpoint."""
@@ -67,6 +71,10 @@ class Run:
     @property
     def budget(self) -> Budget:
         return self.config.parsed_budget()
+
+    @property
+    def flops_per_token(self) -> float:
+        return self.counted.per_token
 
     @property
     def fraction(self) -> float:
@@ -102,9 +110,6 @@ def introduce(run: Run, console: Console) -> None:
     """Write `run.json` and the tokenizer, and say what was computed."""
     refuse_other_run(run)
     config, dataset, bare = run.config, run.dataset, run.bare
-    tables = sum(
-        p.numel() for module in bare.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
-    )
     manifest = dataset.manifest
     content = {
         "format": 1,
@@ -120,8 +125,10 @@ def introduce(run: Run, console: Console) -> None:
             "tokenizer_sha256": dataset.tokenizer.sha256,
             "limit_bytes": manifest["limit_bytes"],
         },
-        "parameters": {"total": sum(p.numel() for p in bare.parameters()), "embedding": tables},
+        "parameters": parameters(bare),
         "flops_per_token": run.flops_per_token,
+        "flops_void": run.counted.void,
+        "flops_void_names": run.counted.names,
         "environment": environment(run.fabric.device),
         "from": run.lineage,
         "lora": run.identity["lora"],

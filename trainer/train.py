@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
-from trainer import checkpoint, failures, finetune, flops, lora, optim
+from trainer import checkpoint, failures, finetune, flops, integrity, lora, optim
 from trainer.budget import Budget
 from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, Resolved, TrainConfig, cores, parse, resolve
 from trainer.data.dataset import Dataset, cache_folder, prepare
@@ -49,6 +49,8 @@ from trainer.sampling import PROMPTS, continuation
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+BASE = "trainer.models.base"
 
 LINES = 200
 """Train lines over a whole run, fewer if it has fewer steps."""
@@ -104,12 +106,13 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
     """Set up, train, and say how it ended. ValueErrors of the set-up are the user's and are passed on."""
     try:
         (config.out / "failure.json").unlink(missing_ok=True)
-        run = setup(config, console)
-        try:
-            return fit_and_finish(run, console, interruption)
-        except ValueError as error:
-            # Input has been checked by now: this one is ours.
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        with integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
+            run = setup(config, console, guard)
+            try:
+                return fit_and_finish(run, console, interruption)
+            except ValueError as error:
+                # Input has been checked by now: this one is ours.
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
     except ModelFailure as failure:
         if failure.__cause__ is not None:
             traceback.print_exception(failure.__cause__)
@@ -127,23 +130,23 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
 # --- setup ------------------------------------------------------------------------------------------------------------
 
 
-def setup(config: TrainConfig, console: Console) -> Run:
+def setup(config: TrainConfig, console: Console, guard: integrity.Guard) -> Run:
     """Everything before the first step: device, data, model, optimizers, and where an earlier process stopped."""
     device = pick_device(config)
     resolved = resolve(config, device)
     if config.arch not in ARCHITECTURES:
         architecture(config.arch)  # names the known ones
-    with models_fault(f"while the architecture {config.arch} was imported"):
+    with models_fault(f"while the architecture {config.arch} was imported"), flops.Meter() as imported:
         module = architecture(config.arch)
     logger = outside_logger(config.logger, config.out)
     base = None if config.from_ is None else finetune.find(config.from_)
     dataset = open_dataset(config, device, console)
-    next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
+    row, _ = next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
     vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
     model_config = configure(module, config, resolved, vocabulary_size, finetune.shape(base, config.arch))
     fabric = make_fabric(config, resolved, logger)
     seed_everything(config.seed)
-    with models_fault("while the model was built"):
+    with models_fault("while the model was built"), flops.Meter() as built:
         bare = module.Model(model_config)
         declared = module.recipe(model_config)
     lineage = None if base is None else finetune.start(bare, base, dataset.tokenizer)
@@ -157,7 +160,8 @@ def setup(config: TrainConfig, console: Console) -> Run:
     bare.to(fabric.device)
     examine(bare, resolved, vocabulary_size, fabric.device)
     with models_fault("while its FLOPs were counted"):
-        flops_per_token = flops.per_token(bare, resolved.sequence_length, fabric.device)
+        counted = flops.count(bare, row.to(fabric.device))
+    integrity.refuse_early_work(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
     seed_everything(config.seed)
     model, *optimizers = fabric.setup(compiled(bare) if resolved.compile else bare, *optimizers)
     run = Run(
@@ -169,11 +173,14 @@ def setup(config: TrainConfig, console: Console) -> Run:
         model=model,
         optimizers=optimizers,
         recipe=recipe,
-        flops_per_token=flops_per_token,
+        counted=counted,
+        guard=guard,
         loader=PackedLoader(dataset, "train", resolved.batch, resolved.sequence_length, config.seed),
         identity=identity(config, resolved, model_config, recipe, dataset, lineage),
         lineage=lineage,
     )
+    guard.keep(type(fabric), *map(type, optimizers))
+    guard.check()
     introduce(run, console)
     resume(run, console)
     return run
@@ -295,6 +302,7 @@ def fit_and_finish(run: Run, console: Console, interruption: Interruption) -> in
             folder = keep(run)
             progress.say(f"interrupted; {folder.name} is kept, the same command goes on from there")
             return failures.INTERRUPTED
+        run.guard.check()
         folder = checkpoint.path(run.config.out, run.spent.steps)
         if checkpoint.latest(run.config.out) != folder:
             keep(run)
@@ -332,6 +340,8 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
             started = time.perf_counter()
             loss, gradient_norm = train_step(run, before)
             account(run, loss, time.perf_counter() - started)
+            if run.guard.due(before, run.fraction):
+                look(run)
             if crosses(before, run.fraction, LINES):
                 write_train_line(run, gradient_norm, metrics, progress)
             if crosses(before, run.fraction, run.resolved.evaluations):
@@ -380,6 +390,19 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     return values[0], values[1]
+
+
+def look(run: Run) -> None:
+    """At a random moment: is the loop still ours, and does the model do the work that was counted? Leaves no trace."""
+    run.guard.check()
+    row, _ = next(in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
+    before = random_state()
+    buffers = [(buffer, buffer.clone()) for buffer in run.bare.buffers()]
+    with models_fault("while its FLOPs were counted again"):
+        run.counted = flops.recount(run.counted, run.bare, row.to(run.fabric.device))
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    restore_random_state(before)
 
 
 def account(run: Run, loss: float, seconds: float) -> None:
@@ -500,6 +523,7 @@ def finish(run: Run, folder: Path) -> None:
         "step": run.spent.steps,
         "tokens": run.spent.tokens,
         "train_flops": run.spent.flops,
+        "flops_void": run.counted.void,
         "train_seconds": run.spent.seconds,
         "final_loss": run.dev["loss"],
         "bits_per_byte": run.dev["bits_per_byte"],

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer import flops
 from trainer.models import gpt
+from trainer.models.base import LanguageModel
 
 SIZES = [(1, 64, 2, 32), (2, 64, 1, 128), (3, 96, 3, 256), (4, 128, 2, 64), (2, 256, 4, 512)]
 
@@ -34,7 +35,7 @@ def test_a_window_or_more_rows_change_nothing_for_a_token():
     assert flops.count(wide, torch.randint(0, 512, (1, 64))).per_token == one
 
 
-class Small(nn.Module):
+class Small(LanguageModel):
     """An embedding, something, a head."""
 
     def __init__(self, something):
@@ -44,8 +45,11 @@ class Small(nn.Module):
         self.lstm = nn.LSTM(8, 8, batch_first=True)
         self.something = something
 
-    def forward(self, tokens):
-        return self.head(self.something(self, self.embedding(tokens)))
+    def features(self, tokens):
+        return self.something(self, self.embedding(tokens))
+
+    def logits(self, features):
+        return self.head(features)
 
 
 def counted(something):
@@ -117,3 +121,24 @@ def test_a_table_that_the_head_shares_is_an_embedding_and_counts_once():
     assert (
         counts["total"] == counts["embedding"] + counts["non_embedding"] == sum(p.numel() for p in model.parameters())
     )
+
+
+def test_other_work_later_voids_the_first_count():
+    model = Small(lambda model, x: x)
+    tokens = torch.randint(0, 50, (1, 16))
+    first = flops.count(model, tokens)
+    assert flops.recount(first, model, tokens) == first
+    model.something = lambda model, x: x @ model.weight
+    assert flops.recount(first, model, tokens) == flops.Count(first.per_token, flops.CHANGES)
+
+
+def test_a_forward_of_its_own_does_not_hide_what_training_calls():
+    model = Small(lambda model, x: x @ model.weight)
+    model.forward = lambda tokens: model.head(model.embedding(tokens))
+    assert flops.count(model, torch.randint(0, 50, (1, 16))).per_token == REST + 6 * 64
+
+
+def test_matrix_work_before_the_first_step_is_metered():
+    with flops.Meter() as meter:
+        torch.ones(4, 5) @ torch.ones(5, 6)
+    assert meter.flops == 2 * 4 * 5 * 6

@@ -35,7 +35,7 @@ def test_the_folder_tells_what_was_run(tiny_run: Path, dataset_folder: Path) -> 
     assert run["dataset"]["hash"] == dataset.hash
     assert run["dataset"]["tokenizer_sha256"] == dataset.tokenizer.sha256
     assert run["model"]["depth"] == 2
-    assert run["parameters"] == {"total": 45_060, "embedding": 320 * 32}
+    assert run["parameters"] == {"total": 45_060, "embedding": 320 * 32, "non_embedding": 34_820}
     assert [group["name"] for group in run["recipe"]["groups"]] == ["embedding", "head", "scalars", "matrices"]
     assert run["config"]["resolved"]["batch"] == 4
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
