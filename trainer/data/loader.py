@@ -8,15 +8,34 @@ order, a pure function of (seed, epoch). A block begins anywhere in a document a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from trainer.data.dataset import Dataset, DatasetError
-from trainer.data.permutation import permute
+from trainer.data.permutation import shuffled
 from trainer.data.shards import TokenStream
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+State = dict[str, Any]
+"""A place in the data: small, of plain JSON values."""
+
+
+class Loader(Protocol):
+    """An endless run of batches that can be left and taken up again, to the token."""
+
+    waste: float
+    """The share of the text's tokens that rows leave out."""
+
+    def next(self) -> Batch:
+        """(inputs [B, T], targets [B, T]), int64 on the CPU: targets are the inputs one step on."""
+
+    def state(self) -> State:
+        """All that it takes to go on behind the last batch."""
+
+    def restore(self, state: State) -> None:
+        """Go on exactly behind the last batch that the saved loader gave. Raise DatasetError if its data was other."""
 
 
 class PackedLoader:
@@ -25,13 +44,15 @@ class PackedLoader:
     With several ranks each takes its part of every step: together they see what one would with `batch * ranks`.
     """
 
+    waste = 0.0
+
     def __init__(
         self, dataset: Dataset, split: str, batch: int, length: int, seed: int, rank: int = 0, ranks: int = 1
     ) -> None:
         assert batch > 0
         assert 0 <= rank < ranks
         self.batch, self.length, self.seed, self.rank, self.ranks = batch, length, seed, rank, ranks
-        self._stream = _stream(dataset, split, length)
+        self._stream = stream_of(dataset, split, length)
         self.blocks = -(-(len(self._stream) - 1) // length)
         self.position = 0  # blocks handed out, over all epochs and ranks
 
@@ -40,34 +61,25 @@ class PackedLoader:
         return self.position // self.blocks
 
     def next(self) -> Batch:
-        """(inputs [B, T], targets [B, T]), int64 on the CPU: targets are the inputs one step on."""
         first = self.position + self.rank * self.batch
-        numbers = self._order(np.arange(first, first + self.batch, dtype=np.int64))
+        numbers = shuffled(np.arange(first, first + self.batch, dtype=np.int64), self.blocks, self.seed)
         self.position += self.batch * self.ranks
         last = len(self._stream) - self.length - 1
-        return _batch(self._stream, [min(int(number) * self.length, last) for number in numbers], self.length)
+        return batch_of(self._stream, [min(int(number) * self.length, last) for number in numbers], self.length)
 
-    def state(self) -> dict[str, int]:
-        """All that it takes to go on: small enough for a checkpoint's JSON."""
+    def state(self) -> State:
         return {"position": self.position, "seed": self.seed, "length": self.length, "blocks": self.blocks}
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Go on exactly behind the last batch that the saved loader gave. Raise DatasetError if its data was other."""
-        for name in ("seed", "length", "blocks"):
-            if state.get(name) != getattr(self, name):
-                raise DatasetError(
-                    f"The saved place in the data has {name} {state.get(name)}, not {getattr(self, name)}"
-                )
+    def restore(self, state: State) -> None:
+        same_data(state, {name: getattr(self, name) for name in ("seed", "length", "blocks")})
         self.position = state["position"]
 
-    def _order(self, positions: np.ndarray) -> np.ndarray:
-        """The block at each position; a batch may reach over the end of an epoch into the next."""
-        epochs, places = np.divmod(positions, self.blocks)
-        numbers = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            numbers[chosen] = permute(places[chosen], self.blocks, seed=self.seed * 0x100000001B3 + int(epoch))
-        return numbers
+
+def same_data(state: State, mine: State) -> None:
+    """Raise DatasetError if a saved place is one in other data than this loader's."""
+    for name, value in mine.items():
+        if state.get(name) != value:
+            raise DatasetError(f"The saved place in the data has {name} {state.get(name)}, not {value}")
 
 
 def in_order(dataset: Dataset, split: str, batch: int, length: int, limit: int | None = None) -> Iterator[Batch]:
@@ -75,13 +87,14 @@ def in_order(dataset: Dataset, split: str, batch: int, length: int, limit: int |
 
     The last batch may be smaller; a rest shorter than a block is left out.
     """
-    stream = _stream(dataset, split, length)
+    stream = stream_of(dataset, split, length)
     starts = range(0, len(stream) - length, length)[:limit]
     for first in range(0, len(starts), batch):
-        yield _batch(stream, starts[first : first + batch], length)
+        yield batch_of(stream, starts[first : first + batch], length)
 
 
-def _stream(dataset: Dataset, split: str, length: int) -> TokenStream:
+def stream_of(dataset: Dataset, split: str, length: int) -> TokenStream:
+    """Open a split; raise DatasetError if it is too short for one row."""
     stream = dataset.stream(split)
     if length < 1 or len(stream) < length + 1:
         raise DatasetError(
@@ -91,6 +104,11 @@ def _stream(dataset: Dataset, split: str, length: int) -> TokenStream:
     return stream
 
 
-def _batch(stream: TokenStream, starts: list[int] | range, length: int) -> Batch:
-    tokens = torch.from_numpy(np.stack([stream.read(start, length + 1) for start in starts]))
+def batch_of(stream: TokenStream, starts: list[int] | range, length: int) -> Batch:
+    return in_and_out(np.stack([stream.read(start, length + 1) for start in starts]))
+
+
+def in_and_out(rows: np.ndarray) -> Batch:
+    """Inputs and targets of rows `[B, T + 1]`."""
+    tokens = torch.from_numpy(rows)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -26,6 +26,16 @@ def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
+def shuffled(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """The numbers at these positions of an endless run of epochs: each has all of [0, size), in an order of its own."""
+    epochs, places = np.divmod(positions, size)
+    numbers = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        chosen = epochs == epoch
+        numbers[chosen] = permute(places[chosen], size, seed=seed * 0x100000001B3 + int(epoch))
+    return numbers
+
+
 def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask

@@ -1,9 +1,10 @@
-"""Token ids on disk: flat files of little-endian uint16 or uint32, written once, read through memory maps."""
+"""Token ids on disk: flat files of little-endian uint16 or uint32, written once, read at any offset."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,11 @@ SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 
 class DatasetError(ValueError):
     """The dataset cannot be made or read; the message is one line for whoever named it."""
+
+
+def damaged(path: Path, how: str) -> DatasetError:
+    """Name the file, what is wrong with it and the way out. `path` lies in a split's folder in the dataset's."""
+    return DatasetError(f"{path} {how}: delete the folder {path.parent.parent} and prepare the dataset again")
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
@@ -92,10 +98,41 @@ class ShardWriter:
             self._file = None
 
 
+class Shard:
+    """The tokens of one file, read where they are wanted: `shard[start:stop]` is an array.
+
+    Not a memory map: where a file was cut short or its disk fails, reading a map kills the process (SIGBUS), and this
+    raises DatasetError. A row takes a few microseconds either way.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int) -> None:
+        self._path, self.dtype, self._tokens = path, dtype, tokens
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise damaged(path, f"cannot be opened ({error.strerror or error})") from error
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __len__(self) -> int:
+        return self._tokens
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, step = part.indices(self._tokens)
+        assert step == 1
+        wanted = max(0, stop - start) * self.dtype.itemsize
+        try:
+            data = os.pread(self._descriptor, wanted, start * self.dtype.itemsize)
+        except OSError as error:
+            raise damaged(self._path, f"cannot be read ({error.strerror or error})") from error
+        if len(data) != wanted:
+            raise damaged(self._path, "is damaged: it was cut short while it was in use")
+        return np.frombuffer(data, dtype=self.dtype)
+
+
 class TokenStream:
     """The tokens of several shards as one sequence, read where they are wanted."""
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray | Shard]) -> None:
         self._arrays = list(arrays)
         self._starts = [0]
         for array in self._arrays:
