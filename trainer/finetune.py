@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer import checkpoint, lora
 from trainer.config import ConfigError, last_given
@@ -163,7 +163,7 @@ def start(model: LanguageModel, base: Base, tokenizer: Tokenizer) -> dict[str, A
     A tensor with a row for each token fits only where the tokens are the same.
     """
     theirs, mine = base.tensors(), model.state_dict()
-    strange = set() if base.speaks(tokenizer) else by_token(model, tokenizer.vocabulary_size)
+    strange = set() if base.speaks(tokenizer) else lora.by_token(model, tokenizer.vocabulary_size)
     kept = [n for n, t in mine.items() if n in theirs and theirs[n].shape == t.shape and n not in strange]
     if not kept:
         raise ConfigError(f"--from {base.folder}: none of its tensors fits this model")
@@ -181,13 +181,6 @@ def start(model: LanguageModel, base: Base, tokenizer: Tokenizer) -> dict[str, A
         "new": [name for name, tensor in mine.items() if tensor.data_ptr() not in filled],
         "unused": sorted(theirs.keys() - set(kept)),
     }
-
-
-def by_token(model: nn.Module, vocabulary_size: int) -> set[str]:
-    """Return the names of tensors with one row for each token: the embedding, and the head, which has as many."""
-    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
-    rows = {count for count in tables if count >= vocabulary_size}
-    return {name for name, tensor in model.state_dict().items() if tensor.ndim and tensor.size(0) in rows}
 
 
 def described(lineage: dict[str, Any]) -> str:

@@ -75,7 +75,8 @@ def chosen(model: nn.Module, targets: str, vocabulary_size: int) -> list[str]:
     """Return the names of the linear layers that the patterns match; with none, of all but the head."""
     layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     if not targets:
-        return [name for name, layer in layers.items() if layer.out_features < vocabulary_size]
+        heads = by_token(model, vocabulary_size)
+        return [name for name in layers if f"{name}.weight" not in heads]
     found: dict[str, None] = {}
     for pattern in (part.strip() for part in targets.split(",")):
         matched = fnmatch.filter(layers, pattern)
@@ -84,6 +85,13 @@ def chosen(model: nn.Module, targets: str, vocabulary_size: int) -> list[str]:
         found |= dict.fromkeys(matched)
     refuse_shared(model, found)
     return list(found)
+
+
+def by_token(model: nn.Module, vocabulary_size: int) -> set[str]:
+    """Return the names of tensors with one row for each token: the embedding, and the head, which has as many."""
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    rows = {count for count in tables if count >= vocabulary_size}
+    return {name for name, tensor in model.state_dict().items() if tensor.ndim and tensor.size(0) in rows}
 
 
 def listed(names: Iterable[str]) -> str:

@@ -48,7 +48,7 @@ PRESETS = {
         },
     ),
     "speedrun-h100": Preset(
-        "Ten minutes on one H100 or H200, depth 10 at 131,072 tokens a step.",
+        "Ten minutes on one H100 or H200, depth 10 at 262,144 tokens a step.",
         {
             # 2.4e17 FLOPs by the same yardstick: some 400 million tokens, which 2 GiB of English text have.
             "budget": "10m",
@@ -58,7 +58,7 @@ PRESETS = {
             "limit_bytes": "2GiB",
             "model.depth": 10,
             "train.sequence_length": 2048,
-            "train.batch": 64,
+            "train.batch": 128,
             "train.micro_batch": 32,
             "train.evaluations": 10,
         },
@@ -90,6 +90,27 @@ PRESETS = {
             "train.sequence_length": 256,
             "train.batch": 8,
             "train.precision": "fp32",
+        },
+    ),
+    "finetune-1b5-2x24gb": Preset(
+        "All weights of a model of 1.5 billion, from --from, on two GPUs of 24 GB: 65,536 tokens a step.",
+        {
+            # Each card holds half of the weights, of their gradients and of AdamW's momenta (16 bytes a parameter), and
+            # gathers one block at a time; tests/trainer/test_finetune_memory.py adds up the rest.
+            "budget": "50M-tokens",
+            "device": "cuda",
+            "devices": 2,
+            "train.strategy": "fsdp",
+            "train.activation_checkpointing": True,
+            "train.precision": "bf16",
+            "train.sequence_length": 2048,
+            "train.batch": 32,
+            "train.micro_batch": 1,
+            "train.evaluations": 10,
+            "recipe.clip": 1.0,
+            "recipe.schedule.warmup": 0.03,
+            "recipe.schedule.top": 0.1,
+            "checkpoint_every": "15m",
         },
     ),
     "tiny": Preset(

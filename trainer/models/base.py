@@ -36,6 +36,18 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.features(tokens))
 
+    def repeated(self) -> list[nn.Module]:
+        """Return the parts that may be computed again going backward, gathered or translated one by one.
+
+        Here: what stands in a `ModuleList`, and not below another part. What a block is called with and what it
+        returns must not be changed in place.
+        """
+        found: list[nn.Module] = []
+        for module in self.modules():
+            if isinstance(module, nn.ModuleList) and not any(module in set(block.modules()) for block in found):
+                found += module
+        return found
+
     bounded: ClassVar[bool] = True
     """Is there a longest text that `advance` can go on with, the training row? No for a state that does not grow."""
 
@@ -126,6 +138,8 @@ class Schedule:
     """What is left of the rate at the very end."""
     shape: Literal["trapezoid", "cosine"] = "trapezoid"
     """Up, flat and a straight way down; or up and half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
+    top: float = 1.0
+    """Factor on the rates of all groups: a model that has learned most of it already wants a tenth or less."""
 
     def __post_init__(self) -> None:
         down = self.warmdown if self.shape == "trapezoid" else 0.0
@@ -133,13 +147,15 @@ class Schedule:
             raise ValueError(f"a schedule's warmup {self.warmup} and warmdown {self.warmdown} must fit into the budget")
         if not 0 <= self.final <= 1:
             raise ValueError(f"a schedule's final must be from 0 to 1, not {self.final}")
+        if not 0 < self.top < math.inf:
+            raise ValueError(f"a schedule's top must be above 0, not {self.top}")
 
     def scale(self, fraction: float) -> float:
         """Return the factor on every learning rate for a used budget fraction in [0, 1]."""
         if fraction < self.warmup:
             # Half a percent at the very first step: a step at rate 0 would waste its tokens.
-            return max(fraction / self.warmup, 0.005)
-        return self.final + (1 - self.final) * self.height(min(fraction, 1.0))
+            return self.top * max(fraction / self.warmup, 0.005)
+        return self.top * (self.final + (1 - self.final) * self.height(min(fraction, 1.0)))
 
     def height(self, fraction: float) -> float:
         """Return where between its end (0) and its top (1) the rate is after the warmup."""
