@@ -25,10 +25,10 @@ from trainer.data.corpora import Document, find_corpus
 from trainer.data.locks import locked
 from trainer.data.preparation import FORMAT, MANIFEST, SPLITS, build, content_hash
 from trainer.data.progress import Reporter
-from trainer.data.shards import DatasetError, Shard, TokenStream, damaged, token_type
+from trainer.data.shards import DamagedDataset, DatasetError, Shard, TokenStream, damaged, token_type
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec
 
-__all__ = ["Dataset", "DatasetError", "cache_folder", "held_out", "prepare"]
+__all__ = ["DamagedDataset", "Dataset", "DatasetError", "cache_folder", "held_out", "prepare"]
 
 
 class Dataset:

@@ -19,9 +19,13 @@ class DatasetError(ValueError):
     """The dataset cannot be made or read; the message is one line for whoever named it."""
 
 
-def damaged(path: Path, how: str) -> DatasetError:
+class DamagedDataset(DatasetError):
+    """A file is not what the manifest says: nobody's wish, and no fault of a model's."""
+
+
+def damaged(path: Path, how: str) -> DamagedDataset:
     """Name the file, what is wrong with it and the way out. `path` lies in a split's folder in the dataset's."""
-    return DatasetError(f"{path} {how}: delete the folder {path.parent.parent} and prepare the dataset again")
+    return DamagedDataset(f"{path} {how}: delete the folder {path.parent.parent} and prepare the dataset again")
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
