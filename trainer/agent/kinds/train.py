@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,10 @@ def resume(job: Job, checkpoint: Checkpoint) -> int:
     return checkpoint.step
 
 
-def box(job: Job, data: Path) -> Box:
+def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside: Sequence[Mount] = ()) -> Box:
+    """A box for code with the entry in it. `words`: flags of the module; `beside`: what else it may see."""
     work = job.workspace
-    command = [*PYTHON, "-m", "trainer.train"]
+    command = [*PYTHON, "-m", module, *words]
     command += ["--config", str(work.config), "--dataset", str(data), "--out", str(work.out)]
     environment = {name: os.environ[name] for name in DEVICES if name in os.environ} | {
         "PYTHONPATH": str(work.source),
@@ -83,7 +85,7 @@ def box(job: Job, data: Path) -> Box:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    mounts = [Mount(work.source), Mount(work.config), Mount(work.out, writable=True)]
+    mounts = [Mount(work.source), Mount(work.config), Mount(work.out, writable=True), *beside]
     mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
     return Box(command, environment, mounts, work.out, Limits(**job.spec.limits.model_dump()))
 

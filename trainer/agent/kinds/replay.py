@@ -1,0 +1,99 @@
+"""Replaying: a stretch of another node's training, once more here, and a comparison with what that node sent.
+
+The training runs in the sandbox with the entry's code, and sees where the stretch begins and never where it ended. The
+comparison is the site's own code, outside; it takes plain files out of the sandbox and follows no links.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from trainer.agent.checkpoints import FOLDER, step_of
+from trainer.agent.datasets import PYTHON, dataset, trusted
+from trainer.agent.inside import Unsafe, names, open_file, parse_object
+from trainer.agent.kinds.train import MODEL, box, resume
+from trainer.agent.outcome import Failed, Outcome
+from trainer.sandbox import Limits, Mount, driver
+from trainer.wire import Checkpoint, FileRef, Replayed, ReplayOrder
+
+if TYPE_CHECKING:
+    from trainer.agent.job import Job
+
+DOING = "replaying"
+WEIGHTS = "model.safetensors"
+STATE = "state.json"
+ANSWER_BYTES = 10_000
+
+
+def run(job: Job) -> Outcome:
+    order = job.spec.order
+    assert isinstance(order, ReplayOrder)
+    job.unpack()
+    data = dataset(job, order.dataset)
+    lay_out(job, order)
+    clock = job.workspace.root / "clock.json"
+    clock.write_text(json.dumps(charges(job.workspace.run / "claimed" / STATE)))
+    words = ("--until", str(order.claimed.step), "--clock", str(clock))
+    process = job.run(job.place.sandbox, box(job, data, "trainer.replay", *words, beside=[Mount(clock)]))
+    code = process.poll()
+    if process.exceeded is not None or code in MODEL:
+        raise Failed(process.exceeded or "The model failed while the stretch was replayed; the log says how.", "model")
+    if code != 0:
+        raise Failed(f"The replay could not run on this node (exit code {code}); the log says why.")
+    return Outcome("done", result=compare(job, order).model_dump())
+
+
+def lay_out(job: Job, order: ReplayOrder) -> None:
+    """Put the start where the trainer looks for it, and both ends where only the comparison does."""
+    work = job.workspace
+    work.config.write_text(json.dumps(order.config))
+    job.fetch_into(needed(order.claimed, WEIGHTS, STATE), work.run / "claimed")
+    if order.start:
+        job.fetch_into(needed(order.start, WEIGHTS), work.run / "start")
+        resume(job, order.start)
+
+
+def needed(checkpoint: Checkpoint, *wanted: str) -> list[FileRef]:
+    return [file for file in checkpoint.files if file.path in wanted]
+
+
+def charges(state: Path) -> list[int]:
+    """Return what the node says each step was charged, in microseconds; nothing where it does not say."""
+    told = parse_object(state.read_bytes()) if state.is_file() else None
+    clock = (told or {}).get("clock")
+    return clock if isinstance(clock, list) and all(type(step) is int and step >= 0 for step in clock) else []
+
+
+def compare(job: Job, order: ReplayOrder) -> Replayed:
+    """Compare the last checkpoint that the replay wrote with the claimed one."""
+    work = job.workspace
+    steps = [step for name in names(work.out, FOLDER) if (step := step_of(name)) is not None]
+    try:
+        bring_out(job, max(steps, default=0), work.run / "replayed" / WEIGHTS)
+        if order.start is None:
+            bring_out(job, 0, work.run / "start" / WEIGHTS)
+    except (OSError, Unsafe) as error:
+        raise Failed("The replay left no weights to compare.", "model") from error
+    words = [str(work.run / name / WEIGHTS) for name in ("start", "claimed", "replayed")]
+    words += [] if order.start else ["--start-is-replayed"]
+    answer = work.scratch / "answer.json"
+    command = [*PYTHON, "-m", "trainer.replay_compare", *words]
+    limits = Limits(**job.spec.limits.model_dump())
+    process = job.run(driver("none"), trusted(job, command, limits), output=answer)
+    try:
+        found = parse_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+        return Replayed.model_validate({"step": max(steps), **(found or {})})
+    except ValidationError as error:
+        raise Failed(f"The comparison could not work on this node (exit code {process.poll()}).") from error
+
+
+def bring_out(job: Job, step: int, target: Path) -> None:
+    """Copy the weights that the sandbox wrote for a step: a plain file, or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_file(job.workspace.out, f"{FOLDER}/step-{step:08d}/{WEIGHTS}") as source, target.open("wb") as copy:
+        shutil.copyfileobj(source, copy)
