@@ -25,13 +25,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_file as save_weights
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainer import lora
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
-from trainer.strategies import fill_optimizer, fill_weights, optimizer_state, whole
+from trainer.sharding import fill_optimizer, optimizer_state, whole
 from trainer.wire import Checkpoint, FileRef
 
 FOLDER = "checkpoints"
@@ -76,14 +75,13 @@ class Snapshot:
 
 def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
     """Copy what a checkpoint needs. Of sharded tensors the whole is gathered: all processes must ask together."""
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[int, str] = {}
     weights, other_names = {}, {}
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
-        if place in first and not isinstance(tensor, DTensor):
-            other_names[name] = first[place]
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in first:
+            other_names[name] = first[id(tensor)]
             continue
-        first[place] = name
+        first[id(tensor)] = name
         weights[name] = copied(tensor)
     return Snapshot(weights, other_names, [copied(optimizer_state(optimizer)) for optimizer in optimizers])
 

@@ -348,7 +348,7 @@ def gpu_batch(budget: Budget, sequence_length: int) -> int:
 
 def round_log2(number: float) -> int:
     """Exponent of the nearest power of two."""
-    return round(number).bit_length() - 1
+    return round(math.log2(number))
 
 
 def largest_divisor(number: int, most: int) -> int:
@@ -396,7 +396,7 @@ def complete(given: list[str]) -> list[str]:
 
     given = flags_of(file_named(given)) + given
     preset, folder = last_given(given, "preset"), last_given(given, "from")
-    weakest = dict(values_of(preset)) if preset else {}
+    weakest = dict(values_of(preset)) if preset is not None else {}
     if last_given(given, "dataset") is not None:
         weakest = {name: value for name, value in weakest.items() if name not in ("corpus", "tokenizer", "limit_bytes")}
     if folder is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +18,23 @@ from torch.optim import Optimizer
 
 from trainer import checkpoint, finetune
 from trainer.budget import Budget, Spent
-from trainer.config import ConfigError, Resolved, TrainConfig, as_saved
+from trainer.config import ARRANGEMENT, ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
-from trainer.data.loader import PackedLoader
+from trainer.data.prefetch import Prefetched
 from trainer.flops import Count, parameters
+from trainer.guard import SpikeGuard
 from trainer.integrity import Guard
+from trainer.loss import Objective
 from trainer.metrics import Metrics
 from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
 from trainer.randomness import random_state, restore_random_state
+from trainer.writer import Writer
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+
+POSITION = ("tokens", "flops", "seconds")
 
 
 @dataclass
@@ -49,18 +56,28 @@ class Run:
     dataset: Dataset
     bare: LanguageModel
     """The model itself."""
+    objective: Objective
+    """What is trained: the model with its loss."""
     model: nn.Module
-    """The same, compiled if asked for, in Fabric's hands: what training and evaluation call."""
+    """The objective in Fabric's hands: what training and evaluation call."""
     optimizers: list[Optimizer]
     recipe: Recipe
     counted: Count
     """What a token costs, by our own count."""
     guard: Guard
-    loader: PackedLoader
+    spikes: SpikeGuard
+    loader: Prefetched
     identity: dict[str, Any]
     """What must be the same to go on from a checkpoint."""
     lineage: dict[str, Any] | None = None
     """The checkpoint whose weights it started from, see `trainer.finetune`."""
+    peak: float | None = None
+    """FLOP/s that one of its devices could do at most, see `trainer.precision`; None where nobody knows."""
+    compile_seconds: float = 0.0
+    """Spent by torch.compile before training, by this process and those before it."""
+    writer: Writer = field(default_factory=Writer)
+    kept: Path | None = None
+    """The newest checkpoint."""
     spent: Spent = field(default_factory=Spent)
     window: Window = field(default_factory=Window)
     dev: dict[str, float] = field(default_factory=dict)
@@ -81,6 +98,10 @@ class Run:
         """The used part of the budget."""
         tokens = self.resolved.tokens_per_step
         return self.budget.used(self.spent, tokens, tokens * self.flops_per_token)
+
+    def position(self) -> dict[str, float]:
+        """What train and dev lines share."""
+        return {"fraction": self.fraction, **{name: getattr(self.spent, name) for name in POSITION}}
 
 
 def identity(
@@ -109,6 +130,27 @@ def identity(
 def introduce(run: Run, console: Console) -> None:
     """Write `run.json` and the tokenizer, and say what was computed."""
     refuse_other_run(run)
+    write_run(run)
+    total = parameters(run.bare)["total"]
+    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    console.print(
+        f"{run.config.arch}, {total:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
+        f"budget {run.budget}: {numbers}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if run.loader.waste:
+        console.print(
+            f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away", highlight=False
+        )
+    if run.lineage is not None:
+        console.print(finetune.described(run.lineage), highlight=False, soft_wrap=True)
+
+
+def write_run(run: Run) -> None:
+    """Write `run.json` and the tokenizer, as far as this is the process that writes."""
+    if not run.fabric.is_global_zero:
+        return
     config, dataset, bare = run.config, run.dataset, run.bare
     manifest = dataset.manifest
     content = {
@@ -125,11 +167,14 @@ def introduce(run: Run, console: Console) -> None:
             "tokenizer_sha256": dataset.tokenizer.sha256,
             "limit_bytes": manifest["limit_bytes"],
         },
+        "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
         "parameters": parameters(bare),
         "flops_per_token": run.flops_per_token,
         "flops_void": run.counted.void,
         "flops_void_names": run.counted.names,
         "environment": environment(run.fabric.device),
+        "peak_flops": run.peak,
+        "compile_seconds": run.compile_seconds,
         "from": run.lineage,
         "lora": run.identity["lora"],
         "config": as_saved(config, run.resolved),
@@ -138,15 +183,6 @@ def introduce(run: Run, console: Console) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     dataset.tokenizer.save(config.out / "tokenizer.json")
     write_whole(config.out / "run.json", content)
-    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
-    console.print(
-        f"{config.arch}, {content['parameters']['total']:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
-        f"budget {run.budget}: {numbers}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if run.lineage is not None:
-        console.print(finetune.described(run.lineage), highlight=False, soft_wrap=True)
 
 
 def refuse_other_run(run: Run) -> None:
@@ -156,8 +192,25 @@ def refuse_other_run(run: Run) -> None:
     compare(run, checkpoint.read_run(run.config.out).get("identity", {}))
 
 
+def kept_identity(run_folder: Path) -> dict[str, Any]:
+    """Return the identity of the run that the folder holds, as far as it can be read: empty if there is none."""
+    folder = checkpoint.latest(run_folder)
+    try:
+        kept = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
+    except (OSError, ValueError, KeyError):
+        return {}  # damaged: that is told when it is loaded
+    return kept if isinstance(kept, dict) and isinstance(kept.get("train"), dict) else {}
+
+
+def essence(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return it without how the work is arranged, which a run may change on its way."""
+    train = {name: value for name, value in identity.get("train", {}).items() if name not in ARRANGEMENT}
+    return {**identity, "train": train}
+
+
 def compare(run: Run, other: dict[str, Any]) -> None:
-    different = [name for name, value in run.identity.items() if other.get(name) != value]
+    kept = essence(other)
+    different = [name for name, value in essence(run.identity).items() if kept.get(name) != value]
     if different:
         raise ConfigError(
             f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
@@ -188,35 +241,61 @@ def write_whole(file: Path, content: dict[str, Any]) -> None:
 def resume(run: Run, console: Console) -> None:
     """Put the run where its newest checkpoint left it; do nothing if there is none."""
     folder = checkpoint.latest(run.config.out)
-    metrics = Metrics(run.config.out / "metrics.jsonl")
+    metrics = Metrics(metrics_file(run))
     if folder is None:
         metrics.cut_back(-1)
         return
-    compare(run, checkpoint.verified(folder).get("identity", {}))
+    kept = checkpoint.verified(folder).get("identity", {})
+    compare(run, kept)
     state = checkpoint.restore(folder, run.bare, run.optimizers)
     run.spent = Spent(**state["spent"])
     run.window = Window(**state["window"])
     run.dev = state["dev"]
     run.clock = state.get("clock", [])
+    run.kept = folder
+    run.compile_seconds = state["compile_seconds"]
+    run.spikes.restore(state["spikes"])
     run.loader.restore(state["loader"])
     restore_random_state(state["random"])
     metrics.cut_back(run.spent.steps)
     console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+    changed = [name for name in ARRANGEMENT if kept["train"].get(name) != run.identity["train"][name]]
+    if changed:
+        console.print(f"with another {' and '.join(changed)}: last digits will differ", highlight=False)
 
 
-def keep(run: Run) -> Path:
-    """Write a checkpoint and delete those too old."""
+def metrics_file(run: Run) -> Path:
+    """Where this process writes its lines: the run's file, or nowhere."""
+    return run.config.out / "metrics.jsonl" if run.fabric.is_global_zero else Path(os.devnull)
+
+
+def keep(run: Run, beside: bool = False) -> Path:
+    """Write a checkpoint and delete those too old; `beside`: only begin to, while training goes on.
+
+    All processes take part, one writes. Raises OSError, `beside` a later call does, or `run.writer` when asked.
+    """
     folder = checkpoint.path(run.config.out, run.spent.steps)
     state = {
         "step": run.spent.steps,
         "spent": dataclasses.asdict(run.spent),
         "window": dataclasses.asdict(run.window),
         "dev": run.dev,
-        "clock": run.clock,
+        "clock": list(run.clock),
+        "compile_seconds": run.compile_seconds,
+        "spikes": run.spikes.state(),
         "loader": run.loader.state(),
         "random": random_state(),
         "identity": run.identity,
     }
-    checkpoint.save(folder, run.bare, run.optimizers, state)
-    checkpoint.prune(run.config.out, run.config.keep)
+    content = checkpoint.snapshot(run.bare, run.optimizers)
+
+    def write() -> None:
+        checkpoint.write(folder, content, state)
+        checkpoint.prune(run.config.out, run.config.keep)
+
+    run.kept = folder
+    if run.fabric.is_global_zero:
+        run.writer.begin(write)
+        if not beside:
+            run.writer.wait()
     return folder

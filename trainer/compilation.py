@@ -1,0 +1,59 @@
+"""torch.compile: what is translated, where the result is kept, and how long it took.
+
+Two pieces are translated, each whole (no breaks) and for fixed shapes: tokens to features, and a chunk of features to
+nats. With `fsdp` it is each block, since weights are gathered between them. The time is ours: it is measured, reported
+as `compile_seconds`, and not charged to the budget.
+
+What was translated is kept in a folder and found again by the next process: in $DAILYTRAIN_CACHE, else below the home
+folder, else (as in a sandbox) in a temporary one. A node's jobs do not share it: it holds machine code, which one
+entry's code could exchange for the next one's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from trainer.config import Resolved
+from trainer.data.dataset import cache_folder
+from trainer.loss import Objective
+
+
+def possible(device: str) -> bool:
+    """Is there what torch.compile needs? On a CPU that is a C++ compiler."""
+    return device == "cuda" or any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def writable(folder: Path) -> bool:
+    """May this process make or fill this folder?"""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return os.access(there, os.W_OK)
+
+
+def set_cache() -> None:
+    """Choose the folder, unless the environment has."""
+    lasting = cache_folder().parent / "compiled"
+    folder = lasting if writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> None:
+    """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
+    set_cache()
+    model = objective.model
+    if resolved.strategy == "fsdp":
+        for block in model.repeated():
+            block.compile(dynamic=False)
+    else:
+        objective.features = torch.compile(model.features, dynamic=False, fullgraph=whole)
+    objective.nats = torch.compile(objective.of_chunk, dynamic=False, fullgraph=whole)
+
+
+def breaks(error: BaseException) -> bool:
+    """Is this what `whole` is refused with?"""
+    return isinstance(error, torch._dynamo.exc.TorchDynamoException)

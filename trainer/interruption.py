@@ -1,0 +1,28 @@
+"""Signals that ask a run to stop."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Self
+
+
+class Interruption:
+    """SIGTERM and SIGINT: in the loop the first is a wish, fulfilled after the step; elsewhere they stop at once."""
+
+    def __init__(self) -> None:
+        self.graceful = False
+        self.asked = False
+
+    def __enter__(self) -> Self:
+        self.before = {number: signal.signal(number, self.heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.graceful:
+            raise KeyboardInterrupt
+        self.asked = True

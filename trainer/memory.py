@@ -1,0 +1,46 @@
+"""How many rows pass through a model at once: as many as the memory takes, found before the clock starts.
+
+On a GPU by trying, with half as many after each failure. On a CPU, where a try too many gets the process killed, by
+what one row leaves behind for the backward pass, against the memory that is free.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.config import largest_divisor
+from trainer.devices import free_bytes
+from trainer.loss import CHUNK, Objective
+
+PART = 0.6
+"""Of the free memory: the rest is for what is not counted here, and for others."""
+LOGITS = 4
+"""A chunk's logits, in fp32, and about as much three times over: their softmax, their gradient, a soft cap."""
+
+
+def row_bytes(objective: Objective, row: Tensor) -> int:
+    """Return the bytes that a forward pass over `[1, T]` tokens keeps, beside weights and tokens. Leaves no trace."""
+    mine = {tensor.untyped_storage().data_ptr() for tensor in (*objective.parameters(), row)}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in mine:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        features = objective.model.features(row)
+    return sum(kept.values()) + 2 * features.nbytes
+
+
+def rows_on_cpu(objective: Objective, row: Tensor, rows: int) -> int:
+    """Return how many of `rows` to pass at once: a divisor of them."""
+    free = free_bytes()
+    if free is None:
+        return rows
+    # Gradients and momenta are still to come, each as large as the weights.
+    weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
+    room = PART * free - 3 * weights - LOGITS * 4 * CHUNK["cpu"]
+    return largest_divisor(rows, max(1, int(room / max(1, row_bytes(objective, row)))))
