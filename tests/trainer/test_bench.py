@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from trainer.bench.contender import Contender
 from trainer.bench.peers import BUILT
 from trainer.bench.results import results
 from trainer.bench.spec import PEERS, Shape, Spec
-from trainer.bench.turns import Row
+from trainer.bench.turns import Row, Turns
 
 SMALL = Shape(depth=2, width=32, heads=2, sequence_length=16, batch=2, vocabulary_size=300, threads=1)
 FLAGS = ["--shape", "2x32", "--heads", "2", "--sequence-length", "16", "--batch", "2", "--vocabulary-size", "300"]
@@ -60,7 +61,7 @@ def test_ratios_are_to_the_best_peer_repeat_by_repeat() -> None:
 
 
 def test_two_repeats_in_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
-    flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "gpt,torch", "--steps", "1", "--repeats", "2"]
+    flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
     assert command.main([*flags, "--json"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
@@ -68,15 +69,26 @@ def test_two_repeats_in_processes_of_their_own(capfd: pytest.CaptureFixture[str]
     assert content["repeats"] == 2
     assert content["best_peer"] == "torch"
     assert content["ratio_to_best_peer"] is None
-    assert content["modern_ratio_to_best_peer"] > 0
+    assert content["modern_ratio_to_best_peer"] is None
     assert content["peak_flops"] > 0
     assert content["shape"]["width"] == 32
     assert {"date", "machine", "versions", "steps_per_repeat", "seconds"} <= set(content)
-    for contender in content["contenders"]:
-        assert len(contender["tokens_per_second_each"]) == 2
-        assert contender["error"] is None
-        assert contender["peak_memory_bytes"] > 0
-        assert 0 < contender["mfu"] < 1
+    (contender,) = content["contenders"]
+    assert len(contender["tokens_per_second_each"]) == 2
+    assert contender["ratio_to_best_peer"] == 1
+    assert contender["error"] is None
+    assert contender["peak_memory_bytes"] >= 0
+    assert 0 < contender["mfu"] < 1
+
+
+def test_a_contender_that_breaks_says_why_and_the_others_go_on() -> None:
+    broken = dataclasses.replace(Spec("torch", False, SMALL), name="absent")
+    with Turns([broken]) as turns:
+        assert turns.running == []
+    assert "absent" in turns.rows[0].error
+    content = results(turns, peak=None)
+    assert content["contenders"][0]["error"] == turns.rows[0].error
+    assert content["best_peer"] is None
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def measured(specs: Sequence[Spec], options: argparse.Namespace, started: float)
 
 def peak_of(turns: Turns, device: str) -> tuple[float | None, str]:
     """Return the FLOP/s that MFU is told of, and where they are from."""
-    known = next((row.facts["known_peak"] for row in turns.rows if row.facts.get("known_peak")), None)
-    if device != "cpu":
-        return known, "dense bf16, from the vendor's data sheet"
-    return max(turns.peaks, default=None), "the fastest fp32 product of two matrices of 1024 x 1024 in this run"
+    peak = max((row.facts["peak"] for row in turns.rows if row.facts.get("peak")), default=None)
+    if device == "cpu":
+        return peak, "the fastest fp32 product of two matrices of 1024 x 1024 in this run"
+    return peak, "dense bf16, from the vendor's data sheet"
 
 
 def shape_of(options: argparse.Namespace) -> Shape:

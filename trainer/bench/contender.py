@@ -8,27 +8,33 @@ question, says that it is ready. What anything else prints goes to standard erro
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
+import itertools
 import json
-import math
 import os
-import resource
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TextIO, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer import flops
+from trainer import flops, optim, precision
 from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
+from trainer.config import Resolved, TrainConfig
+from trainer.devices import memory_bytes
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
 
-Step = Callable[[Tensor, Tensor], object]
+Step = Callable[[], object]
+Batch = tuple[Tensor, Tensor]
+"""Inputs and targets `[B, T]`, in main memory: pinned, for a GPU."""
 
 BATCHES = 8
 """Different batches of random tokens, taken in turn."""
@@ -62,13 +68,16 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
 
 
-def peer(spec: Spec, device: torch.device) -> tuple[nn.Module, Step]:
+def peer(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     """torch's fused AdamW over everything, the loss over all logits at once, nothing measured on the way."""
+    device = torch.device(spec.shape.device)
     model = BUILT[spec.name](spec.shape).to(device)
     loss_of = torch.compile(WithLoss(model)) if spec.compiled else WithLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    rows = itertools.cycle(batches)
 
-    def step(inputs: Tensor, targets: Tensor) -> None:
+    def step() -> None:
+        inputs, targets = (half.to(device, non_blocking=True) for half in next(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = loss_of(inputs, targets)
         loss.backward()
@@ -78,34 +87,66 @@ def peer(spec: Spec, device: torch.device) -> tuple[nn.Module, Step]:
     return model, step
 
 
-def ours(spec: Spec, device: torch.device) -> tuple[nn.Module, Step]:
-    """The architecture with its own recipe, through what the training loop is made of."""
-    from trainer import optim
-    from trainer.loss import Objective
-    from trainer.train import keep_memory
+def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
+    """The architecture with its own recipe in the training loop's own hands: `trainer.train.train_step` of a run that
+    has no folder and takes random tokens for text."""
+    from trainer.devices import make_fabric
+    from trainer.guard import SpikeGuard
+    from trainer.run import Run
+    from trainer.setup import arrange
+    from trainer.train import train_step
 
-    if device.type == "cpu":
-        keep_memory()
+    resolved = resolution(spec)
     module = architecture(spec.name)
     config = sized(module, spec.shape)
-    model = module.Model(config).to(device)
-    optimizers = optim.build(model, module.recipe(config))
-    objective = Objective(model)
-    if spec.compiled:
-        objective.features = torch.compile(objective.features, dynamic=False)
-        objective.nats = torch.compile(objective.nats, dynamic=False)
+    fabric = make_fabric(resolved, None)
+    model = module.Model(config).to(fabric.device)
+    objective, resolved = arrange(model, resolved, batches[0][0], undecided=False)
+    recipe = module.recipe(config)
+    nothing: Any = None  # what a step does not look at
+    run = Run(
+        config=TrainConfig(out=Path(os.devnull), arch=spec.name),
+        resolved=resolved,
+        fabric=fabric,
+        dataset=nothing,
+        bare=model,
+        objective=objective,
+        model=fabric.setup_module(objective),
+        optimizers=[fabric.setup_optimizers(optimizer) for optimizer in optim.build(model, recipe)],
+        recipe=recipe,
+        counted=nothing,
+        guard=nothing,
+        spikes=SpikeGuard(resolved.spikes),
+        loader=cast(Any, SimpleNamespace(next=itertools.cycle(batches).__next__)),
+        identity={},
+    )
+    # As the loop does.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    return model, lambda: train_step(run, 0.5)
 
-    def step(inputs: Tensor, targets: Tensor) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = objective(inputs, targets) / targets.numel()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        assert math.isfinite(float(loss.detach() + norm))
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
-    return model, step
+def resolution(spec: Spec) -> Resolved:
+    """Return the shape in the words of a run."""
+    shape = spec.shape
+    return Resolved(
+        device=shape.device,
+        devices=1,
+        depth=shape.depth,
+        sequence_length=shape.sequence_length,
+        batch=shape.batch,
+        micro_batch=shape.batch,
+        packing="blocks",
+        precision="bf16" if shape.device == "cuda" else "fp32",
+        compile=spec.compiled,
+        activation_checkpointing=False,
+        strategy="single",
+        spikes="skip",
+        evaluations=1,
+        dev_tokens=1,
+        sample_tokens=0,
+    )
 
 
 def sized(module: Any, shape: Shape) -> Any:
@@ -127,11 +168,13 @@ class Contender:
         torch.manual_seed(0)
         self.spec, self.device = spec, torch.device(shape.device)
         import_what_it_needs(spec)
-        self.before = resident()
-        self.model, self.step = (ours if spec.ours else peer)(spec, self.device)
+        self.before = memory_bytes(self.device)
         rows = torch.randint(0, shape.vocabulary_size, (BATCHES, shape.batch, shape.sequence_length + 1))
-        self.batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows.to(self.device)]
-        self.made = 0
+        batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
+        if self.device.type == "cuda":
+            batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
+        self.model, self.step = (ours if spec.ours else peer)(spec, batches)
+        self.row = batches[0][0][:1].to(self.device)
 
     def ready(self) -> dict[str, Any]:
         """Make the first steps, which compile, allocate and fill optimizer states."""
@@ -142,13 +185,11 @@ class Contender:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "first_steps_seconds": time.perf_counter() - started,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
-            "known_peak": flops.peak(self.device),
         }
 
     def steps(self, number: int) -> None:
         for _ in range(number):
-            self.step(*self.batches[self.made % BATCHES])
-            self.made += 1
+            self.step()
 
     def settle(self) -> None:
         """Wait for a GPU and give back what only the next step needs, to whose turn it is now."""
@@ -170,43 +211,26 @@ class Contender:
         return {"seconds": seconds}
 
     def peak(self) -> dict[str, Any]:
-        return {"flops": matmul_peak(self.device)}
+        """The FLOP/s that MFU is a part of."""
+        return {"peak": precision.peak(self.device, "fp32", torch.get_num_threads())}
 
     def report(self) -> dict[str, Any]:
         """Memory above what the process had before the model was built; FLOPs of a forward and backward pass."""
-        on_gpu = self.device.type == "cuda"
-        memory = torch.cuda.max_memory_allocated() if on_gpu else resident() - self.before
-        row = self.batches[0][0][:1]
         counted = self.model if isinstance(self.model, LanguageModel) else Answers(self.model)
-        return {"memory_bytes": memory, "flops_per_token": flops.count(counted, row).per_token}
+        return {
+            "memory_bytes": memory_bytes(self.device) - self.before,
+            "flops_per_token": flops.count(counted, self.row).per_token,
+        }
 
 
 def import_what_it_needs(spec: Spec) -> None:
     """Have libraries in memory before it is measured: litgpt alone brings two hundred megabytes."""
     if spec.ours:
-        importlib.import_module("trainer.train")
         architecture(spec.name)
+        importlib.import_module("trainer.setup")
+        importlib.import_module("lightning.fabric")
     elif spec.name == "litgpt":
         importlib.import_module("litgpt")
-
-
-def resident() -> int:
-    """Return the most memory this process has had, in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def matmul_peak(device: torch.device, size: int = 1024, times: int = 8) -> float:
-    """Return the FLOP/s of the fastest of some fp32 products of two matrices [size, size]."""
-    a, b = torch.randn(2, size, size, device=device)
-    fastest = math.inf
-    for _ in range(times):
-        started = time.perf_counter()
-        torch.mm(a, b)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        fastest = min(fastest, time.perf_counter() - started)
-    return 2 * size**3 / fastest
 
 
 def serve(spec: Spec, questions: TextIO, answers: TextIO) -> None:

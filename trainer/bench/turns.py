@@ -80,18 +80,12 @@ class Row:
     def median(self) -> float:
         return statistics.median(self.tokens_per_second)
 
-    def asked(self, question: str) -> dict[str, Any]:
-        self.process.ask(question)
-        return self.process.answer()
-
 
 class Turns:
     """All contenders, started together. One that fails keeps its sentence, and the others go on."""
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs = specs
-        self.peaks: list[float] = []
-        """FLOP/s of a matrix product, measured in each repeat."""
 
     def __enter__(self) -> Self:
         self.rows: list[Row] = []
@@ -107,9 +101,11 @@ class Turns:
         self.stack.close()
 
     def note(self, row: Row, question: str) -> dict[str, Any]:
-        """Ask a contender (or wait for its first line) and keep what it says; an error ends its part."""
+        """Ask a contender (or wait for an answer that is due) and keep it; an error ends the contender's part."""
+        if question:
+            row.process.ask(question)
         try:
-            answer = row.asked(question) if question else row.process.answer()
+            answer = row.process.answer()
         except Failed as failure:
             row.error = str(failure)
             return {}
@@ -121,19 +117,20 @@ class Turns:
         return [row for row in self.rows if not row.error]
 
     def repeat(self, steps: int) -> None:
-        """Give everyone a turn, and measure what the machine can do in between."""
+        """Give everyone a turn."""
         for row in self.running:
             seconds = self.note(row, f"run {steps}").pop("seconds", None)
             if seconds:
                 row.tokens_per_second.append(steps * row.spec.shape.tokens / seconds)
-        for row in self.running[:1]:
-            self.peaks.append(self.note(row, "peak").get("flops", 0.0))
 
     def report(self) -> None:
+        """Ask what everyone's part cost, all at once, and then one by one what the machine can do."""
         for row in self.running:
             row.process.ask("report")
         for row in self.running:
             self.note(row, "")
+        for row in self.running:
+            self.note(row, "peak")
 
 
 def timed_turns(turns: Turns, *, steps: int, repeats: int, deadline: float) -> int:
