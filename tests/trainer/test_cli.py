@@ -49,13 +49,19 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert arch_command.main(["list"]) == 0
     listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
-    assert listed == {"gpt": "7,340,048", "litgpt": "3,287,040", "smear": "7,340,064", "rwkv5": "7,617,536"}
+    assert listed == {
+        "gpt": "11,534,650",
+        "nanogpt": "5,322,240",
+        "litgpt": "3,287,040",
+        "smear": "11,534,633",
+        "rwkv5": "7,617,536",
+    }
 
 
 def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["gpt", "litgpt", "smear", "rwkv5"]
+    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5"]
     assert all(row["description"] and row["parameters"] > 1e6 for row in rows)
 
 
@@ -64,11 +70,11 @@ def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture
     [
         (["--corpus", "files:/absent/*.txt"], "/absent"),
         (["--corpus", "fineweb"], "fineweb"),
-        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, litgpt, smear, rwkv5"),
+        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, nanogpt, litgpt, smear, rwkv5"),
         (["--budget", "0s"], "impossible"),
         (["--budget", "a while"], "impossible budget 'a while'"),
         (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
-        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has depth, heads"),
+        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
         (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
         (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
         (["--dataset", "absent"], "absent is not a dataset"),

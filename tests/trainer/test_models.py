@@ -16,11 +16,12 @@ from trainer.models.base import LanguageModel
 
 SIZES = {
     "gpt": {"depth": 2, "width": 32, "heads": 2},
+    "nanogpt": {"depth": 2, "width": 32, "heads": 2},
     "smear": {"depth": 2, "width": 32, "heads": 2},
     "litgpt": {"name": "pythia-14m"},
     "rwkv5": {"depth": 2, "width": 64},
 }
-PARAMETERS = {"gpt": 49_156, "smear": 49_160, "litgpt": 1_288_192, "rwkv5": 157_696}
+PARAMETERS = {"gpt": 61_546, "nanogpt": 38_528, "smear": 61_517, "litgpt": 1_288_192, "rwkv5": 157_696}
 V, T = 384, 24
 
 
@@ -111,74 +112,8 @@ def test_its_config_survives_json(name: str) -> None:
 
 
 def test_an_unknown_architecture_is_told_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitecture, match="gpt, litgpt, smear, rwkv5"):
+    with pytest.raises(UnknownArchitecture, match="gpt, nanogpt, litgpt, smear, rwkv5"):
         architecture("gtp")
-
-
-# --- the baseline and its relatives -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("depth", "width", "heads", "parameters"),
-    [(2, 128, 2, 2_490_372), (4, 256, 4, 7_340_048), (12, 768, 6, 97_517_640)],
-)
-def test_one_dial_sizes_the_baseline(depth: int, width: int, heads: int, parameters: int) -> None:
-    gpt: Any = architecture("gpt")
-    config = gpt.Config.sized(depth, 8192, 256)
-    with torch.device("meta"):
-        model = gpt.Model(config)
-    assert (config.width, config.heads) == (width, heads)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
-@torch.no_grad()
-def test_a_short_window_hides_what_is_further_away() -> None:
-    model, _ = tiny("gpt", windows="S", short_window=3)
-    attention: Any = model.attentions[0]
-    from trainer.models.gpt import rotation
-
-    x = torch.randn(1, T, 32)
-    changed = x.clone()
-    changed[:, 0] += 1
-    tables = rotation(T, 16, 10_000.0, x.device)
-    same = (attention(x, *tables) - attention(changed, *tables)).abs().amax(-1)[0] < 1e-6
-    assert not same[:3].any()
-    assert same[3:].all()
-
-
-def test_the_last_block_sees_everything() -> None:
-    gpt: Any = architecture("gpt")
-    config = gpt.Config(vocabulary_size=V, sequence_length=2048, depth=8, windows="SSSL", short_window=1024)
-    assert [config.window(block) for block in range(8)] == [1024, 1024, 1024, None, 1024, 1024, 1024, None]
-    assert dataclasses.replace(config, depth=7).window(6) is None
-
-
-@torch.no_grad()
-def test_logits_stay_below_the_cap() -> None:
-    model, _ = tiny("gpt")
-    model.head.weight.mul_(1e4)
-    assert model(torch.randint(0, V, (1, T))).abs().max() <= 15
-
-
-@pytest.mark.parametrize(
-    "fields", [{"heads": 3}, {"depth": 0}, {"windows": "LX"}, {"width": 2, "heads": 2}, {"softcap": 0.0}]
-)
-def test_sizes_that_contradict_each_other_are_refused(fields: dict[str, Any]) -> None:
-    gpt: Any = architecture("gpt")
-    with pytest.raises(ValueError, match="gpt: "):
-        dataclasses.replace(gpt.Config.sized(4, V, T), **fields)
-
-
-@torch.no_grad()
-def test_smearing_mixes_each_key_with_the_one_before() -> None:
-    model, _ = tiny("smear")
-    attention: Any = model.attentions[0]
-    x = torch.randn(1, 5, 32)
-    plain = attention.split(attention.key(x))
-    own = torch.sigmoid(attention.gate)[:, None]
-    smeared = attention.keys(x)
-    torch.testing.assert_close(smeared[0, :, 0], plain[0, :, 0])
-    torch.testing.assert_close(smeared[0, :, 3], own * plain[0, :, 3] + (1 - own) * plain[0, :, 2])
 
 
 def test_litgpt_refuses_a_name_it_does_not_know() -> None:

@@ -33,10 +33,10 @@ def test_answers_stay_near_those_of_the_whole_weights(load: Load, factor: int, t
     for parameter in model.parameters():
         parameter.add_(0.02 * torch.randn_like(parameter))
     tokens = torch.randint(0, 300, (1, 32))
-    before, matrix = model(tokens), model.get_parameter("mlps.0.up.weight")
+    before, matrix = model(tokens), model.get_parameter("blocks.0.mlp.up.weight")
     size = matrix.numel() * matrix.element_size()
     small = quantised(model, load, torch.device("cpu"))
-    matrix = small.get_parameter("mlps.0.up.weight")
+    matrix = small.get_parameter("blocks.0.mlp.up.weight")
     assert size == factor * matrix.numel() * matrix.element_size()
     assert small.get_parameter("head.weight").dtype == torch.float32
     assert (small(tokens) - before).abs().max() < tolerance * before.std()

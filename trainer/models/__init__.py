@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = {
     "gpt": "trainer.models.gpt",
+    "nanogpt": "trainer.models.nanogpt",
     "litgpt": "trainer.models.litgpt",
     "smear": "trainer.models.smear",
     "rwkv5": "trainer.models.rwkv5",

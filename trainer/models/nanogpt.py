@@ -1,0 +1,127 @@
+"""The plain GPT-2 shape with tuned AdamW, as in nanoGPT: what the baseline's parts are measured against.
+
+GPT-2 (Radford et al. 2019, https://github.com/openai/gpt-2) in nanoGPT's form (https://github.com/karpathy/nanoGPT):
+learned positions, LayerNorm before each branch and at the end, GELU in a 4x MLP, biases, a tied head, initial values of
+standard deviation 0.02. Queries, keys and values come out of one matrix product.
+
+Not covered: dropout (nanoGPT trains without), longer rows than the position table has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.attention import attention
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+
+PADDING = 64
+"""As in the baseline: the embedding has a multiple of this many rows."""
+
+Past = tuple[Tensor, Tensor]
+"""A block's keys and values so far, `[B, H, T, D]` each."""
+
+
+@dataclass(frozen=True)
+class Config:
+    vocabulary_size: int
+    """Token ids are 0 .. vocabulary_size - 1."""
+    sequence_length: int
+    """Tokens in a training row, and the longest the model can read."""
+    depth: int = 12
+    """Blocks."""
+    width: int = 768
+    """Size of the residual stream."""
+    heads: int = 12
+    """Attention heads, each width / heads wide."""
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.heads, self.width) < 1 or self.width % self.heads:
+            raise ValueError(
+                f"nanogpt: depth {self.depth} must be positive, width {self.width} a multiple of heads {self.heads}"
+            )
+
+    @classmethod
+    def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
+        """GPT-2's own proportions at depth 12, 768 wide with 12 heads: as many heads as blocks, each 64 wide."""
+        return cls(vocabulary_size, sequence_length, depth=depth, width=64 * depth, heads=depth)
+
+
+class Block(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
+        joint = self.query_key_value(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = (each.transpose(1, 2) for each in joint.unbind(-3))
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+        x = x + self.output(attention(query, key, value).transpose(1, 2).flatten(-2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x)))), (key, value)
+
+
+class Model(LanguageModel):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(math.ceil(config.vocabulary_size / PADDING) * PADDING, config.width)
+        self.positions = nn.Embedding(config.sequence_length, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """GPT-2's: 0.02, less where branches end, by the root of how many there are; biases at zero."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                ends_branch = name.endswith(("output", "down"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * self.config.depth) if ends_branch else 0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.read(tokens, [None] * len(self.blocks))[0]
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, list[Past]]:
+        return self.read(tokens, state or [None] * len(self.blocks))
+
+    def read(self, tokens: Tensor, before: list[Past | None] | list[Past]) -> tuple[Tensor, list[Past]]:
+        """Return the features of tokens after what the blocks have seen, and what they have seen then."""
+        start = before[0][0].size(2) if before[0] is not None else 0
+        x = self.embedding(tokens) + self.positions.weight[start : start + tokens.size(1)]
+        after = []
+        for block, past in zip(self.blocks, before, strict=True):
+            x, seen = block(x, past)
+            after.append(seen)
+        return self.norm(x), after
+
+    def logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.embedding.weight)[..., : self.config.vocabulary_size]
+
+
+def recipe(config: Config) -> Recipe:
+    """nanoGPT's: weight decay on all matrices, a cosine to a tenth, gradients clipped at 1.
+
+    The rate is its 6e-4 at width 768 and ~ 1/width below, which suits AdamW's matrices (arXiv 2203.03466, table 3).
+    """
+    rate = 6e-4 * 768 / config.width
+    return Recipe(
+        groups=(
+            ParameterGroup("vectors", ("*.bias", "*norm*.weight"), "adamw", rate, epsilon=1e-8),
+            ParameterGroup("matrices", ("*",), "adamw", rate, weight_decay=0.1, epsilon=1e-8),
+        ),
+        schedule=Schedule(warmup=0.05, final=0.1, shape="cosine"),
+        clip=1.0,
+    )
