@@ -11,6 +11,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Expire leases": ("scheduler.tasks.expire_leases", 5),
     "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
     "Fill the ladders": ("leaderboard.tasks.fill_ladders", 15),
+    "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }
 

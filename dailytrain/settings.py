@@ -162,6 +162,7 @@ WHITENOISE_USE_FINDERS = True
 JOB_KINDS = {
     "train": "leaderboard.results.Training",
     "score": "leaderboard.results.Scoring",
+    "replay": "leaderboard.replays.Replaying",
 }
 MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))
 """Address or path of the repository whose `main` is trained every night."""

@@ -17,9 +17,11 @@ from django.urls import URLPattern, path, reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_POST
 
-from leaderboard import intake, repositories, runs
+from leaderboard import confirmations, intake, replays, repositories, runs, trust
+from leaderboard.confirmations import ConfirmationError
 from leaderboard.intake import IntakeError
 from leaderboard.models import ApiToken, Entry, Night, Run, Season, Track
+from leaderboard.replays import ReplayError
 from leaderboard.repositories import RepositoryError
 from leaderboard.runs import RunError
 
@@ -146,7 +148,7 @@ class RunAdmin(RunModelAdmin):
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
     list_select_related = ("entry", "track")
-    actions = ("cancel_runs", "go_on", "run_again")
+    actions = ("cancel_runs", "go_on", "run_again", "confirm", "replay", "settle")
     readonly_fields = field_names(Run)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -180,6 +182,29 @@ class RunAdmin(RunModelAdmin):
                 self.message_user(request, f"Run {again.pk} is {again.state}, seed {again.seed}.", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
+
+    @admin.action(description="Confirm the entry: fresh seeds on unrelated, trusted nodes", permissions=["change"])
+    def confirm(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        for entry in Entry.objects.filter(runs__in=chosen).select_related("track__season").distinct():
+            try:
+                made = confirmations.confirm(entry, actor=maintainer(request).get_username())
+                self.message_user(request, f"{entry.title} has {len(made)} confirmation runs.", messages.SUCCESS)
+            except (ConfirmationError, RunError) as error:
+                self.message_user(request, str(error), messages.ERROR)
+
+    @admin.action(description="Replay a random stretch on another, trusted node", permissions=["change"])
+    def replay(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        for run in chosen.select_related("entry", "track", "job__release"):
+            try:
+                asked = replays.ask(run, actor=maintainer(request).get_username())
+                self.message_user(request, f"Queued: {asked}.", messages.SUCCESS)
+            except ReplayError as error:
+                self.message_user(request, str(error), messages.ERROR)
+
+    @admin.action(description="Settle the dispute: the result counts again", permissions=["change"])
+    def settle(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        settled = [run for run in chosen if trust.settle(run, maintainer(request).get_username())]
+        self.message_user(request, f"Settled: {len(settled)} of {len(chosen)}.")
 
 
 @admin.register(Night)

@@ -84,5 +84,6 @@ def objection(track: Track, kappa: float, drift: float) -> str:
     if abs(drift) > track.drift_tolerance:
         return f"Its node's speed changed by {drift:+.1%} during the run; {track.drift_tolerance:.1%} is allowed."
     if abs(kappa - 1) > track.kappa_tolerance:
-        return f"Its node ran at {kappa:.1%} of its class's usual speed; {track.kappa_tolerance:.1%} more or less is allowed."
+        allowed = f"{track.kappa_tolerance:.1%} more or less is allowed"
+        return f"Its node ran at {kappa:.1%} of its class's usual speed; {allowed}."
     return ""

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import metrics, runs
+from leaderboard import metrics, probes, replays, runs, trust
 from leaderboard.models import Run, Score
 from leaderboard.sanitise import plain_json, plain_text
 from leaderboard.verdicts import Verdict
@@ -27,22 +27,6 @@ COUNTS_FROM = 0.1
 """A run cancelled after this share of its budget counts against its entry (scoring.md)."""
 
 
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one configuration of several: later ones win, table by table."""
-    result: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            below = result.get(name)
-            result[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-    return result
-
-
-def configuration(run: Run) -> dict[str, Any]:
-    """Return what the node is told to train: the track's part, the entry's over it, then what the site alone sets."""
-    site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
-    return merged(run.track.config, run.entry.config, site)
-
-
 def node_class(hardware: Mapping[str, Any]) -> str:
     """Return the words by which nodes are comparable: their accelerators, or else their processors."""
     gpus = hardware.get("gpus") or []
@@ -56,7 +40,9 @@ class Training:
 
     def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
-        return wire.TrainOrder(dataset=run.season.dataset(), config=configuration(run), resume=resume)
+        return wire.TrainOrder(
+            dataset=run.season.dataset(), config=runs.configuration(run), resume=resume, probe=probes.order(run.track)
+        )
 
     def leased(self, job: Job, lease: Lease) -> None:
         run = Run.objects.get(job=job)
@@ -116,8 +102,10 @@ class Training:
             checkpoint=final,
             trained_at=timezone.now(),
             fraction=1.0,
+            **probes.findings(run, job, result),
         ):
             runs.queue_score(run)
+            replays.after_training(run)
 
     def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
         fail(Run.objects.get(job=job), cause, reason)
@@ -183,7 +171,6 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
         actor=f"node:{node}",
         sentence=f"Scored on {node}: {verdict.bits_per_byte:.4f} bits per byte.",
         reason="",
-        trust=Run.Trust.SCORED,
         finished_at=timezone.now(),
         **verdict.run_fields(),
     ):
@@ -193,6 +180,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
             unique_fields=["run", "name"],
             update_fields=["value", "stderr", "count"],
         )
+        trust.scored(run)
 
 
 def fail(run: Run, cause: wire.Cause, reason: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
+from leaderboard import trust
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import jobs, storage
 from scheduler.models import Blob, Event, Job
@@ -101,7 +103,24 @@ def train_job(run: Run, release: Blob) -> dict[str, Any]:
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
+        **(trust.on_unrelated(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
     }
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one configuration of several: later ones win, table by table."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = result.get(name)
+            result[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """Return what the node is told to train: the track's part, the entry's over it, then what the site alone sets."""
+    site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
+    return merged(run.track.config, run.entry.config, site)
 
 
 def needs_sandbox(run: Run) -> bool:
@@ -112,6 +131,8 @@ def needs_sandbox(run: Run) -> bool:
 def priority(run: Run) -> Job.Priority:
     if run.purpose == Run.Purpose.NIGHTLY:
         return Job.Priority.NIGHTLY
+    if run.purpose == Run.Purpose.CONFIRMATION:
+        return Job.Priority.CONFIRMATION
     if run.purpose == Run.Purpose.LADDER:
         return Job.Priority.LADDER
     asked_by = run.entry.requested_by

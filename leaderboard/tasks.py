@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
+from leaderboard import confirmations as confirming
 from leaderboard import ladder, results
 from leaderboard import nightly as nights
 
@@ -25,3 +26,9 @@ def queue_scores() -> None:
 def fill_ladders() -> None:
     """Keep every track's ladder filled, behind everything else."""
     ladder.fill_all()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def confirmations() -> None:
+    """Start, revive and decide the confirmation of record candidates."""
+    confirming.catch_up()

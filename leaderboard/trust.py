@@ -12,12 +12,15 @@ All changes are conditional UPDATEs with an event, and nothing but a maintainer'
 
 from __future__ import annotations
 
-from django.db import transaction
-from django.db.models import F, QuerySet
+from typing import Any
 
-from leaderboard.models import Replay, Run
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+
+from leaderboard.models import Entry, Replay, Run
 from scheduler import vetting
-from scheduler.models import Event, Job, Node
+from scheduler.models import Event, Job, Lease, Node
 
 COUNTS = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
 """Trust of runs that a multiplier may be made of."""
@@ -44,9 +47,41 @@ def settle(run: Run, actor: str) -> bool:
 def move(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sentence: str) -> bool:
     moved = Run.objects.filter(pk=run.pk, trust__in=since).update(trust=to, revision=F("revision") + 1)
     run.refresh_from_db(fields=["trust", "revision"])
-    if moved:
+    if moved and sentence:
         Event.record(actor, run, sentence)
     return moved == 1
+
+
+# --- who may check whom ---------------------------------------------------------------------------------------------
+
+
+def related_nodes(entry: Entry) -> list[int]:
+    """Return the ids of the nodes that trained the entry, confirmations aside."""
+    trained = entry.runs.exclude(purpose=Run.Purpose.CONFIRMATION).values("job")
+    return sorted(Lease.objects.filter(job__in=trained).values_list("node", flat=True).distinct())
+
+
+def related_people(entry: Entry) -> list[int]:
+    """Return the user ids of its author, of who entered it, and of those who lent what trained it."""
+    people = User.objects.filter(
+        Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=related_nodes(entry))
+    )
+    return sorted(people.values_list("pk", flat=True).distinct())
+
+
+def on_unrelated(entry: Entry) -> dict[str, Any]:
+    """Return the fields of a job that only trusted nodes may do which have nothing to do with the entry."""
+    return {
+        "needs_trusted": True,
+        "excluded_nodes": related_nodes(entry),
+        "excluded_owners": related_people(entry),
+    }
+
+
+def unrelated_nodes(entry: Entry) -> QuerySet[Node]:
+    """Return the nodes that may confirm the entry."""
+    nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=related_nodes(entry))
+    return nodes.filter(Q(owner=None) | ~Q(owner__in=related_people(entry)))
 
 
 # --- provisional or scored -------------------------------------------------------------------------------------------
@@ -65,10 +100,13 @@ def is_proven(run: Run) -> bool:
 
 
 def scored(run: Run) -> bool:
-    """Let a run that has its verdict count, if its training can be relied on; else say what it waits for."""
+    """Let a run that has its verdict count, if its training can be relied on; else say what it waits for.
+
+    No event where it counts: its verdict, or the replay's, says it.
+    """
     if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
         return False
     if is_proven(run):
-        return change(run, Run.Trust.SCORED, actor="site", sentence="Its result counts.")
+        return move(run, Run.Trust.SCORED, BELOW[Run.Trust.SCORED], "site", "")
     Event.record("site", run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed.")
     return False

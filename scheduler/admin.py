@@ -53,9 +53,8 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "last_seen", "failures"]
     list_filter = ["state", "trusted"]
     search_fields = ["name"]
-    fields = ["name", "owner", "labels", "state", "reason", "trusted", "valid_in_a_row", "hardware", "last_seen"]
-    fields += ["rest_until"]
-    readonly_fields = [name for name in fields if name not in ("name", "owner", "labels")]
+    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "hardware", "last_seen", "rest_until"]
+    fields = ["name", "owner", "labels", *readonly_fields]
     actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -80,6 +80,8 @@ class Entry(models.Model):
     """Where the commit left `main`; empty when the two have no history in common."""
     changed_files = models.JSONField(default=list, blank=True)
     """Paths that differ from `base_sha`."""
+    confirmation = models.CharField(max_length=300, blank=True)
+    """What came of its confirmation runs, decided once; empty until all of them are over."""
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
