@@ -22,7 +22,7 @@ from ninja.throttling import SimpleRateThrottle
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from leaderboard import intake, repositories, runs
+from leaderboard import intake, repositories, runs, standings
 from leaderboard.charts import thin
 from leaderboard.intake import IntakeError
 from leaderboard.models import ApiToken, CurvePoint, Entry, Run, Sample, Track
@@ -31,6 +31,8 @@ from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import LiveDict, RunDict
 from leaderboard.models.seasons import TrackDict
 from leaderboard.repositories import RepositoryError
+from leaderboard.standings import StandingDict
+from trainer.scoring.multiplier import Axis
 
 MAX_POINTS = 2000
 """Per series; a curve is thinned to it, its lowest and highest points kept."""
@@ -75,6 +77,11 @@ class RunDetail(RunDict):
     bundle: str | None
 
 
+class BoardRun(RunDict):
+    estimate: StandingDict | None
+    """Of its entry, over all its seeds; null where the track has no multipliers yet."""
+
+
 class CurveDict(TypedDict):
     run: int
     revision: int
@@ -96,11 +103,19 @@ def board_etag(request: HttpRequest, slug: str) -> str:
     return f'"{Run.objects.filter(track__slug=slug).version()}"'
 
 
-@api.get("/tracks/{slug}/board", response=list[RunDict])
+@api.get("/tracks/{slug}/board", response=list[BoardRun])
 @decorate_view(condition(etag_func=board_etag))
-def board(request: HttpRequest, slug: str) -> list[RunDict]:
-    """The track's judged runs of its present season, best first."""
-    return [run.to_dict() for run in Run.objects.on_board(get_object_or_404(Track, slug=slug))]
+def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRun]:
+    """The track's judged runs of its present season, best first, each with the multiplier of its entry.
+
+    `estimate` is what `dailytrain multiplier --json` prints from the track's `results.json`.
+    """
+    track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    table = standings.of(track, axis)
+    return [
+        {**run.to_dict(), "estimate": standings.estimate_dict(table, run.entry_id)}
+        for run in Run.objects.on_board(track)
+    ]
 
 
 @api.get("/entries", response=EntryPage)

@@ -10,12 +10,12 @@ MISSING = "–"
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
-BUDGET = re.compile(r"([0-9.e]+)([smhdkMBT]?)-?(s|m|h|d|tokens|steps|flops|)$")
+BUDGET = re.compile(r"([0-9.e+]+)([smhdkMBT]?)-?(s|m|h|d|tokens|steps|flops|)$")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def budget(text: str) -> str:
-    """180s is 3 min, 3B-tokens is 3 B tokens, 1e19flops is 1.0 × 10¹⁹ FLOPs. What it does not know it leaves alone."""
+    """180s is 3 min, 3B-tokens is 3 B tokens, 1.25e12flops is 1.25 × 10¹² FLOPs. What it does not know it leaves."""
     found = BUDGET.match(text)
     if found is None:
         return text
@@ -23,7 +23,7 @@ def budget(text: str) -> str:
     if not unit and size in SECONDS:
         return duration(float(number) * SECONDS[size])
     if unit == "flops":
-        return f"{power(float(number))}{SPACE}FLOPs"
+        return f"{power(float(number), 3)}{SPACE}FLOPs"
     return SPACE.join(part for part in (number, size, unit) if part)
 
 
@@ -42,12 +42,29 @@ def significant(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def power(value: float) -> str:
-    """1.23e15 is 1.2 × 10¹⁵."""
+def share(part: float) -> str:
+    """0.125 is 1/8 of the budget, 1 is the whole budget, 2 is 2 × the budget."""
+    if part == 1:
+        return "the whole budget"
+    return f"{rung(part)} of the budget" if part < 1 else f"{rung(part)}{SPACE}× the budget"
+
+
+def rung(part: float) -> str:
+    """0.125 is 1/8, 2 is 2."""
+    if part >= 1:
+        return significant(part)
+    below = round(1 / part)
+    return f"1/{below}" if abs(1 / part - below) < 0.01 else significant(part)
+
+
+def power(value: float, digits: int = 2) -> str:
+    """1.23e15 is 1.2 × 10¹⁵; of more digits those that say something: 1.25 × 10¹², 1.0 × 10¹³."""
     if not value:
         return "0"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}{SPACE}×{SPACE}10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    whole, decimals = mantissa.split(".")
+    written = f"{whole}.{decimals.rstrip('0') or '0'}"
+    return f"{written}{SPACE}×{SPACE}10{str(int(exponent)).translate(SUPERSCRIPTS)}"
 
 
 def binary(size: float) -> str:

@@ -46,6 +46,7 @@ OUTSIDERS = {
     # architecture: title, hypothesis
     "smear": ("Smeared keys", "A key mixed with the one before it finds induction patterns one block earlier."),
     "litgpt": ("Pythia, by litgpt", "How far has the baseline come from GPT-NeoX as Pythia trained it?"),
+    "nanogpt": ("GPT-2, as nanoGPT writes it", "How far has the baseline come from GPT-2?"),
 }
 PREPARE_SECONDS = 3600.0
 

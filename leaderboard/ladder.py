@@ -122,6 +122,7 @@ def short_of_seeds(track: Track) -> Iterator[Entry]:
 
     None whose model failed or whose run somebody stopped: that is an answer too.
     """
+    assert track.season.baseline_id is not None, "a filled ladder has a baseline"
     here = Q(runs__track=track, runs__season=track.season_id, runs__budget=track.budget)
     ended = Q(runs__state=Run.State.CANCELLED) | Q(runs__state=Run.State.FAILED)
     entries = (

@@ -8,17 +8,21 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 from django_celery_beat.models import PeriodicTask
 
-from leaderboard import charts
+from leaderboard import charts, standings
+from leaderboard import multiplier_pictures as pictures
 from leaderboard.departures import departures
+from leaderboard.judged import name_of
 from leaderboard.models import Entry, Run, Track
+from leaderboard.standings import Standings
 from scheduler.models import Event, Lease, LogChunk, Node
+from trainer.scoring.multiplier import AXES, Axis
 
 LIVE_SECONDS = 2
 """How soon a page asks again while something moves; `IDLE_SECONDS` while nothing does, 0 when it never will again."""
@@ -48,28 +52,37 @@ def with_job(runs: QuerySet[Run]) -> QuerySet[Run]:
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table, tonight's train on top."""
-    default = Track.objects.default()
-    return track_page(request, default) if default else render(request, "leaderboard/empty.html")
+    """The default track's table, tonight's train on top; `?axis=seconds` compares what a user waits for."""
+    tracks = list(Track.objects.in_order())
+    default = min(tracks, key=lambda track: not track.is_default, default=None)
+    return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
 
 
 @require_safe
 def track(request: HttpRequest, slug: str) -> HttpResponse:
-    return track_page(request, get_object_or_404(Track.objects.select_related("season"), slug=slug))
+    tracks = list(Track.objects.in_order())
+    found = next((track for track in tracks if track.slug == slug), None)
+    if found is None:
+        raise Http404
+    return track_page(request, found, tracks)
 
 
-def track_page(request: HttpRequest, track: Track) -> HttpResponse:
+def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
     live = list(Run.objects.live())
     here = [run for run in live if run.track_id == track.pk]
     waiting = list(with_job(Run.objects.waiting()))
-    rows = list(Run.objects.on_board(track))
-    whiskers = charts.whiskers([(row.bits_per_byte or 0, row.bits_per_byte_stderr) for row in rows])
+    table = standings.of(track, axis_of(request))
+    scale = pictures.scale_of(table.rows)
     context = {
         "track": track,
-        "tracks": Track.objects.all(),
+        "tracks": tracks,
+        "axes": AXES,
+        "standings": table,
+        "scale": scale,
+        "rows": [(row, pictures.whisker(row, scale)) for row in table.rows],
+        "ladder": pictures.ladder_picture(table),
         **train(here),
         "also": here[1:],
-        "rows": [(row, whisker) for row, whisker in zip(rows, whiskers, strict=True)],
         "departures": [
             line for line in departures(waiting, live, online_nodes(), timezone.now()) if line.run.track_id == track.pk
         ],
@@ -78,6 +91,11 @@ def track_page(request: HttpRequest, track: Track) -> HttpResponse:
         "revision": latest_event(),
     }
     return render(request, "leaderboard/board.html", context)
+
+
+def axis_of(request: HttpRequest) -> Axis:
+    """Return what compute means on this page: `?axis=`, FLOPs unless another one is named."""
+    return next((axis for axis in AXES if axis == request.GET.get("axis")), AXES[0])
 
 
 def train(live: list[Run]) -> dict[str, Any]:
@@ -121,12 +139,50 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    runs = found.runs.select_related("entry", "track").order_by("-created_at")
-    return render(
-        request,
-        "leaderboard/entry.html",
-        {"entry": found, "runs": runs, "events": Event.objects.about(found), "revision": latest_event()},
-    )
+    table = standings.of(found.track, axis_of(request))
+    context = {
+        "entry": found,
+        "runs": found.runs.select_related("entry", "track").order_by("-created_at"),
+        "axes": AXES,
+        "standings": table,
+        **row_of(table, found),
+        "events": Event.objects.about(found),
+        "revision": latest_event(),
+    }
+    return render(request, "leaderboard/entry.html", context)
+
+
+def row_of(table: Standings, entry: Entry) -> dict[str, Any]:
+    """Return an entry's row with its drawing, for a page that shows it alone."""
+    row = table.row(entry.pk)
+    scale = pictures.scale_of([row]) if row else None
+    return {"row": row, "scale": scale, "whisker": pictures.whisker(row, scale) if row else None}
+
+
+def results_etag(request: HttpRequest, **where: Any) -> str:
+    return f'"{axis_of(request)}-{Run.objects.filter(state=Run.State.FINISHED).version()}-{latest_event()}"'
+
+
+@require_safe
+@condition(etag_func=results_etag)
+def track_results(request: HttpRequest, slug: str) -> JsonResponse:
+    """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
+    found = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    return results({**standings.of(found, axis_of(request)).to_dict()})
+
+
+@require_safe
+@condition(etag_func=results_etag)
+def entry_results(request: HttpRequest, entry_id: int) -> JsonResponse:
+    """The same, with the entry's own line on top."""
+    found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    table = standings.of(found.track, axis_of(request))
+    estimate = standings.estimate_dict(table, found.pk)
+    return results({"entry": name_of(found.pk), "estimate": estimate, **table.to_dict()})
+
+
+def results(content: dict[str, Any]) -> JsonResponse:
+    return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})
 
 
 @require_safe
@@ -145,9 +201,18 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "scores": sorted(found.scores.all(), key=lambda score: ("/" in score.name, score.name)),
         "events": Event.objects.about(found),
         "log": log_tail(found),
+        **standing_of(found),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/run.html", context)
+
+
+def standing_of(run: Run) -> dict[str, Any]:
+    """Return where a judged run's entry stands; nothing while it is under way."""
+    if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
+        return {}
+    table = standings.of(run.track)
+    return {"standings": table, "row": table.row(run.entry_id)}
 
 
 def newest_first(samples: list[Any]) -> list[tuple[int, list[Any]]]:

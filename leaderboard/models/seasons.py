@@ -104,7 +104,11 @@ def is_number(value: object) -> bool:
 class TrackQuerySet(models.QuerySet["Track"]):
     def default(self) -> Track | None:
         """Return the track that `/` shows: the one marked so, else the first."""
-        return self.select_related("season").order_by("-is_default", "position", "slug").first()
+        return self.in_order().order_by("-is_default", "position", "slug").first()
+
+    def in_order(self) -> TrackQuerySet:
+        """Return all tracks as the board lists them."""
+        return self.select_related("season").order_by("position", "slug")
 
     def nightly(self) -> TrackQuerySet:
         return self.filter(nightly=True, season__active=True).select_related("season__baseline")

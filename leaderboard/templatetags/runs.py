@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,14 +27,6 @@ STATUS = {
     Run.State.FINISHED: "arrived",
     Run.State.FAILED: "failed",
     Run.State.CANCELLED: "cancelled",
-}
-
-TRUST = {
-    Run.Trust.PROVISIONAL: "The node’s own word, not checked yet.",
-    Run.Trust.SCORED: "By a node that the maintainers trust, on text that the model has not seen.",
-    Run.Trust.REPLICATED: "Another node and another seed gave the same result.",
-    Run.Trust.RECORD: "Confirmed as the best so far.",
-    Run.Trust.DISPUTED: "Somebody could not reproduce it.",
 }
 
 NEXT = {
@@ -106,24 +98,9 @@ def checks_in_words(run: Run) -> list[str]:
 
 
 @register.filter
-def trust_meaning(run: Run) -> str:
-    return TRUST[Run.Trust(run.trust)]
-
-
-@register.simple_tag
-def verdict(entry: Entry, runs: Iterable[Run]) -> str:
-    """Return how the entry stands and what comes next, in a sentence or two."""
-    best = min(
-        (run for run in runs if run.bits_per_byte is not None), key=lambda run: run.bits_per_byte or 0, default=None
-    )
-    if best is None:
-        return entry.reason or NEXT[Entry.State(entry.state)]
-    error = f" ± {best.bits_per_byte_stderr:.4f}" if best.bits_per_byte_stderr else ""
-    if best.trust in (Run.Trust.PROVISIONAL, Run.Trust.SCORED):
-        more = "One run says little: another seed on another node would make it firm."
-    else:
-        more = TRUST[Run.Trust(best.trust)]
-    return f"{best.bits_per_byte:.4f}{error} bits per byte. {more}"
+def decision(entry: Entry) -> str:
+    """Return how far an entry is that has no result yet."""
+    return entry.reason or NEXT[Entry.State(entry.state)]
 
 
 @register.filter
@@ -164,7 +141,7 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     if run.entry.public_repository:
         yield "Repository", run.entry.public_repository
     yield "Seed", run.seed
-    yield "Budget", figures.budget(run.budget)
+    yield "Budget", f"{figures.budget(run.budget)}, {figures.share(run.part)}"
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
     yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or figures.MISSING
     yield "Season", run.season.name

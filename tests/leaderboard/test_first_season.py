@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 
 from leaderboard import first_season
 from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.tasks import fill_ladders
 from scheduler.models import Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
 
@@ -18,9 +19,11 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def dictionary(main: Repository, site: Any) -> None:
-    """main has the three architectures that a new site trains."""
-    text = DICTIONARY.replace("}", '    "litgpt": "trainer.models.litgpt",\n}')
-    main.commit("Outside model", {"trainer/models/__init__.py": text, "trainer/models/litgpt.py": "x = 1\n"})
+    """main has the architectures that a new site trains."""
+    more = ("litgpt", "nanogpt")
+    text = DICTIONARY.replace("}", "".join(f'    "{name}": "trainer.models.{name}",\n' for name in more) + "}")
+    files: dict[str, str | bytes] = {f"trainer/models/{name}.py": "x = 1\n" for name in more}
+    main.commit("More models", {"trainer/models/__init__.py": text, **files})
 
 
 @pytest.fixture
@@ -42,25 +45,26 @@ def say(command: str, *arguments: str, **options: Any) -> str:
 
 def test_a_new_site_departs_and_departs_once(dictionary: None, main: Repository) -> None:
     for _ in range(2):
-        assert say("setup_demo") == "Ten teraFLOPs on two cores: 3 runs waiting\n"
+        assert say("setup_demo") == "Ten teraFLOPs on two cores: 4 runs waiting\n"
     assert [(entry.architecture, entry.kind, entry.state) for entry in Entry.objects.order_by("pk")] == [
         ("gpt", "main", "approved"),
         ("smear", "architecture", "approved"),
         ("litgpt", "architecture", "approved"),
+        ("nanogpt", "architecture", "approved"),
     ]
     season = Season.objects.get()
     assert season.baseline == Entry.objects.get(kind="main")
     assert {run.reason for run in Run.objects.all()} == {"Approved; waits until the season's dataset is prepared."}
     main.commit("main goes on")
     say("setup_demo")
-    assert Run.objects.count() == 3
+    assert Run.objects.count() == 4
 
 
 def test_with_main_only_no_other_code_is_entered(dictionary: None) -> None:
     say("setup_demo", main_only=True)
     assert Entry.objects.get().kind == "main"
     say("setup_demo")
-    assert Entry.objects.count() == 3
+    assert Entry.objects.count() == 4
 
 
 def test_an_administrator_is_made_only_when_asked_for(dictionary: None) -> None:
@@ -84,10 +88,10 @@ def test_the_dataset_is_prepared_pinned_and_what_waited_is_queued(dictionary: No
     season = Season.objects.get()
     assert len(season.dataset_hash) == 64
     queued = [run.entry.architecture for run in Run.objects.queued()]
-    assert queued == ["gpt", "smear", "litgpt"]
-    assert Job.objects.count() == 3
+    assert queued == ["gpt", "smear", "litgpt", "nanogpt"]
+    assert Job.objects.count() == 4
     say("prepare_season", verbosity=0)
-    assert Job.objects.count() == 3
+    assert Job.objects.count() == 4
 
     (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
     with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
@@ -120,3 +124,19 @@ def test_enter_makes_an_entry_and_approves_it_on_request(track: Track, main: Rep
 def test_enter_refuses_with_one_sentence(track: Track, main: Repository, words: list[str], sentence: str) -> None:
     with pytest.raises(CommandError, match=sentence):
         say("enter", str(main.path), "main", "--title", "x", *words)
+
+
+def test_the_first_track_is_one_that_its_own_form_would_take(dictionary: None) -> None:
+    say("setup_demo")
+    track = Track.objects.get()
+    track.full_clean()
+    assert (track.slug, track.seeds, len(track.rungs())) == ("small", 3, 5)
+
+
+def test_the_ladder_waits_behind_main_and_the_other_entries(dictionary: None, small_corpus: Path) -> None:
+    say("setup_demo")
+    say("prepare_season", verbosity=0)
+    fill_ladders()
+    queued = list(Run.objects.queued())
+    assert [run.purpose for run in queued] == ["nightly", "entry", "entry", "entry", "ladder", "ladder", "ladder"]
+    assert [run.budget for run in queued[4:]] == ["1.25e12flops"] * 3

@@ -16,7 +16,7 @@ from leaderboard.models import Run
 
 
 class Command(BaseCommand):
-    help = "First season, a small CPU track, tonight's train of main, two more architectures behind it. Safe to repeat."
+    help = "First season, a small CPU track, tonight's train of main, more architectures behind it. Safe to repeat."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--main-only", action="store_true", help="enter nothing but main")
