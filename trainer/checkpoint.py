@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_file as save_weights
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch.optim import Optimizer
 from trainer import lora
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
-from trainer.sharding import fill_optimizer, optimizer_state, whole
+from trainer.sharding import fill_optimizer, fill_weights, is_part, optimizer_state, whole
 from trainer.wire import Checkpoint, FileRef
 
 FOLDER = "checkpoints"
@@ -171,7 +172,10 @@ def verified(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
 def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Put a verified checkpoint's weights and momenta back where `save` took them from and return its state."""
     state = verified(folder)
-    fill(folder, model)
+    if any(is_part(tensor) for tensor in model.parameters()):
+        fill_parts(folder, model)
+    else:
+        fill(folder, model)
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for optimizer, mine in zip(optimizers, saved, strict=True):
@@ -181,6 +185,14 @@ def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
             f"{folder / 'optimizer.pt'} does not fit this run's optimizers: start again in an empty folder"
         ) from error
     return state
+
+
+def fill_parts(folder: Path, model: nn.Module) -> None:
+    """Load a checkpoint's weights into a model that is cut over processes; each takes its part."""
+    try:
+        fill_weights(model, load_file(folder / "model.safetensors"))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
 
 
 def fill(folder: Path, model: nn.Module) -> None:

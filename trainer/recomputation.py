@@ -12,7 +12,6 @@ from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
-from trainer.blocks import blocks
 from trainer.models.base import LanguageModel
 
 
@@ -25,7 +24,7 @@ def recompute(model: LanguageModel) -> None:
 @contextmanager
 def not_recomputed(model: LanguageModel) -> Iterator[None]:
     """In here blocks keep what they compute, as they did at first."""
-    changed = {block: vars(block).pop("forward") for block in blocks(model) if "forward" in vars(block)}
+    changed = {block: vars(block).pop("forward") for block in model.repeated() if "forward" in vars(block)}
     try:
         yield
     finally:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.failures import ModelFailure
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -43,6 +45,9 @@ def shard(objective: Objective, mesh: DeviceMesh) -> Objective:
     """Cut every weight along its first dimension; a model's blocks are gathered one by one, the rest together."""
     from torch.distributed.fsdp import fully_shard
 
+    scalar = next((name for name, weight in objective.model.named_parameters() if weight.ndim == 0), None)
+    if scalar is not None:
+        raise ModelFailure(f"fsdp cannot cut {scalar}, which has no dimension: give it the shape (1,).")
     for block in objective.model.repeated():
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(objective, mesh=mesh["data_parallel"])

@@ -268,9 +268,9 @@ class Block(nn.Module):
         self.attention = attention
         self.mlp = MLP(config)
         if config.residual_lambdas:
-            self.residual_lambda = nn.Parameter(torch.ones(()))
+            self.residual_lambda = nn.Parameter(torch.ones(1))
         if config.x0_lambdas:
-            self.x0_lambda = nn.Parameter(torch.full((), 0.1))
+            self.x0_lambda = nn.Parameter(torch.full((1,), 0.1))
 
     def forward(self, x: Tensor, x0: Tensor, context: Context, memory: Memory | None = None) -> Tensor:
         """`x, x0 [B, T, width]`: the residual stream, and where it began."""
@@ -293,9 +293,9 @@ class Model(LanguageModel):
         self.blocks = nn.ModuleList(Block(config, self.attention(config, block)) for block in range(config.depth))
         if config.embedding_smear:
             self.smear_gate = nn.Parameter(torch.zeros(1, min(GATE_CHANNELS, config.width)))
-            self.smear_lambda = nn.Parameter(torch.zeros(()))
+            self.smear_lambda = nn.Parameter(torch.zeros(1))
         if config.backout:
-            self.backout_lambda = nn.Parameter(torch.full((), 0.2))
+            self.backout_lambda = nn.Parameter(torch.full((1,), 0.2))
         if not config.tied_head:
             self.head = linear(config.width, config.padded_vocabulary_size)
         self.initialise()
