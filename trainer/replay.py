@@ -1,42 +1,48 @@
 """Train a stretch of a run once more: from a checkpoint, or from the first weights, up to a step.
 
-    python -m trainer.replay --until 300 [--clock FILE] CONFIGURATION...
+    python -m trainer.replay --until 300 [--told FILE] CONFIGURATION...
 
 The configuration is that of `trainer.train`. With `--out` holding the checkpoint where the stretch begins, the one at
-its end is written beside it; without one the stretch begins at step 0, and that is written too. Nothing is measured
-and nothing evaluated in between. Where the budget is in seconds the schedule follows `--clock`: what each step was
-charged when the run was trained (`state.json` of a later checkpoint).
+its end is written beside it; without one the stretch begins at step 0, and that is written too. Nothing is evaluated
+in between. `--told` is what the run's own machine had a say in, from the `state.json` of a later checkpoint:
+what each step was charged, which the schedule of a budget in seconds follows, and the precision and such.
 
 It runs in the sandbox, with the entry's code, and never sees what it is compared with: `trainer.replay_compare`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from trainer import failures
+from trainer import failures, integrity
 from trainer.arguments import Parser
-from trainer.config import ConfigError, TrainConfig, parse
+from trainer.config import MACHINE, ConfigError, TrainConfig, parse
 from trainer.failures import ModelFailure
+from trainer.models import ARCHITECTURES
 from trainer.run import Run, keep
-from trainer.train import account, setup, train_step, warm_up
+from trainer.setup import setup
+from trainer.train import BASE, account, train_step
+
+NOTHING: Mapping[str, Any] = {}
 
 
 def command(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does; all trouble is told on standard error."""
     parser = Parser(prog="trainer.replay", description="Train a stretch of a run once more.", add_help=False)
     parser.add_argument("--until", type=int, required=True)
-    parser.add_argument("--clock", type=Path)
+    parser.add_argument("--told", type=Path)
     options, rest = parser.parse_known_args(argv)
     try:
-        clock = json.loads(options.clock.read_bytes()) if options.clock else []
-        replay(parse(rest, "trainer.replay"), options.until, clock, Console(stderr=True))
+        told = json.loads(options.told.read_bytes()) if options.told else NOTHING
+        replay(parse(rest, "trainer.replay"), options.until, told, Console(stderr=True))
     except ModelFailure as failure:
         traceback.print_exception(failure)
         return failures.MODEL
@@ -46,30 +52,40 @@ def command(argv: Sequence[str]) -> int:
     return failures.DONE
 
 
-def replay(config: TrainConfig, until: int, clock: Sequence[int], console: Console) -> Path:
+def replay(config: TrainConfig, until: int, told: Mapping[str, Any], console: Console) -> Path:
     """Train up to step `until`, or to the end of the budget if that comes first; return the folder of what came out.
 
-    `clock`: microseconds charged for each step from the first of the run on; used where the budget is in seconds.
+    `told`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
+    configuration's [train] that count where it leaves them open.
     """
-    run = setup(config, console)
-    begun = run.spent.steps
+    with integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
+        run = setup(settled(config, told.get("train", NOTHING)), console, guard)
+        try:
+            stretch(run, until, told.get("clock", ()))
+            return keep(run)
+        finally:
+            run.loader.close()
+
+
+def settled(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration with what the run's own machine had a say in."""
+    left_open = [name for name in MACHINE if name in train and getattr(config.train, name) in (None, "auto")]
+    numbers = dataclasses.replace(config.train, **{name: train[name] for name in left_open})
+    return dataclasses.replace(config, train=numbers)
+
+
+def stretch(run: Run, until: int, clock: Sequence[int]) -> None:
+    begun, by_clock = run.spent.steps, run.budget.kind == "seconds"
     if begun >= until:
         raise ConfigError(f"the stretch ends at step {until}, and the checkpoint is of step {begun}")
-    if run.budget.kind == "seconds" and len(clock) < until:
+    if by_clock and len(clock) < until:
         raise ConfigError(f"a budget in seconds needs what {until} steps were charged, and {len(clock)} are known")
     if begun == 0:
         keep(run)
-    if run.resolved.compile:
-        warm_up(run)
     while run.spent.steps < until and run.fraction < 1:
         loss, _ = train_step(run, run.fraction)
-        account(run, loss, charged(run, clock))
-    return keep(run)
-
-
-def charged(run: Run, clock: Sequence[int]) -> float:
-    """Return the seconds that the step just made was charged; 0 where the schedule does not depend on it."""
-    return clock[run.spent.steps] / 1e6 if run.budget.kind == "seconds" else 0.0
+        account(run, loss, clock[run.spent.steps] / 1e6 if by_clock else 0.0)
+    run.guard.check()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
 from pytest_django import Settings
@@ -367,3 +368,21 @@ def test_a_refusal_says_that_what_was_uploaded_is_safe(work: Work) -> None:
     silence()
     expiry.sweep()
     assert "What was uploaded is safe" in sentence(work.heartbeat())
+
+
+def test_a_job_waits_for_a_node_that_has_nothing_to_do_with_it(agent: Agent) -> None:
+    first = Node.objects.get()
+    owner = User.objects.create(username="eve")
+    make_job(excluded_nodes=[first.pk], excluded_owners=[owner.pk])
+    assert "nothing to do with" in agent.ask().reason
+    relative = Agent(make_node("hers", owner=owner)[1])
+    assert relative.ask().lease is None
+    stranger = Agent(make_node("strange")[1])
+    assert stranger.ask().lease is not None
+
+
+def test_a_checkpoint_remembers_under_which_lease_it_came(agent: Agent) -> None:
+    make_job()
+    work = agent.work()
+    work.checkpoint(5)
+    assert work.job.checkpoints.get().lease == work.row

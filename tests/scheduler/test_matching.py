@@ -26,6 +26,7 @@ LINE = Line(
     waiting_since=NOW,
 )
 
+ids = st.lists(st.integers(1, 3), max_size=2, unique=True)
 labels = st.lists(st.sampled_from(["1x24gb", "2x24gb", "h100", "500gb"]), max_size=2, unique=True)
 queues = st.lists(
     st.builds(
@@ -38,6 +39,8 @@ queues = st.lists(
         needs_trusted=st.booleans(),
         needs_sandbox=st.booleans(),
         needs_disk_bytes=st.integers(0, 10**12),
+        excluded_nodes=ids.map(tuple),
+        excluded_owners=ids.map(tuple),
         waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
     ),
     max_size=12,
@@ -48,6 +51,8 @@ nodes = st.builds(
     trusted=st.booleans(),
     sandboxed=st.booleans(),
     disk_free_bytes=st.integers(0, 10**12),
+    node=st.integers(1, 3),
+    owner=st.none() | st.integers(1, 3),
 )
 shares = st.dictionaries(st.sampled_from(["ada", "bob", "eve"]), st.floats(0, 1e6))
 
@@ -67,6 +72,8 @@ def test_a_node_is_offered_what_it_may_serve_and_nothing_else(
             and (node.trusted or not line.needs_trusted)
             and (node.sandboxed or not line.needs_sandbox)
             and line.needs_disk_bytes <= node.disk_free_bytes
+            and node.node not in line.excluded_nodes
+            and node.owner not in line.excluded_owners
         )
         assert (line in chosen) == fits
 
@@ -130,3 +137,11 @@ def test_a_sponsor_is_told_what_the_queue_waits_for() -> None:
     idle = Seeker(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
     assert matching.why_idle(queue, idle) == "What waits needs a node labelled 8xh100; or one that is trusted to score."
     assert matching.why_idle([], idle) == "The queue is empty."
+
+
+def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
+    check = replace(LINE, excluded_nodes=(1,), excluded_owners=(7,))
+    assert matching.obstacle(check, replace(ANY_NODE, node=1, owner=8))
+    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=7))
+    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=8)) is None
+    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=None)) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -36,10 +36,10 @@ def run(job: Job) -> Outcome:
     job.unpack()
     data = dataset(job, order.dataset)
     lay_out(job, order)
-    clock = job.workspace.root / "clock.json"
-    clock.write_text(json.dumps(charges(job.workspace.run / "claimed" / STATE)))
-    words = ("--until", str(order.claimed.step), "--clock", str(clock))
-    process = job.run(job.place.sandbox, box(job, data, "trainer.replay", *words, beside=[Mount(clock)]))
+    told = job.workspace.root / "told.json"
+    told.write_text(json.dumps(machines_word(job.workspace.run / "claimed" / STATE)))
+    words = ("--until", str(order.claimed.step), "--told", str(told))
+    process = job.run(job.place.sandbox, box(job, data, "trainer.replay", *words, beside=[Mount(told)]))
     code = process.poll()
     if process.exceeded is not None or code in MODEL:
         raise Failed(process.exceeded or "The model failed while the stretch was replayed; the log says how.", "model")
@@ -62,11 +62,13 @@ def needed(checkpoint: Checkpoint, *wanted: str) -> list[FileRef]:
     return [file for file in checkpoint.files if file.path in wanted]
 
 
-def charges(state: Path) -> list[int]:
-    """Return what the node says each step was charged, in microseconds; nothing where it does not say."""
+def machines_word(state: Path) -> dict[str, Any]:
+    """Return what the machine that trained had a say in: what it charged each step, how it computed. No weights."""
     told = parse_object(state.read_bytes()) if state.is_file() else None
-    clock = (told or {}).get("clock")
-    return clock if isinstance(clock, list) and all(type(step) is int and step >= 0 for step in clock) else []
+    clock, identity = (told or {}).get("clock"), (told or {}).get("identity")
+    train = identity.get("train") if isinstance(identity, dict) else None
+    whole = isinstance(clock, list) and all(type(step) is int and step >= 0 for step in clock)
+    return {"clock": clock if whole else [], "train": train if isinstance(train, dict) else {}}
 
 
 def compare(job: Job, order: ReplayOrder) -> Replayed:
