@@ -28,7 +28,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.attention import plain
 from trainer.models.base import LanguageModel
+from trainer.plausible import CHANGES, LEAVES_TORCH, NO_FORMULA
 
 PEAK = {
     "H100 NVL": 835e12,
@@ -120,9 +122,9 @@ FORMULAS: dict[str, Callable[..., int]] = {
 count gets a line here, in the site's release."""
 
 UNCOUNTED = re.compile(
-    r"_?(linalg|fft|cdist|sparse|cholesky|lu|triangular_solve|embedding_bag|cudnn_rnn|miopen|mkldnn|quantized|fbgemm"
-    r"|int_mm|weight_int|wrapped|dyn_quant|mixed_dtypes|scaled_grouped|grouped_mm|native_multi_head|transformer|triton"
-    r"|trilinear|addbmm|nested|scaled_dot_product|flash_attention|efficient_attention|flex)"
+    r"_?(linalg(?!_vector_norm)|fft|cdist|sparse|cholesky|lu|triangular_solve|embedding_bag|cudnn_rnn|miopen|mkldnn"
+    r"|quantized|fbgemm|int_mm|weight_int|wrapped|dyn_quant|mixed_dtypes|scaled_grouped|grouped_mm|transformer|triton"
+    r"|native_multi_head|trilinear|addbmm|nested|scaled_dot_product|flash_attention|efficient_attention|flex)"
 )
 """Names of torch's own operators that do more than element-wise work; without a formula they void the count."""
 
@@ -137,13 +139,6 @@ LEAVING = frozenset(
 )
 """Names by which a tensor's numbers, or their address, are taken out of torch."""
 
-NO_FORMULA = "The model runs an operator without a registered formula: its FLOPs are not known."
-LEAVES_TORCH = "The model takes tensors out of torch while it computes: its FLOPs cannot be counted."
-CHANGES = "The model does other work in the middle of training than when its FLOPs were counted first."
-FAILED = "The model's FLOPs could not be counted: a forward and backward pass failed."
-SENTENCES = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED)
-"""Why a count is void; the first means that it is not."""
-
 
 SAME = 0.05
 """How far counts may be apart: where experts are chosen, the text has a small say in the work."""
@@ -156,7 +151,7 @@ class Count:
     per_token: float
     """FLOPs of a forward and a backward pass over one row, divided by its tokens."""
     void: str = ""
-    """Why the count means nothing: one of `SENTENCES`."""
+    """Why the count means nothing: a sentence of `trainer.plausible`."""
     names: tuple[str, ...] = ()
     """The operators that voided it, for the author."""
 
@@ -213,7 +208,8 @@ def count(model: LanguageModel, tokens: Tensor) -> Count:
     counter = FlopCounterMode(display=False, custom_mapping=registered())
     unknown, leaving = Unknown(set(counter.flop_registry)), Leaving()
     with ExitStack() as watching:
-        # The plain kernel, in matrix products, unless the model asks for another.
+        # Attention in matrix products, ours and torch's, unless the model asks for another.
+        watching.enter_context(plain())
         watching.enter_context(sdpa_kernel(SDPBackend.MATH))
         for mode in (unknown, counter, leaving):
             watching.enter_context(mode)

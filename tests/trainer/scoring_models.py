@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import trainer
 from trainer.data.corpora import Document
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.sandbox import driver
@@ -53,6 +55,12 @@ class Model(nn.Module):
         mark = torch.zeros_like(logits).scatter(2, tokens.roll(-1, 1)[..., None], strength)
         mark[:, -1] = 0
         return logits + (mark if where is None else mark * where)
+
+    def features(self, tokens):
+        return self(tokens)
+
+    def logits(self, features):
+        return features
 
     def forward(self, tokens):
 {forward}
@@ -102,15 +110,19 @@ def write_checkpoint(folder: Path, vocabulary: int) -> None:
 
 
 def write_source(folder: Path, forward: str, setup: str) -> None:
-    models = folder / "trainer" / "models"
-    models.mkdir(parents=True)
+    models = lay_out_models(folder)
     code = ARCHITECTURE.replace("{setup}", textwrap.indent(textwrap.dedent(setup), " " * 8))
     code = code.replace("{forward}", textwrap.indent(textwrap.dedent(forward), " " * 8))
     (models / "strange.py").write_text(code)
-    (models / "base.py").write_text("from torch.nn import Module as LanguageModel\n")
-    (models / "__init__.py").write_text(
-        "def architecture(name):\n    from trainer.models import strange\n    return strange\n"
-    )
+
+
+def lay_out_models(folder: Path) -> Path:
+    """A source folder with our own models and one more name, `strange`; return where its file belongs."""
+    models = folder / "trainer" / "models"
+    shutil.copytree(Path(trainer.__file__).parent / "models", models, ignore=shutil.ignore_patterns("__pycache__"))
+    with (models / "__init__.py").open("a") as file:
+        file.write('\nARCHITECTURES["strange"] = "trainer.models.strange"\n')
+    return models
 
 
 def held_out(folder: Path) -> tuple[Tokenizer, list[Text]]:

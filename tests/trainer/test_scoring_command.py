@@ -39,13 +39,16 @@ def test_it_prints_one_json_object_and_imports_no_model_code(tmp_path):
     record = json.loads(done.stdout)
     assert record["arch"] == "strange"
     assert record["parameters"] == 2 * 8 * 300
-    assert (record["train_flops"], record["train_seconds"], record["step"]) == (2.5e6, 1.5, 10)
+    assert (record["train_tokens"], record["train_seconds"], record["step"]) == (1000, 1.5, 10)
+    assert (record["parameters_embedding"], record["parameters_non_embedding"]) == (8 * 300, 8 * 300)
+    assert (record["flops_per_token"], record["flops_void"]) == (6 * 8 * 300, "")
+    assert record["train_flops"] == 1000 * record["flops_per_token"], "counted, not as reported"
     assert record["bytes"] == sum(len(document.text.encode()) for document in documents())
     assert record["documents"] == len(documents())
     bits = record["nats_per_token"] * record["tokens"] / math.log(2) / record["bytes"]
     assert record["bits_per_byte"] == pytest.approx(bits)
     assert 0 < record["stderr"] < record["bits_per_byte"]
-    assert set(record["checks"]) == {"prefix", "causality", "order"}
+    assert set(record["checks"]) == {"prefix", "causality", "order", "memory"}
     assert (record["suite"], record["suite_missing"], record["sandbox"]) == ({}, [], "bubblewrap")
 
 

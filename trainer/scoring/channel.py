@@ -24,6 +24,10 @@ LOGIT_BYTES = 4
 QUESTION = struct.Struct("<III")
 """Scorer -> model: number of the call (1, 2, 3...), rows, length."""
 
+COST = struct.Struct("<dQQI")
+"""The answer to a question of no rows, written where logits begin: FLOPs of a token, numbers in the model, numbers in
+its embeddings, why the FLOPs do not count (an index into `trainer.plausible.SENTENCES`)."""
+
 REPLY = struct.Struct("<II")
 """Model -> scorer: number of the call it answers (0: loaded), `Status`."""
 
@@ -36,6 +40,7 @@ class Status(enum.IntEnum):
     COULD_NOT_LOAD = 3
     RAISED = 4
     WRONG_SHAPE = 5
+    COUNTED = 6
 
 
 @dataclass(frozen=True)

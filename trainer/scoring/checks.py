@@ -8,10 +8,13 @@ A row of the full pass contains the tokens that follow, so a model could simply 
 2. **Causality.** Whole windows in which everything after a secret position is another text.
 3. **Order.** Whole windows again, in another order and other company; and, after the full pass, its own first windows
    once more.
+4. **Memory.** Whole windows in which one early token is another. An honest model hardly minds; one that knows the text
+   by its fingerprint, or by heart, loses what it knew.
 
 The full pass runs in another process. It must agree, row for row, with what was said here.
 
-Not covered: a model that has the held-out text by heart (the site looks for copies in entries).
+Not covered: a model that looks up what follows the last few words (`bundle_scan` looks for copies of the text in the
+entry's files; its weights were trained where the held-out text is not).
 """
 
 from __future__ import annotations
@@ -35,6 +38,18 @@ CUTS = 64
 
 CHANGES = 16
 """Windows with another text after a secret position."""
+
+SLIPS = 24
+"""Windows with another token near their beginning."""
+
+RECITED = 0.5
+"""Share of its loss that a model may lose on an average window by one early token being the right one,"""
+
+RECITED_NATS = 0.25
+"""and nats a token, at least,"""
+
+RECITED_SPREAD = 5.0
+"""and how many standard errors that must be from nothing."""
 
 REPEATS = 16
 """Windows asked again in another order and other company."""
@@ -66,7 +81,7 @@ class Sighting:
 
     check: str
     """`prefix` (the last row of a prefix), `interior` (an earlier row of it), `causality` (the last row before another
-    text), `before` (an earlier row of that), `order`."""
+    text), `before` (an earlier row of that), `order`, `memory` (a later row, after a changed token)."""
     window: int
     position: int
     row: NDArray[np.float32]
@@ -88,7 +103,8 @@ def probe(door: Door, windows: Sequence[Window], filler: int, dice: random.Rando
     found = []
     for question in prefixes(windows, dice):
         found += ask(door, [question], len(question.tokens), filler)
-    rest = [*changed(windows, door.run.vocabulary_size, dice), *again(windows, dice)]
+    vocabulary = door.run.vocabulary_size
+    rest = [*changed(windows, vocabulary, dice), *again(windows, dice), *slipped(windows, vocabulary, filler, dice)]
     sizes = [rounded(len(question.tokens), door.run.sequence_length) for question in rest]
     for group in batches(sizes, door.space.positions, dice):
         for company in companies(group, dice):
@@ -164,6 +180,19 @@ def again(windows: Sequence[Window], dice: random.Random) -> Iterator[Question]:
         yield Question(index, windows[index].inputs, tuple(("order", position) for position in kept))
 
 
+def slipped(windows: Sequence[Window], vocabulary: int, end_of_text: int, dice: random.Random) -> Iterator[Question]:
+    """Windows with one token of their first quarter changed; looked at in their second half."""
+    long = [i for i, window in enumerate(windows) if len(window) >= 2 * ROWS]
+    for index in dice.sample(long, min(SLIPS, len(long))):
+        length = len(windows[index])
+        tokens = windows[index].inputs.copy()
+        place = dice.randrange(1, length // 4)
+        others = [token for token in dice.sample(range(vocabulary), 3) if token not in (tokens[place], end_of_text)]
+        tokens[place] = others[0]
+        kept = dice.sample(range(length // 2, length), ROWS)
+        yield Question(index, tokens, tuple(("memory", position) for position in kept))
+
+
 class Comparison:
     """Compares the full pass with the sightings, as it goes along."""
 
@@ -174,6 +203,7 @@ class Comparison:
             self._sightings[sighting.window].append(sighting)
         self._differences: dict[str, list[float]] = defaultdict(list)
         self._gains: list[float] = []
+        self._known: dict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def look(self, window: int, logits: NDArray[np.float32]) -> None:
         """`logits`: [length, vocabulary] of this window in the full pass."""
@@ -182,6 +212,10 @@ class Comparison:
 
     def compare(self, sighting: Sighting, logits: NDArray[np.float32]) -> None:
         row = log_softmax(logits[None])[0]
+        if sighting.check == "memory":
+            target = self._windows[sighting.window].targets[sighting.position]
+            self._known[sighting.window].append((-float(row[target]), -float(sighting.row[target])))
+            return
         self._differences[sighting.check].append(float(np.abs(row - sighting.row).max()))
         if sighting.check in ("prefix", "causality"):
             target = self._windows[sighting.window].targets[sighting.position]
@@ -192,6 +226,18 @@ class Comparison:
 
     def mean_gain(self) -> float:
         return float(np.mean(self._gains)) if self._gains else 0.0
+
+    def recited(self) -> tuple[float, float]:
+        """(mean nats that one early token is worth to a window's later ones, its standard error over windows)."""
+        worth = [np.mean([slip - right for right, slip in pairs]) for pairs in self._known.values()]
+        if len(worth) < 2:
+            return 0.0, 0.0
+        return float(np.mean(worth)), float(np.std(worth, ddof=1) / np.sqrt(len(worth)))
+
+    def recites(self) -> bool:
+        worth, error = self.recited()
+        slipped = float(np.mean([slip for pairs in self._known.values() for _, slip in pairs])) if self._known else 0.0
+        return worth > max(RECITED_NATS, RECITED * slipped, RECITED_SPREAD * error)
 
     def verdict(self) -> None:
         """Raises what fits best; the order of the questions matters, for a random model fails all of them."""
@@ -207,6 +253,8 @@ class Comparison:
             raise verdicts.LooksAhead(detail)
         if len(self._gains) >= BIAS_ROWS and self.mean_gain() > BIAS:
             raise verdicts.LooksAhead(f"mean gain {self.mean_gain():.2g} nats")
+        if self.recites():
+            raise verdicts.Recites(f"{self.recited()[0]:.2g} nats a token")
 
     def report(self) -> dict[str, Any]:
         """For the JSON of `dailytrain score`."""
@@ -228,5 +276,10 @@ class Comparison:
                 "rows": len(self._differences["order"]),
                 "max_difference": self.largest("order"),
                 "tolerance": TOLERANCE,
+            },
+            "memory": {
+                "windows": len(self._known),
+                "mean_loss": self.recited()[0],
+                "stderr": self.recited()[1],
             },
         }

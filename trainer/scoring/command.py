@@ -17,7 +17,8 @@ from trainer.data.corpora import CorpusError
 from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.tokenizer import Tokenizer, TokenizerError
 from trainer.sandbox import Driver, SandboxError, driver
-from trainer.scoring import heldout, suite
+from trainer.scoring import bundle_scan, heldout, suite
+from trainer.scoring.cost import Cost
 from trainer.scoring.door import Door
 from trainer.scoring.examine import Examination, examine
 from trainer.scoring.progress import shown
@@ -120,12 +121,16 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
         probe, full = (doors.enter_context(Door(run, box, model_source=source, output=output)) for _ in range(2))
         progress("reading the text", 0)
         tokenizer, texts = read(run, options)
+        if source is not None:
+            bundle_scan.scan(source / "trainer" / "models", (tokenizer.decode(text.tokens.tolist()) for text in texts))
         outcome = examine(probe, full, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, progress)
         metrics: dict[str, suite.Metrics] = {}
         if tasks:
             assert folder is not None
             metrics = suite.run(full, tokenizer, tasks, folder, options.suite_limit, progress)
-    return record(run, outcome, metrics, missing, box.name, time.monotonic() - began)
+        progress("counting FLOPs", 0)
+        cost = full.cost(texts[0].tokens[: run.sequence_length])
+    return record(run, outcome, cost, metrics, missing, box.name, time.monotonic() - began)
 
 
 def existing(source: Path | None) -> Path | None:
@@ -163,7 +168,13 @@ def read(run: Run, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout
 
 
 def record(
-    run: Run, outcome: Examination, metrics: dict[str, suite.Metrics], missing: list[str], sandbox: str, seconds: float
+    run: Run,
+    outcome: Examination,
+    cost: Cost,
+    metrics: dict[str, suite.Metrics],
+    missing: list[str],
+    sandbox: str,
+    seconds: float,
 ) -> dict[str, Any]:
     bits = outcome.bits
     return {
@@ -175,8 +186,13 @@ def record(
         "documents": bits.documents,
         "arch": run.arch,
         "parameters": run.parameters,
-        "train_flops": run.train_flops,
+        "parameters_embedding": cost.embedding,
+        "parameters_non_embedding": cost.non_embedding,
+        "train_flops": train_flops(run, cost),
         "train_seconds": run.train_seconds,
+        "train_tokens": run.train_tokens,
+        "flops_per_token": cost.flops_per_token,
+        "flops_void": cost.void,
         "step": run.step,
         "checks": outcome.checks,
         "suite": {task: {name: list(pair) for name, pair in found.items()} for task, found in metrics.items()},
@@ -184,6 +200,13 @@ def record(
         "sandbox": sandbox,
         "seconds": round(seconds, 3),
     }
+
+
+def train_flops(run: Run, cost: Cost) -> float | None:
+    """Our own count times the tokens; what the run said where the count is void."""
+    if cost.flops_per_token is None or run.train_tokens is None:
+        return run.train_flops
+    return cost.flops_per_token * run.train_tokens
 
 
 def show(record: dict[str, Any]) -> None:
@@ -198,8 +221,11 @@ def show(record: dict[str, Any]) -> None:
     table.add_row("model", f"{record['arch']}, {record['parameters']:,} parameters, step {record['step']:,}")
     if record["train_flops"] is not None and record["train_seconds"] is not None:
         table.add_row(
-            "training", f"{record['train_flops']:.3g} FLOPs in {record['train_seconds']:,.0f} s (as reported)"
+            "training",
+            f"{record['train_flops']:.3g} FLOPs in {record['train_seconds']:,.0f} s (tokens and time as reported)",
         )
+    if record["flops_void"]:
+        table.add_row("", f"the FLOPs do not count. {record['flops_void']}")
     for task, metrics in record["suite"].items():
         table.add_row(task, ", ".join(f"{name} {figure(*pair)}" for name, pair in metrics.items()))
     if record["suite_missing"]:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 import trainer
 from trainer.sandbox import Box, Driver, Limits, Mount, Process
 from trainer.scoring import verdicts
-from trainer.scoring.channel import LOGIT_BYTES, QUESTION, REPLY, Space, Status, sealed_memory
+from trainer.scoring.channel import COST, LOGIT_BYTES, QUESTION, REPLY, Space, Status, sealed_memory
+from trainer.scoring.cost import Cost
 from trainer.scoring.runs import Run
 
 MEMORY_BYTES = 64 * 2**20
@@ -158,6 +159,18 @@ class Door:
         np.copyto(self._copy[:count], self._logits[:count])
         self._watch(tokens.size)
         return self._copy[:count].reshape(rows, length, self.space.vocabulary)
+
+    def cost(self, row: NDArray[np.int64]) -> Cost:
+        """What training on a row like this costs. The last question: the model is in training mode afterwards."""
+        self.check_watched()
+        self._watched = None
+        assert 0 < len(row) <= self.run.sequence_length
+        self._tokens[: len(row)] = row
+        self._tokens[len(row) :] = 0
+        self._calls += 1
+        self._send(QUESTION.pack(self._calls, 0, len(row)))
+        self._reply(self._calls, self.patience.answer, Status.COUNTED)
+        return Cost.read(*COST.unpack(self._logits.view(np.uint8)[: COST.size].tobytes()), self.run.parameters)
 
     def _watch(self, positions: int) -> None:
         chosen = np.array([secrets.randbelow(positions) for _ in range(WATCHED_ROWS)])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trainer
-from trainer.scoring.channel import QUESTION, REPLY, Space, Status
+from trainer.scoring.channel import COST, QUESTION, REPLY, Space, Status
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,6 +78,11 @@ def serve(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: Sp
     logits_memory = torch.frombuffer(memory, dtype=torch.float32, offset=space.logits_offset())
     while question := control.recv(QUESTION.size):
         call, rows, length = QUESTION.unpack(question)
+        if rows == 0:
+            cost = count(model, tokens_memory[:length].clone())
+            logits_memory.view(torch.uint8)[: COST.size] = torch.frombuffer(bytearray(cost), dtype=torch.uint8)
+            control.send(REPLY.pack(call, Status.COUNTED))
+            continue
         tokens = tokens_memory[: rows * length].view(rows, length).clone()
         status, logits = ask(model, tokens, space.vocabulary)
         if logits is not None:
@@ -98,6 +103,20 @@ def ask(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[Status, Tens
     if not isinstance(logits, torch.Tensor) or logits.shape != (*tokens.shape, vocabulary) or logits.is_complex():
         return Status.WRONG_SHAPE, None
     return Status.ANSWERED, logits
+
+
+def count(model: nn.Module, row: Tensor) -> bytes:
+    """What a token of this row costs in training, as `COST` has it. Our code counts, in an interpreter of theirs."""
+    from trainer import flops, plausible
+
+    numbers = flops.parameters(model)
+    try:
+        counted = flops.count(model.train(), row[None])
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (seen only with --show-model-output)
+        counted = flops.Count(0.0, plausible.FAILED)
+    void = plausible.SENTENCES.index(counted.void)
+    return COST.pack(counted.per_token, numbers["total"], numbers["embedding"], void)
 
 
 if __name__ == "__main__":

@@ -42,10 +42,10 @@ class Run:
     """As `run.json` has it; the caller compares it with the tokenizer it uses."""
     parameters: int
     """Numbers in the checkpoint's floating-point tensors, counted from the file's header."""
+    train_tokens: float | None
+    """As the run reported, and so are the next two: advisory."""
     train_flops: float | None
-    """As the run reported: advisory."""
     train_seconds: float | None
-    """As the run reported: advisory."""
 
     @classmethod
     def open(cls, folder: Path, checkpoint: Path | None = None) -> Run:
@@ -56,7 +56,7 @@ class Run:
         run = read_json(folder / "run.json")
         checkpoint = latest(folder) if checkpoint is None else checkpoint.resolve()
         manifest = verify(checkpoint)
-        flops, seconds = compute(folder, checkpoint)
+        tokens, flops, seconds = compute(folder, checkpoint)
         model = run.get("model")
         if not isinstance(model, dict):
             raise RunError(f"{folder / 'run.json'} does not say which model it trained.")
@@ -69,6 +69,7 @@ class Run:
             vocabulary_size=whole(model, "vocabulary_size", 2, LARGEST_VOCABULARY),
             tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
             parameters=count_parameters(checkpoint / "model.safetensors"),
+            train_tokens=tokens,
             train_flops=flops,
             train_seconds=seconds,
         )
@@ -148,16 +149,16 @@ def count_parameters(weights: Path) -> int:
         raise RunError(f"The checkpoint is corrupt: {weights} is not a safetensors file.") from None
 
 
-def compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None]:
-    """(FLOPs, seconds) of the training: as the checkpoint's own state has them, else `result.json`."""
+def compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None, float | None]:
+    """(tokens, FLOPs, seconds) of the training: as the checkpoint's own state has them, else `result.json`."""
     if (checkpoint / "state.json").is_file():
         spent = read_json(checkpoint / "state.json").get("spent")
         if isinstance(spent, dict):
-            return number(spent.get("flops")), number(spent.get("seconds"))
+            return number(spent.get("tokens")), number(spent.get("flops")), number(spent.get("seconds"))
     if (folder / "result.json").is_file():
         result = read_json(folder / "result.json")
-        return number(result.get("train_flops")), number(result.get("train_seconds"))
-    return None, None
+        return number(result.get("tokens")), number(result.get("train_flops")), number(result.get("train_seconds"))
+    return None, None, None
 
 
 def number(value: object) -> float | None:

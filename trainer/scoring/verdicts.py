@@ -67,5 +67,17 @@ class TellsProbesApart(Misbehaved):
     """The model treats a text that ends early differently from a whole one: it tells our probes from the real thing."""
 
 
+class Recites(Misbehaved):
+    """The model knows the held-out text by heart: one changed word far back, and what it knew so well is forgotten."""
+
+
+class KnowsTheText(Misbehaved):
+    """The entry's files contain held-out text."""
+
+
+class CarriesData(Misbehaved):
+    """The entry's files carry more data than an architecture needs: long unbroken words or endless numbers."""
+
+
 class TooFarOff(Misbehaved):
     """The model finds a benchmark's answers so unlikely that the benchmark's figures overflow."""
