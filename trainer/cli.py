@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": ("trainer.chat_command:main", "talk with a run's model"),
     "logits": ("trainer.logits_command:main", "what a run's model expects after each token"),
     "bench": ("trainer.bench.command:main", "our systems beside other people's, on one shape"),
+    "profile": ("trainer.profile_command:main", "where the time of a training step goes"),
     "export": ("trainer.export_command:main", "write a run's weights in another program's format"),
     "import": ("trainer.import_command:main", "make a run of weights trained elsewhere"),
     "multiplier": ("trainer.scoring.multiplier_command:main", "compare entries with a baseline, from plain results"),

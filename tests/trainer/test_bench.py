@@ -32,7 +32,8 @@ def threads_as_before() -> Iterator[None]:
 def test_every_contender_trains_the_shape(name: str) -> None:
     contender = Contender(Spec(name, False, SMALL))
     before = [parameter.detach().clone() for parameter in contender.model.parameters()]
-    assert contender.ready()["parameters"] > 300 * 32
+    assert contender.built()["parameters"] > 300 * 32
+    assert contender.first()["first_steps_seconds"] > 0
     assert contender.run(2)["seconds"] > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, contender.model.parameters(), strict=True))
     # 6 FLOPs a weight of the matrices (12 of 32 x 32 a block, and the head), and attention's two products.

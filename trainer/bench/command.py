@@ -129,9 +129,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="contenders, with commas between them")
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a turn (%(default)s)")
     parser.add_argument("--repeats", type=int, default=10, help="turns of each, at most (%(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, help="end by then, with two repeats at least (40; on a GPU 120; x4 compiled)"
-    )
+    parser.add_argument("--seconds", type=float, help="end by then (40; on a GPU 120; x4 compiled)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     if options.steps < 1 or options.repeats < 1:

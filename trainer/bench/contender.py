@@ -1,8 +1,8 @@
 """One contender's process: builds a model and an optimizer, then makes steps when it is told to.
 
 `python -m trainer.bench.contender SPEC`, SPEC being JSON of `Spec`. One line of JSON answers each line of standard
-input: `run N` makes N steps, `peak` multiplies matrices, `report` says what it cost. The first line, before any
-question, says that it is ready. What anything else prints goes to standard error.
+input: `first` makes the first steps, `run N` times N more, `report` says what it cost. The first line, before any
+question, says that the model is built. What anything else prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -176,16 +176,18 @@ class Contender:
         self.model, self.step = (ours if spec.ours else peer)(spec, batches)
         self.row = batches[0][0][:1].to(self.device)
 
-    def ready(self) -> dict[str, Any]:
+    def built(self) -> dict[str, Any]:
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+        }
+
+    def first(self) -> dict[str, Any]:
         """Make the first steps, which compile, allocate and fill optimizer states."""
         started = time.perf_counter()
         self.steps(2)
         self.settle()
-        return {
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "first_steps_seconds": time.perf_counter() - started,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
-        }
+        return {"first_steps_seconds": time.perf_counter() - started}
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -210,16 +212,14 @@ class Contender:
         self.settle()
         return {"seconds": seconds}
 
-    def peak(self) -> dict[str, Any]:
-        """The FLOP/s that MFU is a part of."""
-        return {"peak": precision.peak(self.device, "fp32", torch.get_num_threads())}
-
     def report(self) -> dict[str, Any]:
-        """Memory above what the process had before the model was built; FLOPs of a forward and backward pass."""
+        """Memory above what the process had before the model was built; FLOPs of a forward and backward pass; the
+        FLOP/s that MFU is a part of."""
         counted = self.model if isinstance(self.model, LanguageModel) else Answers(self.model)
         return {
             "memory_bytes": memory_bytes(self.device) - self.before,
             "flops_per_token": flops.count(counted, self.row).per_token,
+            "peak": precision.peak(self.device, "fp32", torch.get_num_threads()),
         }
 
 
@@ -241,7 +241,7 @@ def serve(spec: Spec, questions: TextIO, answers: TextIO) -> None:
         answers.flush()
 
     contender = Contender(spec)
-    say(contender.ready())
+    say(contender.built())
     for line in questions:
         name, *number = line.split()
         say(getattr(contender, name)(*map(int, number)))

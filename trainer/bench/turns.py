@@ -94,11 +94,21 @@ class Turns:
                 self.rows.append(Row(spec, stack.enter_context(Process(spec))))
             for row in self.rows:
                 self.note(row, "")
+            self.warm_up()
             self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stack.close()
+
+    def warm_up(self) -> None:
+        """First steps one contender after another: threads of several would get in each other's way. Compiling takes
+        minutes and one core, so it is done side by side."""
+        compiled = [row for row in self.running if row.spec.compiled]
+        for row in compiled:
+            row.process.ask("first")
+        for row in self.running:
+            self.note(row, "" if row in compiled else "first")
 
     def note(self, row: Row, question: str) -> dict[str, Any]:
         """Ask a contender (or wait for an answer that is due) and keep it; an error ends the contender's part."""
@@ -124,22 +134,18 @@ class Turns:
                 row.tokens_per_second.append(steps * row.spec.shape.tokens / seconds)
 
     def report(self) -> None:
-        """Ask what everyone's part cost, all at once, and then one by one what the machine can do."""
+        """Ask what everyone's part cost, and what the machine can do."""
         for row in self.running:
-            row.process.ask("report")
-        for row in self.running:
-            self.note(row, "")
-        for row in self.running:
-            self.note(row, "peak")
+            self.note(row, "report")
 
 
 def timed_turns(turns: Turns, *, steps: int, repeats: int, deadline: float) -> int:
-    """Make up to `repeats` repeats, as many as end before the deadline (on `time.monotonic`), but two. Return how many.
+    """Make up to `repeats` repeats, as many as end before the deadline (on `time.monotonic`), but one. Return how many.
 
     The deadline counts on the next repeat to take as long as the last one.
     """
     made, last = 0, 0.0
-    while made < repeats and turns.running and (made < 2 or time.monotonic() + last < deadline):
+    while made < repeats and turns.running and (made < 1 or time.monotonic() + last < deadline):
         started = time.monotonic()
         turns.repeat(steps)
         made, last = made + 1, time.monotonic() - started
