@@ -17,7 +17,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_POST
 
-from leaderboard import confirmations, intake, replays, repositories, runs, trust
+from leaderboard import confirmations, intake, replays, repositories, runs, standings, trust
 from leaderboard.confirmations import ConfirmationError
 from leaderboard.intake import IntakeError
 from leaderboard.models import ApiToken, Entry, Night, Run, Season, Track
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 else:
     SeasonModelAdmin = TrackModelAdmin = EntryModelAdmin = admin.ModelAdmin
     RunModelAdmin = NightModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
+
+
+SEEDS_AT_ONCE = 10
+"""What one click queues at most, however many seeds would settle it."""
 
 
 def field_names(model: type[models.Model], *, but: tuple[str, ...] = ()) -> list[str]:
@@ -73,10 +77,33 @@ class EntryAdmin(EntryModelAdmin):
     search_fields = ("title", "author", "sha", "architecture")
     list_select_related = ("track",)
     readonly_fields = field_names(Entry, but=("impact", "hypothesis", "title"))
+    actions = ("run_one_more_seed", "run_needed_seeds")
 
     @admin.display(description="commit", ordering="sha")
     def short_sha(self, entry: Entry) -> str:
         return entry.sha[:8]
+
+    @admin.action(description="Run one more seed", permissions=["change"])
+    def run_one_more_seed(self, request: HttpRequest, chosen: models.QuerySet[Entry]) -> None:
+        for entry in chosen.select_related("track__season"):
+            self.queue_seeds(request, entry, 1)
+
+    @admin.action(description="Run the seeds that it still needs to be resolved", permissions=["change"])
+    def run_needed_seeds(self, request: HttpRequest, chosen: models.QuerySet[Entry]) -> None:
+        for entry in chosen.select_related("track__season"):
+            row = standings.of(entry.track).row(entry.pk)
+            needed = row.estimate.seeds_needed if row and row.estimate else None
+            if not needed:
+                self.message_user(request, f"{entry.title}: no number of seeds is known that it needs.")
+            else:
+                self.queue_seeds(request, entry, min(needed, SEEDS_AT_ONCE))
+
+    def queue_seeds(self, request: HttpRequest, entry: Entry, count: int) -> None:
+        try:
+            more = runs.more_seeds(entry, count, actor=maintainer(request).get_username())
+            self.message_user(request, f"{entry.title}: {len(more)} more queued.", messages.SUCCESS)
+        except RunError as error:
+            self.message_user(request, f"{entry.title}: {error}", messages.ERROR)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

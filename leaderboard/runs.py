@@ -210,9 +210,10 @@ def rerun(run: Run, *, actor: str) -> Run:
 
 def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
     """Return `count` further, queued runs of an entry on its track, with seeds that the server draws."""
-    more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
-    for run in more:
-        queue(run, actor=actor)
+    with transaction.atomic():
+        more = [make_run(entry, entry.track, actor=actor) for _ in range(count)]
+        for run in more:
+            queue(run, actor=actor)
     return more
 
 

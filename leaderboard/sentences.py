@@ -155,7 +155,10 @@ def next_step(row: Row, standings: Standings) -> str:
         return f"The track gives every entry {standings.seeds} runs. {further(more)} while nodes are free."
     if estimate.seeds_needed:
         what = "of it " if estimate.verdict is Verdict.TIED else "of it and of its nearest tie "
-        return f"{capital(seeds(estimate.seeds_needed))} {what}would settle it: a maintainer queues them in the admin."
+        them = "it" if estimate.seeds_needed == 1 else "them"
+        return (
+            f"{capital(seeds(estimate.seeds_needed))} {what}would settle it: a maintainer queues {them} in the admin."
+        )
     if estimate.extrapolated:
         return "It is read off beyond the ladder: a larger rung would make it firm."
     if estimate.verdict is Verdict.BETTER and row.trust is Run.Trust.SCORED:

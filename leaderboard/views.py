@@ -211,6 +211,7 @@ def standing_of(run: Run) -> dict[str, Any]:
     """Return where a judged run's entry stands; nothing while it is under way."""
     if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
         return {}
+    run.track.season = run.season  # the same row: no second query for it
     table = standings.of(run.track)
     return {"standings": table, "row": table.row(run.entry_id)}
 

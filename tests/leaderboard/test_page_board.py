@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 
@@ -10,10 +11,12 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard import sentences
 from leaderboard.departures import departures
 from leaderboard.models import Run
 from scheduler.models import Event, Node
 from tests.browser import scene
+from tests.leaderboard import boards
 
 pytestmark = pytest.mark.django_db
 
@@ -128,6 +131,94 @@ def test_a_node_without_a_sandbox_is_announced_on_every_page(client: Client) -> 
 
     for address in ("/", "/queue/", "/nodes/", train.get_absolute_url(), train.entry.get_absolute_url()):
         assert "No sandbox. this-machine runs" in words(client.get(address).content)
+
+
+def test_a_row_has_its_multiplier_interval_scale_runs_and_what_would_settle_it(client: Client) -> None:
+    boards.board()
+
+    answer = client.get("/")
+    page = words(answer.content)
+
+    assert re.search(r"Better smear by mira.* 1\.\d{3} ± \d\.\d % better than the baseline 1\.0 × 10¹³ 3 runs", page)
+    assert re.search(r"Level smear by mira.* provisional, needs \d+ more seeds? to resolve 1\.0 × 10¹³ 1 run ", page)
+    assert "main, 3 March gpt, 5d0a1c7b , baseline" in page
+    assert "worse than the baseline" in page
+    assert b'class="reach"' in answer.content
+
+
+def test_rows_that_share_a_rank_are_drawn_as_a_group(client: Client) -> None:
+    boards.board()
+
+    page = client.get("/").content.decode()
+
+    assert re.findall(r'<td class="rank">(\d)</td>', page) == ["1", "2", "2", "4"]
+    assert len(re.findall(r"<tr class=\"[^\"]*is-tied", page)) == 1
+
+
+def test_the_time_axis_says_which_times_do_not_count(client: Client) -> None:
+    _, entries = boards.board()
+    Run.objects.filter(entry=entries["Worse"]).update(seconds_void="Its node ran at 83.1% of its usual speed.")
+
+    page = words(client.get("/?axis=seconds").content)
+
+    assert "time voided: Its node ran at 83.1% of its usual speed." in page
+    assert "time voided" not in words(client.get("/?axis=anything").content)
+
+
+def test_the_ladder_is_drawn_with_a_table_behind_it(client: Client) -> None:
+    boards.board()
+
+    answer = client.get("/")
+    page = words(answer.content)
+
+    assert answer.content.count(b'class="seed"') == 15
+    assert answer.content.count(b"mark-entry") == 3
+    assert re.search(r"1/8 1\.3 × 10¹² 3 2\.\d{4} ± 0\.\d{4} 2\.\d{4}", page)
+    assert "results.json --baseline entry-" in page
+
+
+def test_a_young_ladder_is_told_once_and_not_in_every_row(client: Client) -> None:
+    track, baseline = boards.small()
+    boards.judged(baseline, seed=5)
+    boards.judged(scene.entry(track, "Smeared keys", "smear", sha="a" * 40))
+
+    page = words(client.get("/").content)
+
+    assert page.count("the baseline has runs at one compute only") == 1
+    assert "The baseline’s ladder has 1 of 15 runs. It fills by itself while nodes are free" in page
+
+
+def test_every_badge_is_explained_where_its_link_leads(client: Client) -> None:
+    boards.board()
+
+    page = client.get("/").content.decode()
+
+    assert page.count('href="#badges"') == 4
+    assert 'id="badges"' in page
+    for trust in Run.Trust:
+        assert html.escape(sentences.TRUST[trust]) in page
+
+
+def test_a_full_board_takes_few_queries_cold_and_fewer_warm(
+    client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    track, entries = boards.board()
+    for number in range(20):
+        entry = scene.entry(track, f"Idea {number}", sha=f"{100 + number:040x}")
+        boards.judged(entry, 1 + number / 100)
+    scene.running(entries["baseline"], 5, purpose=Run.Purpose.LADDER, seed=77)
+
+    with django_assert_max_num_queries(10):
+        client.get("/")
+    with django_assert_max_num_queries(9):
+        client.get("/")
+
+
+def test_a_strangers_title_is_only_text(client: Client) -> None:
+    track, _ = boards.board()
+    boards.judged(scene.entry(track, '"><script>alert(1)</script>', sha="9" * 40))
+
+    assert b"<script>alert" not in client.get("/").content
 
 
 def test_an_unknown_address_is_refused_in_our_voice(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from django.test import Client
@@ -11,6 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard.models import CurvePoint, Run, Sample
 from scheduler.models import LogChunk
 from tests.browser import scene
+from tests.leaderboard import boards
 from tests.leaderboard.test_page_board import words
 
 pytestmark = pytest.mark.django_db
@@ -146,5 +148,57 @@ def test_an_entry_shows_its_hypothesis_and_all_its_runs(
         page = words(client.get(smear.get_absolute_url()).content)
 
     assert "Keys that see one token back" in page
-    assert "2.0412 ± 0.0071 bits per byte. One run says little" in page
+    assert "bits per byte 2.0412 ± 0.0071" in page
+    assert "not resolvable: the baseline has runs at one compute only" in page.replace("Not", "not")
+    assert "This track has no ladder" in page
     assert page.count(" Run ") == smear.runs.count() + 1
+
+
+def test_an_entry_says_where_it_stands_and_what_comes_next(
+    client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    _, entries = boards.board()
+
+    with django_assert_max_num_queries(10):
+        page = words(client.get(entries["Better"].get_absolute_url()).content)
+    level = words(client.get(entries["Level"].get_absolute_url()).content)
+    by_time = words(client.get(entries["Level"].get_absolute_url() + "?axis=seconds").content)
+
+    assert re.search(r"Multiplier 1\.\d{3} ± \d\.\d % at 1\.0 × 10¹³ FLOPs: the baseline would need", page)
+    assert "Next. Confirmed by another seed" in page
+    assert "Provisional multiplier" in level
+    assert "2 more come by themselves" in level
+    assert "What the badges mean" in level
+    assert "--axis seconds" in by_time
+
+
+def test_a_run_says_where_its_entry_stands(
+    client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    _, entries = boards.board()
+    run = entries["Level"].runs.get()
+
+    with django_assert_max_num_queries(10):
+        page = words(client.get(run.get_absolute_url()).content)
+
+    assert "Provisional multiplier" in page
+    assert "Next." in page
+
+
+def test_a_run_of_the_ladder_says_what_it_is(client: Client) -> None:
+    _, entries = boards.board()
+    rung = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
+    twice = entries["baseline"].runs.get(budget="2e13flops", seed=1)
+
+    assert "Baseline, 1/4 of the budget, seed 2." in words(client.get(rung.get_absolute_url()).content)
+    assert "Baseline, 2 × the budget, seed 1." in words(client.get(twice.get_absolute_url()).content)
+    assert "--budget 2.5e12flops" in words(client.get(rung.get_absolute_url()).content)
+
+
+def test_a_voided_time_is_said_on_the_run(client: Client) -> None:
+    _, entries = boards.board()
+    run = boards.judged(entries["Level"], seed=9, seconds_void="Its node’s speed changed by +3.0% during the run.")
+
+    page = words(client.get(run.get_absolute_url()).content)
+
+    assert "Its time does not count. Its node’s speed changed by +3.0% during the run." in page
