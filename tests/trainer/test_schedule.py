@@ -28,3 +28,15 @@ def test_it_is_a_factor_between_nothing_and_one(warmup: float, warmdown: float, 
 def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="must fit"):
         Schedule(warmup=0.5, warmdown=0.6)
+
+
+def test_a_cosine_climbs_and_falls_half_a_wave() -> None:
+    schedule = Schedule(warmup=0.1, final=0.2, shape="cosine")
+    assert [schedule.scale(f) for f in (0.05, 0.1, 0.55, 1.0)] == pytest.approx([0.5, 1, 0.6, 0.2])
+    assert schedule.scale(0.3) > schedule.scale(0.4) > schedule.scale(0.9)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1.5))
+def test_a_cosine_is_between_its_end_and_one(warmup: float, final: float, fraction: float) -> None:
+    scale = Schedule(warmup, final=final, shape="cosine").scale(fraction)
+    assert min(final, 0.005) <= scale <= 1 + 1e-9

@@ -41,8 +41,8 @@ class Packer:
     A document's *ticket* is its place in the shuffled order, counted on over the epochs.
     """
 
-    def __init__(self, lengths: np.ndarray, size: int, seed: int) -> None:
-        self.lengths, self.size, self.seed = lengths, size, seed
+    def __init__(self, lengths: np.ndarray, size: int, seed: int, choice: int = WAITING) -> None:
+        self.lengths, self.size, self.seed, self.choice = lengths, size, seed, min(choice, len(lengths))
         self.drawn = self.served = self.cropped = 0  # tickets; tokens of served documents; those of them left out
         self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> (document, length), the oldest first
         self._by_length: list[tuple[int, int]] = []  # (length, -ticket): of equal lengths the oldest comes last
@@ -81,9 +81,10 @@ class Packer:
         return document, taken
 
     def _refill(self) -> None:
-        while len(self._waiting) < min(WAITING, len(self.lengths)):
+        while len(self._waiting) < self.choice:
             if not self._next:
-                self._next = self._documents(np.arange(self.drawn, self.drawn + DRAW, dtype=np.int64))[::-1]
+                ahead = min(DRAW, len(self.lengths))
+                self._next = self._documents(np.arange(self.drawn, self.drawn + ahead, dtype=np.int64))[::-1]
             self._waiting[self.drawn] = document = self._next.pop()
             insort(self._by_length, (document[1], -self.drawn))
             self.drawn += 1

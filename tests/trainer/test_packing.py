@@ -1,0 +1,193 @@
+"""Rows that begin with a document: full, exact, and honest about what they leave out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data.dataset import Dataset, DatasetError, prepare
+from trainer.data.loader import Batch
+from trainer.data.packing import DocumentLoader, Packer, starts, waste
+from trainer.data.permutation import shuffled
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+def packer(lengths: list[int], size: int, seed: int = 0, choice: int = 6) -> Packer:
+    return Packer(np.array(lengths), size, seed, choice)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, size=st.integers(1, 50), seed=st.integers(0, 2**40), rows=st.integers(1, 40))
+def test_rows_are_full_and_what_is_left_out_adds_up(lengths: list[int], size: int, seed: int, rows: int) -> None:
+    packing = packer(lengths, size, seed)
+    made = [packing.row() for _ in range(rows)]
+    assert all(sum(taken for _, taken in row) == size for row in made)
+    pieces = [piece for row in made for piece in row]
+    assert packing.served == sum(lengths[document] for document, _ in pieces)
+    assert packing.cropped == sum(lengths[document] - taken for document, taken in pieces)
+    assert packing.served - packing.cropped == rows * size
+    # Only the last of a row may be cropped.
+    assert all(taken == lengths[document] for row in made for document, taken in row[:-1])
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, size=st.integers(1, 50), seed=st.integers(0, 2**40))
+def test_every_document_is_served_once_an_epoch(lengths: list[int], size: int, seed: int) -> None:
+    packing = packer(lengths, size, seed)
+    served = Counter(document for _ in range(20) for document, _ in packing.row())
+    tickets = packing.state()["waiting"]
+    waiting = Counter(shuffled(np.array(tickets, dtype=np.int64), len(lengths), seed).tolist())
+    drawn = Counter(shuffled(np.arange(packing.drawn), len(lengths), seed).tolist())
+    assert served + waiting == drawn
+    # Each row takes the oldest: after so many rows the first so many have had their turn.
+    assert min(tickets, default=20) >= 20
+
+
+def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> list[list[tuple[int, int]]]:
+    """The rule, written down without a thought for speed."""
+    order = (int(shuffled(np.array([ticket]), len(lengths), seed)[0]) for ticket in itertools.count())
+    waiting: list[int] = []
+    made = []
+    for _ in range(rows):
+        row: list[tuple[int, int]] = []
+        while (room := size - sum(taken for _, taken in row)) > 0:
+            waiting += [next(order) for _ in range(min(choice, len(lengths)) - len(waiting))]
+            fitting = [document for document in waiting if lengths[document] <= room]
+            if not row:
+                chosen = waiting[0]
+            elif fitting:
+                chosen = max(fitting, key=lambda document: lengths[document])
+            else:
+                shortest = min(lengths[document] for document in waiting)
+                # Of equally short ones the youngest is cropped, for whom there will be other rows.
+                chosen = [document for document in waiting if lengths[document] == shortest][-1]
+            if row and not fitting:
+                waiting.reverse()
+                waiting.remove(chosen)
+                waiting.reverse()
+            else:
+                waiting.remove(chosen)
+            row.append((chosen, min(lengths[chosen], room)))
+        made.append(row)
+    return made
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=LENGTHS,
+    size=st.integers(1, 50),
+    seed=st.integers(0, 2**40),
+    choice=st.integers(1, 12),
+)
+def test_rows_are_those_of_the_plain_rule(lengths: list[int], size: int, seed: int, choice: int) -> None:
+    packing = packer(lengths, size, seed, choice)
+    assert [packing.row() for _ in range(8)] == plain(lengths, size, seed, choice, 8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=LENGTHS, size=st.integers(1, 50), before=st.integers(0, 40))
+def test_restoring_anywhere_goes_on_exactly(lengths: list[int], size: int, before: int) -> None:
+    packing, resumed = packer(lengths, size), packer(lengths, size)
+    for _ in range(before):
+        packing.row()
+    resumed.restore(json.loads(json.dumps(packing.state())))
+    assert [packing.row() for _ in range(10)] == [resumed.row() for _ in range(10)]
+    assert packing.state() == resumed.state()
+
+
+def test_documents_as_long_as_rows_lose_nothing_and_longer_ones_their_tails() -> None:
+    assert waste(np.full(50, 32), 32, seed=0) == 0
+    assert waste(np.full(50, 40), 32, seed=0) == pytest.approx(8 / 40)
+    assert waste(np.full(50, 8), 32, seed=0) == 0
+
+
+# --- on tokens --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return prepare("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
+
+
+def loader(dataset: Dataset, batch: int = 4, seed: int = 1, **ranks: int) -> DocumentLoader:
+    return DocumentLoader(dataset, "train", batch, 64, seed, **ranks)
+
+
+def rows_of(batch: Batch) -> list[list[int]]:
+    """Rows of T + 1 tokens: inputs and the last target."""
+    inputs, targets = batch
+    return [[*ins, outs[-1]] for ins, outs in zip(inputs.tolist(), targets.tolist(), strict=True)]
+
+
+def test_no_token_comes_without_the_start_of_its_document(dataset: Dataset) -> None:
+    stream, end = dataset.stream("train"), dataset.tokenizer.end_of_text
+    places = [*starts(stream, end).tolist(), len(stream)]
+    whole = [tuple(stream.read(a, b - a).tolist()) for a, b in itertools.pairwise(places)]
+    assert len(whole) == dataset.manifest["splits"]["train"]["documents"]
+    beginnings = {document[: n + 1] for document in whole for n in range(min(len(document), 65))}
+    loading = loader(dataset)
+    for _ in range(20):
+        for row in rows_of(loading.next()):
+            assert row[0] == end
+            cuts = [place for place, token in enumerate(row) if token == end] + [len(row)]
+            parts = [tuple(row[a:b]) for a, b in itertools.pairwise(cuts)]
+            assert all(part in beginnings for part in parts)
+            # All but the last are there to their ends.
+            assert all(part in whole for part in parts[:-1])
+
+
+def test_targets_are_the_inputs_one_step_on(dataset: Dataset) -> None:
+    inputs, targets = loader(dataset).next()
+    assert inputs.shape == targets.shape == (4, 64)
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+
+
+def test_ranks_together_see_what_one_would(dataset: Dataset) -> None:
+    alone = loader(dataset, batch=6)
+    ranks = [loader(dataset, batch=2, rank=rank, ranks=3) for rank in range(3)]
+    for _ in range(10):
+        assert [row for rank in ranks for row in rows_of(rank.next())] == rows_of(alone.next())
+    assert all(rank.state() == alone.state() for rank in ranks)
+
+
+def test_another_seed_has_another_order(dataset: Dataset) -> None:
+    assert rows_of(loader(dataset, seed=1).next()) == rows_of(loader(dataset, seed=1).next())
+    assert rows_of(loader(dataset, seed=1).next()) != rows_of(loader(dataset, seed=2).next())
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"documents": 3}])
+def test_the_place_of_other_data_is_refused(dataset: Dataset, change: dict[str, int]) -> None:
+    with pytest.raises(DatasetError, match=f"has {next(iter(change))}"):
+        loader(dataset).restore({**loader(dataset).state(), **change})
+
+
+def test_a_run_says_what_it_leaves_out_and_goes_on_exactly(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(out: Path) -> list[dict[str, Any]]:
+        clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+        found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in row.items() if name not in clock} for row in found]
+
+    flags = ("--train.packing", "documents", "--budget", "8steps", "--checkpoint-every", "3steps")
+    assert train(tmp_path / "run", *flags) == 0
+    packing = json.loads((tmp_path / "run" / "run.json").read_text())["packing"]
+    assert packing["kind"] == "documents"
+    assert 0 < packing["waste"] < 1
+    assert f"{packing['waste']:.1%} of the tokens" in capsys.readouterr().err
+    before = rows(tmp_path / "run")
+    # As if it had been killed after step 6.
+    (last,) = (tmp_path / "run" / "checkpoints").glob("step-*8")
+    (last / "manifest.json").unlink()
+    assert train(tmp_path / "run", *flags) == 0
+    assert rows(tmp_path / "run") == before
