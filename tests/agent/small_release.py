@@ -107,10 +107,44 @@ if speed == 128:
 print(json.dumps({"tokens_per_second": speed, "spread": 0.01, "steps": 5, "loss": 8.5}))
 """
 
+REPLAY = """
+import json, os, sys
+from pathlib import Path
+from trainer.models import gpt
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+config, until = json.loads(Path(options["--config"]).read_text()), int(options["--until"])
+out = Path(options["--out"]) / "checkpoints"
+begun = max((int(folder.name[5:]) for folder in out.glob("step-*")), default=0)
+told = json.loads(Path(options["--told"]).read_text())
+print(f"replaying {gpt.NAME} from step {begun} to {until}, told {told}")
+
+def save(step):
+    folder = out / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(b"weights %d " % step * config.get("weight", 100))
+
+if begun == 0:
+    save(0)
+save(until)
+exec(config.get("misbehave_again", ""))
+"""
+
+REPLAY_COMPARE = """
+import json, sys
+from pathlib import Path
+
+start, claimed, replayed = (Path(word).read_bytes() for word in sys.argv[1:4])
+exact = claimed == replayed
+print(json.dumps({"exact": exact, "deviation": 0.0 if exact else 1.5}))
+"""
+
 FILES = {
     "trainer/__init__.py": "",
     "trainer/train.py": TRAIN,
     "trainer/probe.py": PROBE,
+    "trainer/replay.py": REPLAY,
+    "trainer/replay_compare.py": REPLAY_COMPARE,
     "trainer/data/__init__.py": "",
     "trainer/data/prepare_command.py": PREPARE,
     "trainer/models/__init__.py": "",
