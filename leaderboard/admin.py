@@ -20,7 +20,7 @@ from django.views.decorators.http import require_POST
 from leaderboard import confirmations, intake, replays, repositories, runs, standings, trust
 from leaderboard.confirmations import ConfirmationError
 from leaderboard.intake import IntakeError
-from leaderboard.models import ApiToken, Entry, Night, Run, Season, Track
+from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track
 from leaderboard.replays import ReplayError
 from leaderboard.repositories import RepositoryError
 from leaderboard.runs import RunError
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     EntryModelAdmin = admin.ModelAdmin[Entry]
     RunModelAdmin = admin.ModelAdmin[Run]
     NightModelAdmin = admin.ModelAdmin[Night]
+    ReplayModelAdmin = admin.ModelAdmin[Replay]
     ApiTokenModelAdmin = admin.ModelAdmin[ApiToken]
 else:
     SeasonModelAdmin = TrackModelAdmin = EntryModelAdmin = admin.ModelAdmin
-    RunModelAdmin = NightModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
+    RunModelAdmin = NightModelAdmin = ReplayModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
 
 
 SEEDS_AT_ONCE = 10
@@ -232,6 +233,17 @@ class RunAdmin(RunModelAdmin):
     def settle(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         settled = [run for run in chosen if trust.settle(run, maintainer(request).get_username())]
         self.message_user(request, f"Settled: {len(settled)} of {len(chosen)}.")
+
+
+@admin.register(Replay)
+class ReplayAdmin(ReplayModelAdmin):
+    list_display = ("pk", "run", "node", "start_step", "end_step", "state", "deviation", "sentence")
+    list_filter = ("state",)
+    list_select_related = ("run__entry", "node")
+    readonly_fields = field_names(Replay)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
 
 
 @admin.register(Night)

@@ -7,7 +7,8 @@ with probability 1 / k: not the single check but BOINC's rule (`scheduler.vettin
 Budgets in steps, tokens and FLOPs depend on no clock; where the budget is in seconds, the replay takes what each step
 was charged from the claimed checkpoint, so that the schedule is the same.
 
-Not covered: a stretch that several nodes shared counts for the one that ended it; the optimizer's half of a checkpoint.
+Not covered: runs on several devices, which stay provisional on a new node; the optimizer's half of a checkpoint; a
+stretch that several nodes shared counts for the one that ended it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ class Stretch:
 
 
 def stretches(run: Run) -> list[Stretch]:
-    """Return the run's stretches between neighbouring checkpoints, the first weights to the first one included."""
+    """Return the run's stretches between neighbouring checkpoints, the first weights to the first one included.
+
+    None where they cannot be trained again.
+    """
+    if runs.configuration(run).get("devices", 1) != 1:
+        return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
     return [Stretch(start, end) for start, end in zip([None, *ends], ends, strict=False) if end.step > 0]
 
@@ -69,7 +75,7 @@ def ask(run: Run, *, actor: str) -> Replay:
         raise ReplayError(f"Run {run.pk} has not been trained to its end.")
     drawable = stretches(run)
     if not drawable:
-        raise ReplayError(f"The checkpoints of run {run.pk} are gone.")
+        raise ReplayError(f"Run {run.pk} cannot be replayed: its checkpoints are gone, or it had several devices.")
     with transaction.atomic():
         return queue(run, secrets.choice(drawable), actor=actor)
 

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from scheduler import auth, jobs, pool
-from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node
+from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -180,6 +180,14 @@ class EventAdmin(ReadOnly):
     list_display = ["at", "actor", "target_kind", "target_id", "sentence"]
     list_filter = ["target_kind"]
     search_fields = ["sentence", "actor"]
+    ordering = ["-pk"]
+
+
+@admin.register(Judgement)
+class JudgementAdmin(ReadOnly):
+    list_display = ["at", "node", "valid", "sentence", "job"]
+    list_filter = ["valid"]
+    list_select_related = ["node", "job"]
     ordering = ["-pk"]
 
 

@@ -158,7 +158,7 @@ def test_a_track_that_no_run_could_follow_is_refused(mara: Client, track: Track)
     assert Track.objects.filter(slug="x").exists()
 
 
-@pytest.mark.parametrize("model", ["season", "track", "entry", "run", "night", "apitoken"])
+@pytest.mark.parametrize("model", ["season", "track", "entry", "run", "night", "replay", "apitoken"])
 def test_every_list_opens(mara: Client, run: Run, model: str) -> None:
     assert mara.get(f"/admin/leaderboard/{model}/").status_code == 200
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trainer.agent.checkpoints import FOLDER, step_of
 from trainer.agent.datasets import PYTHON, dataset, trusted
 from trainer.agent.inside import Unsafe, names, open_file, parse_object
-from trainer.agent.kinds.train import MODEL, box, resume
+from trainer.agent.kinds.train import box, resume
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Limits, Mount, driver
 from trainer.wire import Checkpoint, FileRef, Replayed, ReplayOrder
@@ -28,6 +28,8 @@ DOING = "replaying"
 WEIGHTS = "model.safetensors"
 STATE = "state.json"
 ANSWER_BYTES = 10_000
+MODEL = 3
+"""Exit code: the entry's own doing. Whatever else is wrong says nothing about it."""
 
 
 def run(job: Job) -> Outcome:
@@ -41,7 +43,7 @@ def run(job: Job) -> Outcome:
     words = ("--until", str(order.claimed.step), "--told", str(told))
     process = job.run(job.place.sandbox, box(job, data, "trainer.replay", *words, beside=[Mount(told)]))
     code = process.poll()
-    if process.exceeded is not None or code in MODEL:
+    if process.exceeded is not None or code == MODEL:
         raise Failed(process.exceeded or "The model failed while the stretch was replayed; the log says how.", "model")
     if code != 0:
         raise Failed(f"The replay could not run on this node (exit code {code}); the log says why.")
