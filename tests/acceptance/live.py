@@ -59,7 +59,7 @@ Track.objects.create(
             "evaluations": 3, "dev_tokens": 1024, "sample_tokens": 8,
         }},
     }},
-    limits={{"memory_bytes": 4 * 2**30, "disk_bytes": 2**28}},
+    limits={{"memory_bytes": 4 * 2**30, "disk_bytes": 2**28}}, probe_seconds=0.2,
 )
 User.objects.create_superuser("maintainer", password="{password}")
 """
