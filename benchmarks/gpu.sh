@@ -16,7 +16,8 @@ if [ "${1:-}" = --smoke ]; then
   small=(--device cpu --threads 1 --shape 2x32 --sequence-length 16 --batch 2 --vocabulary-size 300 --repeats 2)
   plain=("${small[@]}" --only gpt,torch)
   longer=("${small[@]}" --only gpt)
-  shallow=(--preset tiny --steps 2 --device cpu) deep=("${shallow[@]}" --model.depth 3) corpus=(--tokenizer bpe:512)
+  shallow=(--preset tiny --steps 2 --device cpu) deep=("${shallow[@]}" --model.depth 3)
+  corpus=(--tokenizer bpe:512 --limit-bytes 1MiB)
   numbers=(--smoke)
 else
   device=cuda
@@ -25,10 +26,10 @@ else
   # The night's shape, with fewer rows in a step: what a step costs does not depend on how many there are.
   deep=(--preset daily-h100 --train.batch 32 --steps 6)
   shallow=("${deep[@]}" --model.depth 12)
-  corpus=(--tokenizer bpe:32768)
+  corpus=(--tokenizer bpe:32768 --limit-bytes 16MiB)
   numbers=()
 fi
-corpus+=(--corpus python-library --limit-bytes 16MiB)
+corpus+=(--corpus python-library)
 
 END=$((SECONDS + 530))
 part() { # NAME SECONDS COMMAND...: standard output is the part's JSON
@@ -43,12 +44,12 @@ part() { # NAME SECONDS COMMAND...: standard output is the part's JSON
   printf '%s\t%s\t%s\n' "$name" "$?" "$((SECONDS - began))" >>"$OUT/parts.tsv"
 }
 
-train=("$PYTHON" -m trainer.cli)
-part bench-1024 150 "${train[@]}" bench --json "${plain[@]}"
-part bench-2048 90 "${train[@]}" bench --json "${longer[@]}"
-part prepare 60 "${train[@]}" prepare "${corpus[@]}"
-part depth-12 80 "${train[@]}" profile --json "${shallow[@]}" "${corpus[@]}" --out "$OUT/depth-12"
-part depth-24 100 "${train[@]}" profile --json "${deep[@]}" "${corpus[@]}" --out "$OUT/depth-24"
+cli=("$PYTHON" -m trainer.cli)
+part bench-1024 150 "${cli[@]}" bench --json "${plain[@]}"
+part bench-2048 90 "${cli[@]}" bench --json "${longer[@]}"
+part prepare 60 "${cli[@]}" prepare "${corpus[@]}"
+part depth-12 80 "${cli[@]}" profile --json "${shallow[@]}" "${corpus[@]}" --out "$OUT/depth-12"
+part depth-24 100 "${cli[@]}" profile --json "${deep[@]}" "${corpus[@]}" --out "$OUT/depth-24"
 part tests 80 "$PYTHON" -m pytest -q -m gpu tests/trainer
 part loss 30 "$PYTHON" -m benchmarks.loss --device "$device" ${numbers[@]+"${numbers[@]}"}
 part optimizers 40 "$PYTHON" -m benchmarks.optimizers --device "$device" ${numbers[@]+"${numbers[@]}"}

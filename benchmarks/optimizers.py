@@ -46,9 +46,8 @@ def synchronize(device: torch.device) -> None:
 
 def all_by(recipe: Recipe, optimizer: str) -> Recipe:
     """Return the recipe with every group in one optimizer's hands."""
-    return dataclasses.replace(
-        recipe, groups=tuple(dataclasses.replace(group, optimizer=optimizer) for group in recipe.groups)
-    )
+    changed = (dataclasses.replace(group, optimizer=optimizer, normalised=False) for group in recipe.groups)
+    return dataclasses.replace(recipe, groups=tuple(changed))
 
 
 def main() -> int:
