@@ -204,3 +204,17 @@ def test_windows_and_masks_do_not_change_what_is_counted() -> None:
         if parameter.ndim == 2 and "embedding" not in name
     )
     assert counts.pop() == pytest.approx(6 * matrices + 12 * 4 * 32 * T, rel=0.01)
+
+
+def test_it_is_one_graph() -> None:
+    """Traced and differentiated as torch.compile does it; what machine code comes of that is torch's business."""
+    model, tokens = built(**{**OPTIONS["everything"], "depth": 1, "mlp": "relu2"}), row()
+    traced = torch.compile(model.features, backend="aot_eager", fullgraph=True, dynamic=False)
+    answers, gradients = [], []
+    for features in (traced, model.features):
+        answers.append(features(tokens))
+        answers[-1][..., 0].sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        model.zero_grad(set_to_none=True)
+    torch.testing.assert_close(answers[0], answers[1])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
