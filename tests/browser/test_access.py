@@ -56,7 +56,10 @@ def test_nothing_hangs_over_the_edge_of_a_phone(open_page: Callable[..., Page], 
 def test_the_keyboard_reaches_every_link_and_shows_where_it_is(open_page: Callable[..., Page], name: str) -> None:
     page = open_page(addresses(scene.night())[name])
     page.wait_for_load_state("networkidle")
-    wanted = page.locator("a[href], summary, [tabindex='0']").count()
+    wanted = page.evaluate(
+        """() => [...document.querySelectorAll("a[href], summary, [tabindex='0']")]
+            .filter((element) => element.checkVisibility()).length  // what a closed <details> holds is out of reach"""
+    )
     reached = set()
     for _ in range(wanted + 5):
         page.keyboard.press("Tab")
