@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer.sharding import part_of, whole
+
 Coefficients = Sequence[tuple[float, float, float]]
 
 POLAR_EXPRESS: Coefficients = (
@@ -151,26 +153,11 @@ class Muon(Optimizer):
             directions = evened(directions, variances.flatten(0, -3), group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))
         unstacked = directions.view(stack.shape).unbind()
-        return [shared(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
+        return [part_of(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
 
     def kept(self, parameter: Tensor, name: str, like: Tensor) -> Tensor:
         """Return what the state keeps for a parameter under this name, zeros before the first step."""
         state = self.state[parameter]
         if name not in state:
-            state[name] = torch.zeros_like(like, memory_format=torch.preserve_format)
+            state[name] = torch.zeros_like(like)
         return state[name]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Gather a tensor that is sharded over devices (a DTensor); any other is whole."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def shared(update: Tensor, parameter: Tensor) -> Tensor:
-    """Return this device's part of an update, sharded as its parameter is."""
-    if not hasattr(parameter, "device_mesh"):
-        return update
-    from torch.distributed.tensor import distribute_tensor
-
-    # Every device has computed the whole update: none has to be sent.
-    return distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
