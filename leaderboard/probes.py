@@ -25,21 +25,24 @@ from trainer import wire
 DEPTH = 4
 WIDTH_OF_A_LAYER = 64
 """Width follows depth as in the baseline (`trainer/models/gpt.py`)."""
+SHORTEST = 8
+"""Tokens in a row."""
 MOST_ROWS = 8
 """Of a step: enough for a speed, little enough for any memory that the track's own batch fits into."""
 
 
 def order(track: Track) -> wire.Probe | None:
-    """Return how a node's speed is measured on this track: in the shape and precision that it trains in."""
+    """Return how a node's speed is measured on this track: in the shape it trains in, and in the precision, where it is
+    one of the two plain ones."""
     if not track.probe_seconds:
         return None
     train, model = track.config.get("train", {}), track.config.get("model", {})
     return wire.Probe(
         seconds=track.probe_seconds,
         width=WIDTH_OF_A_LAYER * int(model.get("depth", DEPTH)),
-        sequence_length=int(train.get("sequence_length", 256)),
+        sequence_length=max(int(train.get("sequence_length", 256)), SHORTEST),
         batch=min(int(train.get("batch", MOST_ROWS)), MOST_ROWS),
-        precision=train.get("precision", "auto"),
+        precision=precision if (precision := train.get("precision")) in ("fp32", "bf16") else "auto",
         threads=track.config.get("threads"),
     )
 
