@@ -18,8 +18,9 @@ import importlib.util
 import os
 import random
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Self
@@ -70,6 +71,7 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
     (torch.autograd, "grad"),
     (torch.nn.functional, "cross_entropy"),
     (torch.nn.utils, "get_total_norm"),
+    (threading.Thread, "start"),
 )
 """What the loop uses of others."""
 
@@ -106,17 +108,20 @@ class Guard:
         if not _hooked:
             sys.addaudithook(_heard)  # cannot be taken back; without a guard it does nothing
             _hooked = True
+        self._start_thread = threading.Thread.start
+        threading.Thread.start = _audited(self._start_thread)  # type: ignore[method-assign]
         self.keep()
         _guards.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _guards.remove(self)
+        threading.Thread.start = self._start_thread  # type: ignore[method-assign]
 
     def keep(self, *more: type) -> None:
-        """Take what the loop consists of now as what it should be: our modules, `OUTSIDE`, and these classes."""
+        """Take what is new as what it should be: of our modules, of `OUTSIDE`, and of these classes."""
         self._classes += more
-        self._kept |= dict(parts(self._classes))
+        self._kept = dict(parts(self._classes)) | self._kept
 
     def check(self) -> None:
         """Raise `ModelFailure` if the architecture tried something, or if the loop is no longer the one kept."""
@@ -161,6 +166,16 @@ class Guard:
 
 _guards: list[Guard] = []
 _hooked = False
+
+
+def _audited(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Python before 3.12 has no event for the start of a thread."""
+
+    def audited(thread: threading.Thread) -> None:
+        sys.audit("_thread.start_new_thread")
+        start(thread)
+
+    return audited
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
