@@ -1,13 +1,14 @@
 """A run's `metrics.jsonl`: one JSON object a line, on disk at once, cut back when a run goes on from an earlier step.
 
     {"kind": "train", "step", "fraction", "tokens", "flops", "seconds", "loss", "learning_rate", "gradient_norm",
-     "tokens_per_second", "mfu", "memory_bytes"}
+     "tokens_per_second", "mfu", "memory_bytes", "spikes"}
     {"kind": "dev", "step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte"}
     {"kind": "sample", "step", "prompt", "text"}
 Losses are nats per token, in a train line the mean since the line before; `seconds` are those charged to the budget;
-`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is null where the
-device's peak is not known. With a budget in steps, tokens or FLOPs only `seconds`, `tokens_per_second`, `mfu` and
-`memory_bytes` depend on the clock or the machine's state.
+`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is the part of the
+devices' peak that went into the model's FLOPs (a CPU's peak is measured at the start and kept in `run.json`), null where
+nobody knows it; `spikes` are the updates left out so far. With a budget in steps, tokens or FLOPs only `seconds`,
+`tokens_per_second`, `mfu` and `memory_bytes` depend on the clock or the machine's state.
 """
 
 from __future__ import annotations

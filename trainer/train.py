@@ -86,6 +86,7 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             finally:
                 run.loader.close()
+                run.writer.close()
     except KeyboardInterrupt:
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 
@@ -32,3 +33,9 @@ class Writer:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def close(self) -> None:
+        """End the thread, whatever becomes of what it is writing: for a run that has ended otherwise already."""
+        with suppress(Exception):
+            self.wait()
+        self._thread.shutdown()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import failing_models
 import pytest
+from lines import numbers
 from tiny import TINY
 
+from trainer import checkpoint
 from trainer.models import ARCHITECTURES
 
 Train = Callable[..., int]
@@ -24,7 +28,15 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
         from trainer.train import command
 
         monkeypatch.setattr(failing_models, "WAY", way)
-        flags = ["--arch", "failing", "--budget", "20steps", *TINY[2:]]  # without the depth: it has no such dial
+        flags = [
+            "--arch",
+            "failing",
+            "--budget",
+            "20steps",
+            "--checkpoint-every",
+            "1steps",
+            *TINY[2:],
+        ]  # without the depth: it has no such dial
         return command(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
 
     return start
@@ -70,14 +82,54 @@ def test_an_architecture_that_does_not_import_is_its_authors_fault(
     assert "while the architecture absent was imported" in json.loads((tmp_path / "failure.json").read_text())["reason"]
 
 
-def test_a_full_disk_is_not_the_models_fault(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import checkpoint
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to let a file grow beyond `size` bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save", full)
-    assert train(tmp_path, "--budget", "2steps") == 1
+@pytest.mark.parametrize("size", [100_000, 300_000], ids=["weights", "momenta"])
+def test_a_disk_that_is_full_ends_in_one_line_and_a_run_that_goes_on(
+    train: Train, tmp_path: Path, tiny_run: Path, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--budget", "30steps", "--checkpoint-every", "10steps")
+    sizes = {file.name: file.stat().st_size for file in checkpoint.path(tiny_run, 30).iterdir()}
+    assert sizes["model.safetensors"] > 100_000
+    assert sizes["model.safetensors"] < 300_000 < sizes["optimizer.pt"]
+    with files_of_at_most(size):
+        assert train(tmp_path, *flags) == 1
+    errors = capsys.readouterr().err
+    assert "The disk is full" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["cause"] == "infrastructure"
-    assert "No space left on device" in failure["reason"]
+    assert "the same command goes on from the last checkpoint" in failure["reason"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert train(tmp_path, *flags) == 0
+    assert numbers(tmp_path) == numbers(tiny_run)
+
+
+def test_a_metrics_file_that_takes_no_more_is_a_full_disk(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    assert train(tmp_path, "--budget", "2steps") == 1
+    assert "The disk is full" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_memory_that_is_not_there_ends_in_one_line_and_a_run_that_goes_on(
+    fail: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail("memory") == 3
+    errors = capsys.readouterr().err
+    assert "Out of memory in a forward pass: with a smaller --train.micro-batch" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    kept = checkpoint.latest(tmp_path)
+    assert kept is not None
+    assert checkpoint.step_of(kept) == 3
+    assert fail("none") == 0

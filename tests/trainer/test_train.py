@@ -9,23 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lines import lines, numbers
 from tiny import TINY
 
 from trainer import checkpoint
 from trainer.data.dataset import Dataset
 
 Train = Callable[..., int]
-
-
-def lines(out: Path, *kinds: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if not kinds or row["kind"] in kinds]
-
-
-def numbers(out: Path) -> list[dict[str, Any]]:
-    """Train and dev lines without what the clock and the machine say."""
-    clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
-    return [{k: v for k, v in row.items() if k not in clock} for row in lines(out, "train", "dev")]
 
 
 def test_the_folder_tells_what_was_run(tiny_run: Path, dataset_folder: Path) -> None:

@@ -1,0 +1,20 @@
+"""What a run wrote into its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CLOCK = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+"""What the clock and the machine say."""
+
+
+def lines(out: Path, *kinds: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if not kinds or row["kind"] in kinds]
+
+
+def numbers(out: Path) -> list[dict[str, Any]]:
+    """Train and dev lines, as far as they must be the same each time."""
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in lines(out, "train", "dev")]

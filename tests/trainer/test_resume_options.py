@@ -1,0 +1,72 @@
+"""Whatever the options, a run that was stopped and goes on computes the same to the last digit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lines import numbers
+from stopping import train
+
+from trainer import checkpoint
+
+FLAGS = (
+    *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
+    *("--train.evaluations", "2", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),
+)
+OPTIONS = {
+    "bf16": ("--train.precision", "bf16"),
+    "parts of a batch": ("--train.micro-batch", "1"),
+    "activation checkpointing": ("--train.activation-checkpointing", "true"),
+    "documents": ("--train.packing", "documents"),
+    "clipping": ("--recipe.clip", "0.5"),
+    "spikes stop": ("--train.spikes", "stop"),
+    "variance normalisation and cautious decay": (
+        *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
+        *("--recipe.matrices.weight_decay", "0.1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, *OPTIONS[option])
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
+    assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    last = [checkpoint.latest(tmp_path / run) for run in ("stopped", "whole")]
+    stopped, whole = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
+    assert stopped == whole
+
+
+def test_adapters_go_on_exactly(tiny_run: Path, dataset_folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, "--lora.rank", "2")
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+
+
+def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder)
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "changed", *flags, stop_after=3) == 130
+    others = ("--train.micro-batch", "2", "--train.activation-checkpointing", "true")
+    assert train(tmp_path / "changed", *flags, *others) == 0
+    for ours, theirs in zip(numbers(tmp_path / "changed"), numbers(tmp_path / "whole"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+def test_what_the_machine_decided_stays_with_the_run(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import precision
+
+    flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
+    monkeypatch.setattr(precision, "fastest", lambda device, threads: "bf16")
+    assert train(tmp_path, *flags, stop_after=2) == 130
+    monkeypatch.setattr(precision, "fastest", lambda device, threads: "fp32")
+    assert train(tmp_path, *flags) == 0
+    assert '"precision": "bf16"' in (tmp_path / "run.json").read_text()

@@ -1,0 +1,26 @@
+"""One of two processes that train together on a CPU, again and again: `python two_processes.py DATASET OUT`.
+
+For each strategy it trains a whole run, and one that is stopped after some steps and goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stopping import train
+
+from trainer import failures
+
+FLAGS = (
+    *("--budget", "6steps", "--train.micro-batch", "1", "--checkpoint-every", "1000steps"),
+    *("--train.evaluations", "1", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),
+)
+
+if __name__ == "__main__":
+    dataset, out = sys.argv[1:]
+    for strategy in ("ddp", "fsdp"):
+        flags = (*FLAGS, "--devices", "2", "--dataset", dataset, "--train.strategy", strategy)
+        assert train(Path(out) / strategy, *flags) == failures.DONE
+        assert train(Path(out) / f"{strategy}-stopped", *flags, stop_after=3) == failures.INTERRUPTED
+        assert train(Path(out) / f"{strategy}-stopped", *flags) == failures.DONE
