@@ -23,7 +23,7 @@ def budget(text: str) -> str:
     if not unit and size in SECONDS:
         return duration(float(number) * SECONDS[size])
     if unit == "flops":
-        return f"{power(float(number), 3)}{SPACE}FLOPs"
+        return f"{power(float(number), 3)} FLOPs"  # long enough to break where a column is narrow
     return SPACE.join(part for part in (number, size, unit) if part)
 
 

@@ -139,8 +139,14 @@ def test_a_row_has_its_multiplier_interval_scale_runs_and_what_would_settle_it(c
     answer = client.get("/")
     page = words(answer.content)
 
-    assert re.search(r"Better smear by mira.* 1\.\d{3} ± \d\.\d % better than the baseline 1\.0 × 10¹³ 3 runs", page)
-    assert re.search(r"Level smear by mira.* provisional, needs \d+ more seeds? to resolve 1\.0 × 10¹³ 1 run ", page)
+    assert re.search(
+        r"Better smear by mira.* 1\.\d{3} ± \d\.\d % better than the baseline at 1\.0 × 10¹³ FLOPs 1\.0 × 10¹³ 3 runs",
+        page,
+    )
+    assert re.search(
+        r"Level smear by mira.* provisional, needs \d+ more seeds? to resolve at 1\.0 × 10¹³ FLOPs 1\.0 × 10¹³ 1 run ",
+        page,
+    )
     assert "main, 3 March gpt, 5d0a1c7b , baseline" in page
     assert "worse than the baseline" in page
     assert b'class="reach"' in answer.content
