@@ -109,6 +109,8 @@ class Muon(Optimizer):
         super().__init__(params, {**settings, "normalised": normalised, "variance_momentum": variance_momentum})
         self.coefficients = coefficients
 
+    # Torch wraps `step` when the first instance is made; done here, the class stays as the loop's guard first saw it.
+    @Optimizer.profile_hook_step
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -123,6 +125,8 @@ class Muon(Optimizer):
             for parameters in by_shape.values():
                 self.move(parameters, group)
         return loss
+
+    step.hooked = True  # type: ignore[attr-defined]
 
     def move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one shape together."""
