@@ -190,6 +190,25 @@ def test_smearing_mixes_each_key_with_the_one_before() -> None:
     torch.testing.assert_close(attention.keys(x[:, 3:], x[:, 2:3]), smeared[:, 3:])
 
 
+def test_weight_decay_falls_with_the_square_of_the_width() -> None:
+    rates = {
+        width: {group.name: group.weight_decay for group in gpt.recipe(gpt.Config(V, T, width=width)).groups}
+        for width in (128, 768, 1536)
+    }
+    assert [rates[width]["matrices"] for width in (128, 768, 1536)] == [1.0, 0.2, pytest.approx(0.05)]
+    assert not any(rates[768][name] for name in rates[768] if name != "matrices")
+
+
+@torch.no_grad()
+def test_in_bf16_it_answers_about_the_same(fields: dict[str, Any]) -> None:
+    model, tokens = built(**fields), row()
+    whole = model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(tokens)
+    assert mixed.dtype == torch.float32
+    assert (mixed - whole).square().mean() < 0.01 * whole.square().mean()
+
+
 def test_windows_and_masks_do_not_change_what_is_counted() -> None:
     """Attention counts as if every position saw every other, and element-wise parts as nothing."""
     counts = {
