@@ -294,8 +294,7 @@ def seeds_needed(ladder: Ladder, reading: Reading, one: int, ties: Sequence[int]
         return seeds_against_baseline(ladder, reading[one])
     if verdict is Verdict.BASELINE or not ties:
         return 0
-    counts = [seeds_between(ladder, reading[one], reading[other]) for other in ties]
-    return min((count for count in counts if count is not None), default=None)
+    return seeds_between(ladder, reading[one], reading[list(ties)])
 
 
 def place(row: Estimate) -> tuple[bool, bool, float, str]:

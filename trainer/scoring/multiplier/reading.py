@@ -86,15 +86,19 @@ def seeds_against_baseline(ladder: Ladder, one: Reading) -> int | None:
     return fewest(lambda more: 1 / (int(one.runs) + more) < room)
 
 
-def seeds_between(ladder: Ladder, one: Reading, other: Reading) -> int | None:
-    """How many more runs, of each, until the two are no longer tied, if both stay where they are. None: hopeless.
+def seeds_between(ladder: Ladder, one: Reading, others: Reading) -> int | None:
+    """How many more runs, of each, until one is no longer tied with some of the others [n], if all stay where they are.
+    None: hopeless.
 
     Of each, since the noise of a neighbour that ran once cannot be averaged away by anyone else's runs.
     """
-    reach = (one.log_multiplier - other.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
-    room = float(reach**2 - curve_variance(ladder, one, other))
-    weights, counts = (float(one.slope**-2.0), float(other.slope**-2.0)), (int(one.runs), int(other.runs))
-    return fewest(lambda more: sum(w / (n + more) for w, n in zip(weights, counts, strict=True)) < room)
+    reach = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
+    room = reach**2 - curve_variance(ladder, one, others)
+    return fewest(
+        lambda more: bool(
+            np.any(one.slope**-2.0 / (one.runs + more) + others.slope**-2.0 / (others.runs + more) < room)
+        )
+    )
 
 
 def fewest(enough: Callable[[int], bool]) -> int | None:
