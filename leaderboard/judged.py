@@ -39,6 +39,8 @@ class Judged:
     seconds: float | None
     seconds_void: str
     """Why its seconds do not count; empty where they do."""
+    flops_void: str = ""
+    """The same of its FLOPs."""
     node_class: str
     trust: str
     parameters: int | None
@@ -63,7 +65,7 @@ class Judged:
 COLUMNS: dict[str, str] = {
     # field of Judged: column of Run
     **{name: name for name in ("purpose", "seed", "budget", "bits_per_byte", "seconds_void", "node_class", "trust")},
-    **{name: name for name in ("parameters", "finished_at")},
+    **{name: name for name in ("flops_void", "parameters", "finished_at")},
     "run": "pk",
     "entry": "entry_id",
     "stderr": "bits_per_byte_stderr",
@@ -126,9 +128,8 @@ def choose(
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):
             left_out.append((run, "Its entry is judged by its confirmation runs alone."))
         else:
-            counted.append(
-                replace(run, flops=run.flops or None, seconds=None if run.seconds_void else run.seconds or None)
-            )
+            flops = None if run.flops_void else run.flops or None
+            counted.append(replace(run, flops=flops, seconds=None if run.seconds_void else run.seconds or None))
     return counted, left_out
 
 

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import metrics, probes, replays, runs, trust
+from leaderboard import charges, metrics, probes, replays, runs, trust
 from leaderboard.models import Run, Score
 from leaderboard.sanitise import plain_json, plain_text
 from leaderboard.verdicts import Verdict
@@ -173,6 +173,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
         reason="",
         finished_at=timezone.now(),
         **verdict.run_fields(),
+        **charges.charged(run, verdict),
     ):
         Score.objects.bulk_create(
             verdict.scores(run),

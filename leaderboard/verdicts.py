@@ -32,7 +32,11 @@ class Verdict(BaseModel):
     bytes: Count
     documents: Count
     parameters: Count
+    parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
     train_flops: Finite
+    """Counted by the scorer, as far as the count is not void."""
+    flops_per_token: Finite | None = None
+    flops_void: Annotated[str, Field(max_length=300)] = ""
     train_seconds: Finite
     checks: dict[str, Any] = {}
     suite: dict[str, dict[str, Any]] = {}
@@ -43,8 +47,7 @@ class Verdict(BaseModel):
             "bits_per_byte": self.bits_per_byte,
             "bits_per_byte_stderr": self.stderr,
             "parameters": self.parameters,
-            "train_flops": self.train_flops,
-            "train_seconds": self.train_seconds,
+            "parameters_embedding": self.parameters_embedding,
             "checks": plain_json(self.checks),
             "suite_missing": [plain_text(name, 100) for name in self.suite_missing[:100]],
         }

@@ -30,19 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.attention import plain
 from trainer.models.base import LanguageModel
-from trainer.plausible import CHANGES, LEAVES_TORCH, NO_FORMULA
-
-PEAK = {
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-}
-"""Dense bf16 FLOP/s, accumulated in fp32, from the vendors' data sheets; the first name found in the device's wins."""
+from trainer.plausible import CHANGES, LEAVES_TORCH, NO_FORMULA, peak_of
 
 Shape = tuple[int, ...]
 
@@ -51,8 +39,7 @@ def peak(device: torch.device) -> float | None:
     """Return a device's dense bf16 FLOP/s, None where we have no figure (every CPU)."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((figure for part, figure in PEAK.items() if part in name), None)
+    return peak_of(torch.cuda.get_device_name(device))
 
 
 # --- formulas ---------------------------------------------------------------------------------------------------------

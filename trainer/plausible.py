@@ -20,6 +20,18 @@ IMPOSSIBLE = "The count of the model's FLOPs cannot be right."
 SENTENCES = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED, IMPOSSIBLE)
 """Why a count is void; the first means that it is not."""
 
+PEAK = {
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+}
+"""Dense bf16 FLOP/s, accumulated in fp32, from the vendors' data sheets; the first name found in the device's wins."""
+
 SLOWEST = 10.0
 """A counted FLOP may take this many times as long as the baseline's. A guess on the generous side, for honest work that
 is slow (recurrences in plain torch, many small products). What hides within this factor is not caught by time alone."""
@@ -29,6 +41,13 @@ SHARE = 0.5
 
 SETTING_UP = 180.0
 """Seconds that a run may spend uncharged at the start of each lease: libraries, data, compilation."""
+
+
+def peak_of(name: str) -> float | None:
+    """Return the FLOP/s of a device, or of a node's class ("2 x NVIDIA H100"); None where we have no figure."""
+    figure = next((figure for part, figure in PEAK.items() if part in name), None)
+    count, times, _ = name.partition(" x ")
+    return figure * int(count) if figure is not None and times and count.isdigit() else figure
 
 
 def flops_void(flops: float, metered: float, peak: float | None, usual: float | None) -> str:
@@ -52,9 +71,10 @@ def flops_void(flops: float, metered: float, peak: float | None, usual: float | 
 
 
 def seconds_void(charged: float, metered: float, leases: int = 1) -> str:
-    """Return why the seconds that a run charged cannot be right, given those metered over all of its leases."""
-    if charged > metered:
-        return f"It charges {charged:,.0f} s where the agent metered only {metered:,.0f} s."
+    """Return why the seconds that a run charged cannot be right, given those metered over all of its leases.
+
+    To charge too many gains a run nothing.
+    """
     if charged < SHARE * (metered - leases * SETTING_UP):
         return f"It charges {charged:,.0f} s where the agent metered {metered:,.0f} s: its clock cannot be right."
     return ""

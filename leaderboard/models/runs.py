@@ -177,6 +177,8 @@ class Run(models.Model):
     bits_per_byte = models.FloatField(null=True, blank=True)
     bits_per_byte_stderr = models.FloatField(null=True, blank=True)
     parameters = models.BigIntegerField(null=True, blank=True)
+    parameters_embedding = models.BigIntegerField(null=True, blank=True)
+    """Of these, in tables that are looked up."""
     train_flops = models.FloatField(null=True, blank=True)
     train_seconds = models.FloatField(null=True, blank=True)
     checks = models.JSONField(default=dict, blank=True)
@@ -193,6 +195,8 @@ class Run(models.Model):
     """Of the node during this training: speed after over speed before, less 1."""
     seconds_void = models.CharField(max_length=300, blank=True)
     """A sentence: why this run's seconds do not compare. Empty where they do."""
+    flops_void = models.CharField(max_length=300, blank=True)
+    """Why its FLOPs do not count; empty where they do."""
 
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True, blank=True)

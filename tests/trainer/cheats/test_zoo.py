@@ -165,7 +165,6 @@ def test_work_that_the_counter_cannot_see_voids_the_flops(name, sentence, train,
 def test_a_clock_that_stood_still_is_seen_by_the_agents_meter():
     assert plausible.seconds_void(charged=600, metered=640) == ""
     assert "its clock cannot be right" in plausible.seconds_void(charged=600, metered=3600)
-    assert "the agent metered only 640 s" in plausible.seconds_void(charged=700, metered=640)
     assert plausible.seconds_void(charged=100, metered=500, leases=2) == ""
 
 
