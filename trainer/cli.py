@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": ("trainer.profile_command:main", "where the time of a training step goes"),
     "export": ("trainer.export_command:main", "write a run's weights in another program's format"),
     "import": ("trainer.import_command:main", "make a run of weights trained elsewhere"),
+    "compare": ("trainer.scoring.compare_command:main", "compare two scored runs, item by item"),
     "multiplier": ("trainer.scoring.multiplier_command:main", "compare entries with a baseline, from plain results"),
     "arch": ("trainer.arch_command:main", "list the architectures"),
     "node": ("trainer.agent.command:main", "lend this machine to a site"),

@@ -15,7 +15,7 @@ from scoring_models import needs_sandbox, words, write_run
 
 from trainer.data.tokenizer import Tokenizer
 from trainer.sandbox import driver
-from trainer.scoring import suite
+from trainer.scoring import items, suite
 from trainer.scoring.benchmarks import DoorModel
 from trainer.scoring.door import Door
 from trainer.scoring.logits import predictions
@@ -47,11 +47,11 @@ def write_data(folder: Path) -> Path:
         "hellaswag/validation.jsonl.gz": hellaswag,
         "lambada_openai/test.jsonl.gz": [{"text": sentence} for sentence in sentences],
     }
-    for name, items in rows.items():
+    for name, lines in rows.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with gzip.open(path, "wt") as file:
-            file.writelines(json.dumps(item) + "\n" for item in items)
+            file.writelines(json.dumps(item) + "\n" for item in lines)
     return folder
 
 
@@ -60,7 +60,16 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.Com
     text = run / "text.txt"
     text.write_text(words(1, 200))
     command = [sys.executable, "-m", "trainer.scoring", str(run), "--corpus", f"files:{text}", "--json"]
-    command += ["--model-source", str(run / "source"), "--suite", names, "--suite-limit", str(limit)]
+    command += [
+        "--items",
+        str(run / "items.jsonl.gz"),
+        "--model-source",
+        str(run / "source"),
+        "--suite",
+        names,
+        "--suite-limit",
+        str(limit),
+    ]
     environment = {**os.environ, "DAILYTRAIN_EVAL_DATA": str(data)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -72,7 +81,18 @@ def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["suite_missing"] == ["lambada_openai"]
-    assert set(record["suite"]) == {"blimp", "hellaswag"}
+    assert set(record["suite"]) == {"blimp", "hellaswag", "average"}
+    average, error = record["suite"].pop("average")["normalised"]
+    assert average == pytest.approx(
+        (2 * record["suite"]["blimp"]["acc"][0] - 1) / 2
+        + (record["suite"]["hellaswag"]["acc_norm"][0] - 0.25) / 0.75 / 2
+    )
+    assert error > 0
+    kept = items.read(run / "items.jsonl.gz")
+    assert len(kept) == 1 + ITEMS * (1 + len(suite.PARADIGMS))
+    blimp = [line["acc"] for (task, _, _), line in kept.items() if task == "blimp"]
+    assert np.mean(blimp) == pytest.approx(record["suite"]["blimp"]["acc"][0])
+    assert all(len(line["log_likelihoods"]) == 4 for (task, _, _), line in kept.items() if task == "hellaswag")
     assert set(record["suite"]["hellaswag"]) == {"acc", "acc_norm"}
     for metrics in record["suite"].values():
         for value, error in metrics.values():
@@ -114,8 +134,23 @@ def test_real_benchmarks_are_read_from_local_files(tmp_path):
     data = Path(os.environ.get("DAILYTRAIN_DATA") or Path(__file__).parents[3] / "shared" / "data") / "eval"
     if not data.is_dir():
         pytest.skip(f"the benchmarks' files are not at {data} (DAILYTRAIN_DATA)")
-    done = score_suite(write_run(tmp_path / "run"), data, "blimp,lambada_openai,hellaswag", 3)
+    done = score_suite(write_run(tmp_path / "run"), data, ",".join(suite.SUITE), 2)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["suite_missing"] == []
+    assert set(record["suite"]) == {*suite.SUITE, "average"}
     assert set(record["suite"]["lambada_openai"]) == {"perplexity", "acc"}
+
+
+def test_the_average_takes_off_what_guessing_is_worth():
+    found = {"copa": {"acc": (0.75, 0.02)}, "lambada_openai": {"acc": (0.1, 0.01), "perplexity": (90.0, 3.0)}}
+    value, error = suite.overall(found)
+    assert value == pytest.approx((0.5 + 0.1) / 2)
+    assert error == pytest.approx((0.04**2 + 0.01**2) ** 0.5 / 2)
+    assert suite.overall({}) is None
+
+
+def test_from_the_hub_the_same_tasks_are_asked_for_by_name():
+    assert suite.split_by_data(list(suite.SUITE), suite.HUB) == (list(suite.SUITE), [])
+    assert [member.config(suite.HUB) for member in suite.SUITE["copa"]] == ["copa"]
+    assert suite.SUITE.keys() == suite.HEADLINE.keys()

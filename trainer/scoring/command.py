@@ -17,7 +17,7 @@ from trainer.data.corpora import CorpusError
 from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.tokenizer import Tokenizer, TokenizerError
 from trainer.sandbox import Driver, SandboxError, driver
-from trainer.scoring import bundle_scan, heldout, suite
+from trainer.scoring import bundle_scan, heldout, items, suite
 from trainer.scoring.cost import Cost
 from trainer.scoring.door import Door
 from trainer.scoring.examine import Examination, examine
@@ -87,7 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", type=Path, help="a checkpoint's folder (default: the last one)")
     add("--model-source", type=Path, help="a folder with a trainer/ package whose files the model is built from")
     add("--suite", default="", help=f"benchmarks as well, of {', '.join(suite.SUITE)}; separated by commas")
-    add("--eval-data", type=Path, help="the folder with the benchmarks' files (default: $DAILYTRAIN_EVAL_DATA)")
+    add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
+    add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
     add("--suite-limit", type=positive, help="only the first so many items of each benchmark")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--json", action="store_true", help="print one JSON object and nothing else")
@@ -125,11 +126,14 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
             bundle_scan.scan(source / "trainer" / "models", (tokenizer.decode(text.tokens.tolist()) for text in texts))
         outcome = examine(probe, full, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, progress)
         metrics: dict[str, suite.Metrics] = {}
+        found: list[suite.Item] = []
         if tasks:
             assert folder is not None
-            metrics = suite.run(full, tokenizer, tasks, folder, options.suite_limit, progress)
+            metrics, found = suite.run(full, tokenizer, tasks, folder, options.suite_limit, progress)
         progress("counting FLOPs", 0)
         cost = full.cost(texts[0].tokens[: run.sequence_length])
+    if options.items is not None:
+        items.write(options.items, outcome.documents, found)
     return record(run, outcome, cost, metrics, missing, box.name, time.monotonic() - began)
 
 
@@ -195,11 +199,18 @@ def record(
         "flops_void": cost.void,
         "step": run.step,
         "checks": outcome.checks,
-        "suite": {task: {name: list(pair) for name, pair in found.items()} for task, found in metrics.items()},
+        "suite": listed(metrics),
         "suite_missing": missing,
         "sandbox": sandbox,
         "seconds": round(seconds, 3),
     }
+
+
+def listed(metrics: dict[str, suite.Metrics]) -> dict[str, dict[str, list[float]]]:
+    """Task -> metric -> [value, standard error], the normalised average last."""
+    average = suite.overall(metrics)
+    whole = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
+    return {task: {name: list(pair) for name, pair in found.items()} for task, found in whole.items()}
 
 
 def train_flops(run: Run, cost: Cost) -> float | None:

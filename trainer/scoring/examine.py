@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Examination:
 
     bits: Bits
     checks: dict[str, Any]
+    documents: list[tuple[float, int]]
+    """Of each document: bits that the model needs, bytes."""
 
 
 def examine(
@@ -53,7 +56,9 @@ def examine(
     comparison.verdict()
     documents = [np.concatenate(parts) for parts in by_document(windows, nats, len(texts))]
     lengths = [byte_lengths[text.tokens] for text in texts]
-    return Examination(Bits.of(documents, [text.size for text in texts], lengths), comparison.report())
+    sizes = [text.size for text in texts]
+    needed = [float(part.sum()) / math.log(2) for part in documents]
+    return Examination(Bits.of(documents, sizes, lengths), comparison.report(), list(zip(needed, sizes, strict=True)))
 
 
 def full_pass(

@@ -1,7 +1,8 @@
 """The benchmark suite: which lm-eval tasks there are, where their files lie, what comes out.
 
-Tasks are read from local files (`--eval-data`), never from the Hub; a task whose files are not there is left out and
-named. Multipliers come from bits per byte: this is a check of sanity; unlike the held-out text, the tasks are public.
+Tasks are read from local files (`--eval-data FOLDER`), a task whose files are not there is left out and named; or from
+the Hub (`--eval-data hub`), by the same names. Multipliers come from bits per byte: this is a check of sanity; unlike
+the held-out text, the tasks are public.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
 BOOTSTRAPS = 1000
 """Resamples for the standard error of a metric that has no formula (perplexity)."""
 
+HUB = Path("hub")
+"""In place of a folder: tasks come from the Hub."""
+
 Metrics = dict[str, tuple[float, float]]
 """Metric -> (value, standard error)."""
+
+Item = dict[str, Any]
+"""How a model did on one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
 
 
 class UnknownTask(ValueError):
@@ -46,8 +53,10 @@ class Member:
     without: tuple[str, ...] = ()
     """Splits that lm-eval would read and that we do not have."""
 
-    def config(self, folder: Path) -> dict[str, Any]:
+    def config(self, folder: Path) -> dict[str, Any] | str:
         """As a member of an inline group, which lm-eval merges with the registered task; a bare one it would not."""
+        if folder == HUB:
+            return self.task
         return {
             "task": self.task,
             "dataset_path": "json",
@@ -73,14 +82,46 @@ PARADIGMS = (
 )
 """Of BLiMP's 67: one or two from each of its twelve phenomena that such a small model can begin to learn."""
 
+
+def on_validation(task: str) -> tuple[Member, ...]:
+    return (Member(task, "validation", f"{task}/validation.jsonl.gz", without=("training_split",)),)
+
+
+def on_test(task: str, file: str = "test") -> tuple[Member, ...]:
+    return (Member(task, "test", f"{task}/{file}.jsonl.gz", without=("training_split", "validation_split")),)
+
+
 SUITE: dict[str, tuple[Member, ...]] = {
     # BLiMP's only split is called train.
     "blimp": tuple(Member(f"blimp_{name}", "train", f"blimp/{name}.jsonl.gz") for name in PARADIGMS),
     "lambada_openai": (Member("lambada_openai", "test", "lambada_openai/test.jsonl.gz"),),
-    "hellaswag": (Member("hellaswag", "validation", "hellaswag/validation.jsonl.gz", without=("training_split",)),),
+    "hellaswag": on_validation("hellaswag"),
+    "piqa": on_validation("piqa"),
+    "arc_easy": on_test("arc_easy"),
+    "arc_challenge": on_test("arc_challenge"),
+    "winogrande": on_validation("winogrande"),
+    "openbookqa": on_test("openbookqa"),
+    "boolq": on_validation("boolq"),
+    "copa": on_validation("copa"),
+    "sciq": on_test("sciq", "validation"),  # our file is its validation split
 }
 
-FOLDERS = ("blimp", "hellaswag", "lambada")
+HEADLINE: dict[str, tuple[str, float]] = {
+    "blimp": ("acc", 0.5),
+    "lambada_openai": ("acc", 0.0),
+    "hellaswag": ("acc_norm", 0.25),
+    "piqa": ("acc_norm", 0.5),
+    "arc_easy": ("acc_norm", 0.25),
+    "arc_challenge": ("acc_norm", 0.25),
+    "winogrande": ("acc", 0.5),
+    "openbookqa": ("acc_norm", 0.25),
+    "boolq": ("acc", 0.5),
+    "copa": ("acc", 0.5),
+    "sciq": ("acc_norm", 0.25),
+}
+"""The metric of each that goes into the average, and what guessing is worth in it."""
+
+FOLDERS = ("arc", "blimp", "hellaswag", "lambada", "openbookqa", "piqa", "sciq", "super_glue", "winogrande")
 """Where lm-eval describes them."""
 
 
@@ -89,6 +130,8 @@ def split_by_data(names: Sequence[str], folder: Path | None) -> tuple[list[str],
     for name in names:
         if name not in SUITE:
             raise UnknownTask(f"There is no task {name!r} in the suite; known: {', '.join(SUITE)}.")
+    if folder == HUB:
+        return list(names), []
     here = [name for name in names if folder and all((folder / member.file).is_file() for member in SUITE[name])]
     return here, [name for name in names if name not in here]
 
@@ -100,9 +143,9 @@ def run(
     folder: Path,
     limit: int | None,
     progress: Callable[[str, float], None],
-) -> dict[str, Metrics]:
-    """Metrics of each task, the first `limit` items of each of its members. The door is open and loaded."""
-    with _offline():
+) -> tuple[dict[str, Metrics], list[Item]]:
+    """Metrics and items of each task, the first `limit` of each of its members. The door is open and loaded."""
+    with _quietly(offline=folder != HUB):
         # Imported here: it takes a second, and most runs are scored without a suite.
         import lm_eval.tasks
         from lm_eval.evaluator import evaluate
@@ -111,16 +154,38 @@ def run(
         from trainer.scoring.benchmarks import DoorModel
 
         members = [member.config(folder) for name in names for member in SUITE[name]]
-        # Its index of all tasks takes six seconds to make; ours need three folders of it.
+        # Its index of all tasks takes six seconds to make; ours need a few folders of it.
         folders = [Path(lm_eval.tasks.__file__).parent / name for name in FOLDERS]
         tasks = TaskManager(include_defaults=False, include_path=folders).load([{"group": "suite", "task": members}])
         model = DoorModel(door, tokenizer, progress)
         try:
-            answer = evaluate(model, tasks, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAPS)
+            answer = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
         except OverflowError:
             raise TooFarOff from None
         door.check_watched()
-    return {name: average([metrics(answer["results"][member.task]) for member in SUITE[name]]) for name in names}
+    found = {name: average([metrics(answer["results"][member.task]) for member in SUITE[name]]) for name in names}
+    samples = answer["samples"]
+    return found, [item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
+
+
+def item(name: str, member: Member, sample: dict[str, Any]) -> Item:
+    """What is kept of lm-eval's own record of a question."""
+    part = {"part": member.task} if len(SUITE[name]) > 1 else {}
+    values = [float(value[0]) for value in sample["filtered_resps"]]
+    correct = {metric: float(sample[metric]) for metric in ("acc", "acc_norm") if metric in sample}
+    return {"task": name, **part, "item": sample["doc_id"], **correct, "log_likelihoods": values}
+
+
+def overall(found: dict[str, Metrics]) -> tuple[float, float] | None:
+    """The mean over tasks of (score - chance) / (1 - chance), and its standard error: 0 is guessing, 1 is perfect."""
+    if not found:
+        return None
+    parts = []
+    for name, metrics in found.items():
+        metric, chance = HEADLINE[name]
+        value, error = metrics[metric]
+        parts.append(((value - chance) / (1 - chance), error / (1 - chance)))
+    return sum(value for value, _ in parts) / len(parts), math.sqrt(sum(error**2 for _, error in parts)) / len(parts)
 
 
 def metrics(result: dict[str, Any]) -> Metrics:
@@ -144,8 +209,8 @@ def average(members: Sequence[Metrics]) -> Metrics:
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """No network, no cache left behind, and silence: lm-eval and datasets print bars and notes, on either stream."""
+def _quietly(offline: bool) -> Iterator[None]:
+    """Silence: lm-eval and datasets print bars and notes, on either stream. Offline no network and no cache is left."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with (
         tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache,
@@ -153,9 +218,7 @@ def _offline() -> Iterator[None]:
         contextlib.redirect_stdout(nowhere),
     ):
         settings = {
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "HF_DATASETS_CACHE": cache,
+            **({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": cache} if offline else {}),
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
             "TQDM_DISABLE": "1",
             "DISABLE_MULTIPROC": "1",  # lm-eval would start processes to draw a thousand samples
