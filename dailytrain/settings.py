@@ -68,6 +68,10 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.humanize",
     "django_celery_beat",
+    "allauth",
+    "allauth.account",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.github",
     "ninja",
     "scheduler",
     "leaderboard",
@@ -82,6 +86,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "dailytrain.headers.ContentSecurityPolicy",
 ]
@@ -173,6 +178,39 @@ SIGNING_KEY = HOME / "keys" / "signing.key"
 """Ed25519; signs every job spec. Nodes pin its public half."""
 LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
 GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
+
+# --- sign-in ------------------------------------------------------------------------------------------------------
+
+GITHUB_CLIENT_ID = text("GITHUB_CLIENT_ID")
+GITHUB_CLIENT_SECRET = text("GITHUB_CLIENT_SECRET")
+"""Of an OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/."""
+LOCAL_ACCOUNTS = boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
+"""Anybody may make an account with a password: for development. Off as soon as there is GitHub."""
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "my-nodes"
+ACCOUNT_ADAPTER = "dailytrain.signing_in.Accounts"
+ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_UNIQUE_EMAIL = False  # an address is nobody's name here
+ACCOUNT_SESSION_REMEMBER = True
+ACCOUNT_LOGOUT_REDIRECT_URL = "/"
+ACCOUNT_USERNAME_BLACKLIST = ["site"]
+"""Who acts in the audit log when it is nobody (`Event.actor`)."""
+ACCOUNT_DEFAULT_HTTP_PROTOCOL = SITE_URL.partition(":")[0]
+SOCIALACCOUNT_ONLY = not LOCAL_ACCOUNTS
+SOCIALACCOUNT_ADAPTER = "dailytrain.signing_in.GitHubAccounts"
+SOCIALACCOUNT_PROVIDERS = {
+    "github": {
+        "APPS": (
+            [{"client_id": GITHUB_CLIENT_ID, "secret": GITHUB_CLIENT_SECRET}]
+            if GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET
+            else []
+        ),
+        "OAUTH_PKCE_ENABLED": True,
+    }
+}
 
 # --- the rest -----------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,41 @@
-"""Addresses. Pages are in `leaderboard/urls.py`, what nodes say is in `scheduler/node_api.py`."""
+"""Addresses. Pages: `leaderboard/urls.py`, `scheduler/urls.py`; what nodes say: `scheduler/node_api.py`."""
 
 from __future__ import annotations
 
+from allauth.account import views as account
+from allauth.socialaccount import views as social
+from allauth.socialaccount.providers.github import views as github
+from django.conf import settings
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import URLPattern, include, path
+from django.views.generic import RedirectView
 
 from dailytrain.health import healthz
+from dailytrain.signing_in import leads_to_github
 from leaderboard.api import api
 from scheduler.node_api import node_api
+
+# Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
+accounts: list[URLPattern] = [
+    path("", RedirectView.as_view(pattern_name="my-nodes"), name="socialaccount_connections"),
+    path("login/", leads_to_github(account.login), name="account_login"),
+    path("logout/", account.logout, name="account_logout"),
+    path("inactive/", account.account_inactive, name="account_inactive"),
+    path("github/login/", leads_to_github(github.oauth2_login), name="github_login"),
+    path("github/login/callback/", github.oauth2_callback, name="github_callback"),
+    path("github/cancelled/", social.login_cancelled, name="socialaccount_login_cancelled"),
+    path("github/error/", social.login_error, name="socialaccount_login_error"),
+    path("github/signup/", social.signup, name="socialaccount_signup"),
+]
+if settings.LOCAL_ACCOUNTS:
+    accounts.append(path("signup/", leads_to_github(account.signup), name="account_signup"))
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("admin/", admin.site.urls),
     path("api/v1/", api.urls),
     path("api/node/v1/", node_api.urls),
+    path("accounts/", include(accounts)),
+    path("sponsors/", include("scheduler.urls")),
     path("", include("leaderboard.urls")),
 ]

@@ -1,6 +1,7 @@
 from scheduler.models.events import Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
 from scheduler.models.pool import JoinToken, Node, Window
+from scheduler.models.sponsors import Sponsor
 from scheduler.models.sweeps import Sweep
 from scheduler.models.vetting import Judgement
 
@@ -15,6 +16,7 @@ __all__ = [
     "Lease",
     "LogChunk",
     "Node",
+    "Sponsor",
     "Sweep",
     "Window",
 ]

@@ -1,0 +1,25 @@
+"""Who lends: the name under which a sponsor stands on the public list."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.core.validators import URLValidator
+from django.db import models
+from django.utils import timezone
+
+LINK = URLValidator(schemes=["http", "https"])
+
+
+class Sponsor(models.Model):
+    """A user who lends nodes. Whether the public sees the name is said for each node (`Node.shown`)."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="sponsor")
+    name = models.CharField(max_length=60)
+    link = models.CharField(max_length=200, blank=True, validators=[LINK])
+    since = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["name", "pk"]
+
+    def __str__(self) -> str:
+        return self.name

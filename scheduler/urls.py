@@ -1,0 +1,7 @@
+"""The sponsors' pages, under `/sponsors/`."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern
+
+urlpatterns: list[URLPattern] = []
