@@ -21,10 +21,11 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import runs, trust
+from leaderboard import outcomes, runs, trust
 from leaderboard.models import Replay, Run
 from leaderboard.sanitise import plain_text
 from scheduler import vetting
+from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from trainer import wire
 
@@ -161,6 +162,9 @@ class Replaying:
 
     def cancelled(self, job: Job, reason: str) -> None:
         abandon(Replay.objects.select_related("run").get(job=job), reason)
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return outcomes.of_replays(jobs)
 
 
 def conclude(replay: Replay, found: wire.Replayed, where: str) -> None:

@@ -11,11 +11,12 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import charges, metrics, probes, replays, runs, trust
+from leaderboard import charges, metrics, outcomes, probes, replays, runs, trust
 from leaderboard.models import Run, Score
 from leaderboard.sanitise import plain_json, plain_text
 from leaderboard.verdicts import Verdict
 from scheduler import storage
+from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import wire
 
@@ -113,6 +114,9 @@ class Training:
     def cancelled(self, job: Job, reason: str) -> None:
         stop(Run.objects.get(job=job), reason)
 
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return outcomes.of_training(jobs)
+
 
 class Scoring:
     """Jobs of kind `score`."""
@@ -161,6 +165,9 @@ class Scoring:
 
     def cancelled(self, job: Job, reason: str) -> None:
         stop(Run.objects.get(score_job=job), reason)
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return outcomes.of_scoring(jobs)
 
 
 def judge(run: Run, verdict: Verdict, node: str) -> None:

@@ -167,9 +167,19 @@ def refuse_banned(node: Node) -> None:
 
 @transaction.atomic
 def revoke(node: Node, actor: str) -> bool:
-    """Make the node's token worthless; return whether it had one. Its lease runs out by itself, unheard."""
+    """Make the node's token worthless; return whether it had one. Its lease runs out by itself, unheard.
+
+    So are the tokens with which it could join again.
+    """
+    withdraw(node)
     revoked = Node.objects.filter(pk=node.pk, token_hash__isnull=False).update(token_hash=None)
     node.refresh_from_db()
     if revoked:
         Event.record(actor, node, f"The token of {node.name} was revoked.")
     return revoked == 1
+
+
+def withdraw(node: Node) -> None:
+    """Let the node's join tokens expire now, also one whose answer may have been lost."""
+    now = timezone.now()
+    JoinToken.objects.filter(Q(renews=node) | Q(used_by=node), expires_at__gt=now).update(expires_at=now)

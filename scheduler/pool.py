@@ -94,13 +94,14 @@ def ban(node: Node, by: str, why: str = "") -> bool:
     return set_state(node, Node.State.BANNED, by, why or "It was banned by a maintainer.")
 
 
-def resume(node: Node, by: str, why: str = "") -> bool:
-    """Let a drained, paused or banned node work again, and forget what went badly."""
-    Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
+def resume(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
+    """Let a drained or paused node work again, and forget what went badly. Its owner may not lift a ban."""
+    stopped = [Node.State.DRAINING, Node.State.PAUSED, *([Node.State.BANNED] if lifts_ban else [])]
+    Node.objects.filter(pk=node.pk, state__in=stopped).update(failures=0, rest_until=None)
     return change(
         node,
         Node.State.OFFLINE,  # online with its next question
-        since=[Node.State.DRAINING, Node.State.PAUSED, Node.State.BANNED],
+        since=stopped,
         by=by,
         why=why,
         sentence=f"{node.name} may work again.",
@@ -127,7 +128,9 @@ def set_trust(node: Node, trusted: bool, by: str, sentence: str) -> bool:
 
 
 def set_state(node: Node, to: Node.State, by: str, why: str) -> bool:
-    return change(node, to, since=[state for state in Node.State if state != to], by=by, why=why)
+    """From any other state; a ban stays a ban whatever else is asked."""
+    since = [state for state in Node.State if state not in (to, Node.State.BANNED)]
+    return change(node, to, since=since, by=by, why=why)
 
 
 @transaction.atomic

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scheduler.kinds import About
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import wire
 
@@ -38,3 +39,6 @@ class Recorder:
 
     def cancelled(self, job: Job, reason: str) -> None:
         CALLS.append(("cancelled", reason))
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return {job.pk: About(f"Idea {job.pk}", f"/runs/{job.pk}/", "1.5000 bits per byte") for job in jobs}
