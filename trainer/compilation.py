@@ -35,16 +35,19 @@ def writable(folder: Path) -> bool:
 
 
 def set_cache() -> None:
-    """Choose the folder, unless the environment has."""
+    """Choose the folder, unless the environment has. torch names its own there as soon as inductor is imported."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") not in (None, default_cache_dir()):
+        return
     lasting = cache_folder().parent / "compiled"
     folder = lasting if writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
 def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> None:
     """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
-    set_cache()
     model = objective.model
     if resolved.strategy == "fsdp":
         for block in model.repeated():

@@ -39,6 +39,7 @@ def setup(config: TrainConfig, console: Console, guard: integrity.Guard) -> Run:
     """Return the run, ready to train, where an earlier process stopped. Raises ValueError for what users can change."""
     device = pick_device(config)
     set_threads(config)
+    compilation.set_cache()
     before = kept_identity(config.out).get("train", {})
     resolved = resolve(config, device, settled(config, device, before))
     if config.arch not in ARCHITECTURES:

@@ -12,6 +12,7 @@ from trainer import compilation
 from trainer.failures import ModelFailure, models_fault, out_of_memory
 from trainer.randomness import random_state, restore_random_state
 from trainer.run import Run, write_run
+from trainer.strategies import agree
 
 
 def warm_up(run: Run, console: Console, undecided: bool) -> None:
@@ -43,11 +44,17 @@ def passes(run: Run, trying: bool) -> bool:
     rows = rows.to(run.fabric.device)
     fits = True
     try:
-        one_pass(run, rows)
+        # In training there are momenta, too: at most two for each weight.
+        weights = sum(weight.nbytes for weight in run.bare.parameters() if weight.requires_grad) if trying else 0
+        momenta = torch.empty(2 * weights, dtype=torch.uint8, device=run.fabric.device)
+        with models_fault("in its first pass"):
+            one_pass(run, rows)
+        del momenta
     except ModelFailure as failure:
         fits = not (trying and run.resolved.micro_batch > 1 and out_of_memory(failure.__cause__))
         if fits:
             raise
+    fits = agree(run.fabric, [fits]) == [1]
     if not fits:
         # Outside of the handler, whose traceback holds on to the tensors.
         run.bare.zero_grad(set_to_none=True)
@@ -56,12 +63,23 @@ def passes(run: Run, trying: bool) -> bool:
 
 
 def one_pass(run: Run, rows: torch.Tensor) -> None:
-    with models_fault("in its first pass"):
-        try:
-            run.fabric.backward(run.model(rows, rows) * 0)
-        except Exception as error:
-            if not compilation.breaks(error):
-                raise
-            # What cannot be translated in one piece is translated in several.
-            compilation.translate(run.objective, run.resolved, whole=False)
-            run.fabric.backward(run.model(rows, rows) * 0)
+    """Forward and backward as in training, forward as in evaluation."""
+    try:
+        there_and_back(run, rows)
+    except Exception as error:
+        if not compilation.breaks(error):
+            raise
+        # What cannot be translated in one piece is translated in several.
+        compilation.translate(run.objective, run.resolved, whole=False)
+        there_and_back(run, rows)
+    if run.resolved.compile:
+        run.bare.eval()
+        with torch.no_grad():
+            run.model(rows, rows, each=True)
+        run.bare.train()
+
+
+def there_and_back(run: Run, rows: torch.Tensor) -> None:
+    # One process may have too little memory where others have enough: they must not wait for it in here.
+    with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
+        run.fabric.backward(run.model(rows, rows) * 0)
