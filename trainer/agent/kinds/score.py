@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainer.agent.job import Job
 
 DOING = "scoring"
+FILES = ("items.jsonl.gz",)
+"""Stay with the job: what two runs are compared by, item by item."""
 OPTIMIZER = "optimizer.pt"
 """Nothing that the scorer needs, and the larger part of a checkpoint."""
 ANSWER_BYTES = 4 << 20
@@ -52,6 +54,7 @@ def lay_out(job: Job, order: ScoreOrder, data: Path) -> None:
 def command(job: Job, order: ScoreOrder, data: Path) -> list[str]:
     words = [*PYTHON, "-m", "trainer.scoring", str(job.workspace.run), "--dataset", str(data), "--json", "--job"]
     words += ["--sandbox", job.place.sandbox.name, "--model-source", str(job.workspace.source)]
+    words += ["--items", str(job.workspace.out / FILES[0])]
     if order.suite:
         words += ["--suite", ",".join(order.suite)]
     if order.suite_limit:
@@ -71,7 +74,7 @@ def outcome(code: int | None, answer: Path) -> Outcome:
     """Put the scorer's exit code and its answer together."""
     result = parse_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
     if code == 0 and result is not None:
-        return Outcome("done", result=result)
+        return Outcome("done", result=result, files=FILES)
     if code == MISBEHAVED and result is not None:
         sentence = one_line(result.get("failed"))
         return Outcome("failed", sentence or "The model did not pass the scorer's checks.", "model")
