@@ -6,7 +6,8 @@ version is told to update (`Register.version`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -170,6 +171,15 @@ class JobSpec(Message):
 # --- node <-> server, under /api/node/v1 ----------------------------------------------------------------------------
 
 
+class Gpu(Message):
+    """One GPU, as NVIDIA's driver tells it."""
+
+    name: str = Field(max_length=80)
+    memory_bytes: int = Field(default=0, ge=0)
+    driver: str = Field(default="", max_length=40)
+    uuid: str = Field(default="", max_length=80)
+
+
 class Hardware(Message):
     """What the node found out about itself."""
 
@@ -180,8 +190,47 @@ class Hardware(Message):
     memory_bytes: int
     disk_free_bytes: int
     gpus: tuple[str, ...] = ()
+    """Their names."""
     sandboxes: tuple[str, ...] = ()
     """Sandbox drivers that work here; the first is the one in use."""
+    gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)
+    """The same GPUs, in the same order."""
+    cuda: str = Field(default="", max_length=20)
+    """The newest CUDA that the driver knows."""
+    network_bytes_per_second: float | None = Field(default=None, ge=0, lt=1e15)
+    """As its own transfers to and from the site went lately, the slower direction; None until there was a large one."""
+    found_labels: tuple[Annotated[str, Field(max_length=40)], ...] = Field(default=(), max_length=64)
+    """What follows from all that: `2x3090`, `2x24gb`, `500gb`."""
+
+    def gpus_of(self, lane: int, lanes: int) -> tuple[Gpu, ...]:
+        """Return the GPUs of one of the node's lanes."""
+        return share(self.gpu_details, lane, lanes)
+
+
+Thing = TypeVar("Thing")
+
+
+def share(things: Sequence[Thing], lane: int, lanes: int) -> tuple[Thing, ...]:
+    """Return a lane's even share, lanes counted from 0: neighbours stay together, the first lanes get what is over."""
+    cuts = (-(-number * len(things) // lanes) for number in (lane, lane + 1))
+    return tuple(things[slice(*cuts)])
+
+
+class Health(Message):
+    """How the node is just now. None: it cannot tell."""
+
+    temperature_celsius: float | None = Field(default=None, gt=-100, lt=1000)
+    """Of its hottest GPU."""
+    throttled: bool = False
+    """Some GPU is slowed down by heat or by its power supply."""
+    gpu_used_bytes: int | None = Field(default=None, ge=0)
+    """Memory in use, all GPUs together."""
+    idle_gpu: bool = False
+    """A job runs, and its GPUs have had nothing to do for minutes."""
+    probe: ProbeReading | None = None
+    """What the last probe found here."""
+    trouble: str = Field(default="", max_length=300)
+    """Why it takes no job until this is mended, in a sentence; empty: nothing."""
 
 
 class Register(Message):
@@ -210,6 +259,13 @@ class Poll(Message):
     """How long the server may hold the question open before it answers "idle"."""
     abandoned: tuple[int, ...] = ()
     """Leases that this node held before it was restarted: the server puts their jobs back in the queue at once."""
+    lane: int = Field(default=0, ge=0, lt=64)
+    """Which of the node's lanes is free, counted from 0."""
+    lanes: int | None = Field(default=None, ge=1, le=64)
+    """How many it runs; None: an agent that knows no lanes."""
+    lanes_wished: int | None = Field(default=None, ge=1, le=64)
+    """What the sponsor's command line says; None: as many as the site says."""
+    health: Health | None = None
 
 
 class Lease(Message):
@@ -233,6 +289,8 @@ class Action(Message):
     reason: str = ""
     """A sentence for the sponsor."""
     lease: Lease | None = None
+    lanes: int | None = None
+    """Told to a node that runs another number of lanes: so many are wished. No job is given before it runs them."""
 
 
 # --- lease -> server, under /api/node/v1/leases/<lease>, `Authorization: Bearer <lease token>` -----------------------
@@ -244,6 +302,7 @@ class Heartbeat(Message):
     phase: Literal["preparing", "running", "uploading"]
     seconds: float
     """Wall seconds the job's processes have run under this lease, metered by the agent."""
+    health: Health | None = None
 
 
 class HeartbeatReply(Message):
@@ -273,7 +332,11 @@ class Acknowledged(Message):
 
 
 class Have(Message):
-    """POST /blobs: which of these does the server still want? Then `PUT /blobs/<sha256>` sends one, as raw bytes."""
+    """POST /blobs: which of these does the server still want? Then `PUT /blobs/<sha256>` sends one, as raw bytes.
+
+    A large one may come in pieces, in order, each with `Content-Range: bytes <first>-<last>/<size>` and answered with
+    `Acknowledged`, how far the server has it. `HEAD /blobs/<sha256>` asks for that after a break: `Upload-Offset`.
+    """
 
     files: tuple[FileRef, ...]
 
@@ -300,6 +363,8 @@ class Finish(Message):
     """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, a `Replayed`."""
     files: tuple[FileRef, ...] = ()
     """Small files that stay with the job (`run.json`), uploaded like blobs."""
+    seconds: float | None = None
+    """As in the heartbeat, once nothing runs any more; None: the last heartbeat's word stands."""
 
 
 class Refusal(Message):
