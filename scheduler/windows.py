@@ -1,0 +1,93 @@
+"""When is a node lent, and for how much longer? Pure: weekly windows in the owner's own time zone, on the wall clock.
+
+A window that ends where another begins goes on. On the two nights of the year when the clocks change, a time that
+comes twice or not at all is read so that the node is lent less, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+ALWAYS, WINDOWS, UNTIL = "always", "windows", "until"
+"""`Node.Available`."""
+WEEK = timedelta(days=7)
+NEVER = 0.0
+
+
+class Weekly(Protocol):
+    """A `Window`: lent from `start` on `weekday` (0 is Monday) to `end`, on the next day where that is not later."""
+
+    @property
+    def weekday(self) -> int: ...
+    @property
+    def start(self) -> time: ...
+    @property
+    def end(self) -> time: ...
+
+
+def seconds_left(
+    windows: Collection[Weekly], available: str, until: datetime | None, timezone: str, now: datetime
+) -> float | None:
+    """Return for how many seconds from `now` (aware) the node is lent: 0 where it is not, None where no end is near.
+
+    No end is near when a week from now it is lent without a break. A time zone that nobody knows lends nothing.
+    """
+    if available == ALWAYS:
+        return None
+    if available == UNTIL:
+        return max((until - now).total_seconds(), NEVER) if until else NEVER
+    for begin, end in stretches(windows, timezone, now):
+        if begin <= now < end:
+            return None if end - now > WEEK else (end - now).total_seconds()
+    return NEVER
+
+
+def opens_at(windows: Collection[Weekly], available: str, timezone: str, now: datetime) -> datetime | None:
+    """Return when a node that is not lent now will be again; None where that is not foreseen."""
+    if available != WINDOWS:
+        return None
+    return next((begin for begin, _ in stretches(windows, timezone, now) if begin > now), None)
+
+
+def stretches(windows: Collection[Weekly], timezone: str, now: datetime) -> list[tuple[datetime, datetime]]:
+    """Return the stretches in which the node is lent, from a week before `now` to more than a week after, in UTC."""
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return []
+    found = [instants(begin, end, zone) for begin, end in merged(windows, now.astimezone(zone).date())]
+    return [(begin, end) for begin, end in found if begin < end]
+
+
+def merged(windows: Collection[Weekly], today: date) -> list[tuple[datetime, datetime]]:
+    """Return the stretches on the wall clock around `today`, those that touch or overlap as one."""
+    found: list[tuple[datetime, datetime]] = []
+    for begin, end in sorted(on_the_wall(windows, today)):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def on_the_wall(windows: Collection[Weekly], today: date) -> Iterator[tuple[datetime, datetime]]:
+    """Yield each window on each of its days, more than a week to either side."""
+    for offset in range(-8, 10):
+        day = today + timedelta(days=offset)
+        for window in windows:
+            if window.weekday == day.weekday():
+                last = day if window.end > window.start else day + timedelta(days=1)
+                yield datetime.combine(day, window.start), datetime.combine(last, window.end)
+
+
+def instants(begin: datetime, end: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """Return two times on the wall as moments: of two readings the later beginning and the earlier end."""
+    return max(readings(begin, zone)), min(readings(end, zone))
+
+
+def readings(wall: datetime, zone: ZoneInfo) -> list[datetime]:
+    """Return the one or two moments that a time on the wall may mean."""
+    return [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]

@@ -1,0 +1,116 @@
+"""When a node is lent, in its owner's time zone, on every day of the year."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler import windows
+
+MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"]
+
+
+@dataclass(frozen=True)
+class Weekly:
+    weekday: int
+    start: time
+    end: time
+
+
+times = st.builds(time, st.integers(0, 23), st.sampled_from([0, 15, 30, 45]))
+weeks = st.lists(st.builds(Weekly, st.integers(0, 6), times, times), max_size=5)
+moments = st.integers(0, 2 * 366 * 24 * 12).map(lambda steps: MONDAY + steps * timedelta(minutes=5))
+
+
+def left(week: list[Weekly], now: datetime, zone: str = "UTC") -> float | None:
+    return windows.seconds_left(week, "windows", None, zone, now)
+
+
+def is_lent(week: list[Weekly], wall: datetime) -> bool:
+    """The same question, asked of the wall clock alone."""
+    for window in week:
+        for day in (wall.date(), wall.date() - timedelta(days=1)):
+            begin = datetime.combine(day, window.start)
+            end = datetime.combine(day if window.end > window.start else day + timedelta(days=1), window.end)
+            if day.weekday() == window.weekday and begin <= wall < end:
+                return True
+    return False
+
+
+@given(weeks, moments, st.sampled_from(ZONES))
+def test_a_node_is_never_lent_while_its_owners_clock_says_otherwise(
+    week: list[Weekly], now: datetime, zone: str
+) -> None:
+    wall = now.astimezone(ZoneInfo(zone)).replace(tzinfo=None, fold=0)
+    seconds = left(week, now, zone)
+    if seconds != 0:
+        assert is_lent(week, wall)
+    near = [(now + timedelta(hours=hours)).astimezone(ZoneInfo(zone)).utcoffset() for hours in range(-200, 201, 8)]
+    if len(set(near)) == 1:  # no clock changes: exactly then
+        assert (seconds != 0) == is_lent(week, wall)
+
+
+@given(weeks, moments, st.sampled_from(ZONES), st.floats(0, 1))
+def test_it_stays_lent_until_the_very_end_and_not_a_moment_longer(
+    week: list[Weekly], now: datetime, zone: str, part: float
+) -> None:
+    seconds = left(week, now, zone)
+    if seconds is None:
+        assert left(week, now + timedelta(days=7 * part), zone) != 0
+    elif seconds > 0:
+        assert seconds <= 7 * 86400
+        later = left(week, now + timedelta(seconds=int(seconds * part * 0.999)), zone)
+        assert later is not None
+        assert later == pytest.approx(seconds - int(seconds * part * 0.999))
+        assert left(week, now + timedelta(seconds=seconds), zone) == 0
+    else:
+        opens = windows.opens_at(week, "windows", zone, now)
+        if opens:
+            assert opens > now
+            assert left(week, opens, zone) != 0
+            assert left(week, opens - timedelta(seconds=1), zone) == 0
+
+
+def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins() -> None:
+    night = [Weekly(0, time(22), time(6))]
+    assert left(night, MONDAY + timedelta(hours=21)) == 0
+    assert left(night, MONDAY + timedelta(hours=23)) == 7 * 3600
+    assert left(night, MONDAY + timedelta(hours=29)) == 3600
+    assert left(night, MONDAY + timedelta(hours=5)) == 0
+
+
+def test_windows_that_touch_are_one_stretch_and_a_whole_week_has_no_end() -> None:
+    weekend = [Weekly(5, time(0), time(0)), Weekly(6, time(0), time(0))]
+    assert left(weekend, MONDAY - timedelta(days=2)) == 2 * 86400
+    assert left([Weekly(day, time(9), time(9)) for day in range(7)], MONDAY) is None
+
+
+def test_the_night_that_loses_an_hour_and_the_one_that_gains_one() -> None:
+    night = [Weekly(6, time(1), time(5))]  # Sundays, in Berlin
+    assert left(night, datetime(2026, 3, 29, 0, tzinfo=UTC), "Europe/Berlin") == 3 * 3600
+    assert left(night, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 5 * 3600
+    assert left(night, datetime(2026, 11, 1, 0, tzinfo=UTC), "Europe/Berlin") == 4 * 3600
+
+
+def test_an_hour_that_comes_twice_is_lent_once() -> None:
+    early, late = [Weekly(6, time(1), time(2, 30))], [Weekly(6, time(2, 30), time(4))]
+    assert left(early, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 1.5 * 3600
+    assert left(early, datetime(2026, 10, 25, 1, 15, tzinfo=UTC), "Europe/Berlin") == 0
+    assert left(late, datetime(2026, 10, 25, 0, 45, tzinfo=UTC), "Europe/Berlin") == 0
+    assert left(late, datetime(2026, 10, 25, 1, 45, tzinfo=UTC), "Europe/Berlin") == 1.25 * 3600
+
+
+def test_always_a_burst_and_a_zone_that_nobody_knows() -> None:
+    assert windows.seconds_left([], "always", None, "UTC", MONDAY) is None
+    assert windows.seconds_left([], "until", MONDAY + timedelta(hours=12), "UTC", MONDAY) == 12 * 3600
+    assert windows.seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0
+    assert windows.seconds_left([], "until", None, "UTC", MONDAY) == 0
+    whole = [Weekly(day, time(0), time(0)) for day in range(7)]
+    assert left(whole, MONDAY, "Middle-earth/Bree") == 0
+    assert left([], MONDAY) == 0
