@@ -169,6 +169,12 @@ JOB_KINDS = {
     "score": "leaderboard.results.Scoring",
     "replay": "leaderboard.replays.Replaying",
 }
+POOL_TRACKS = "leaderboard.runs.tracks"
+"""Function that names what a node can be lent to alone (`scheduler.kinds.tracks`)."""
+NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
+"""Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
+NODE_PACKAGE = text("NODE_PACKAGE", "dailytrain[training]")
+"""What pipx installs for a sponsor without Docker: a name on a package index, or an address of a wheel."""
 MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))
 """Address or path of the repository whose `main` is trained every night."""
 MAIN_BRANCH = text("MAIN_BRANCH", "main")
@@ -177,6 +183,8 @@ REPOSITORIES = HOME / "repositories"
 SIGNING_KEY = HOME / "keys" / "signing.key"
 """Ed25519; signs every job spec. Nodes pin its public half."""
 LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
+QUEUE_READ_SECONDS = float(text("QUEUE_READ_SECONDS", "1"))
+"""So long the questions of one process share a look at the queue; 0: each has its own."""
 GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
 
 # --- sign-in ------------------------------------------------------------------------------------------------------

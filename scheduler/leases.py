@@ -6,7 +6,6 @@ Every change is a conditional UPDATE whose count is looked at, with its Event an
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -15,7 +14,7 @@ from django.db.models import F, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, jobs, lines, matching, pool, signing, storage, uploads
+from scheduler import auth, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.refusals import Over
@@ -39,27 +38,37 @@ def lease_time() -> timedelta:
 # --- getting a job ---------------------------------------------------------------------------------------------------
 
 
-def claim(node: Node, waiting: Sequence[matching.Line] | None = None) -> wire.Lease | None:
-    """Give the node the job that it should do now, or None. Whoever has just read the queue may bring it along."""
-    waiting = lines.waiting_lines() if waiting is None else waiting
-    if not waiting:
-        return None
+def claim(
+    node: Node,
+    lane: int = 0,
+    *,
+    queue: matching.Queue | None = None,
+    seeker: matching.Seeker | None = None,
+) -> wire.Lease | None:
+    """Give the node the job that it should do now, or None. Whoever has just looked may bring along what was seen."""
     now = timezone.now()
-    for line in matching.order(waiting, pool.seeker(node), lines.seconds_used(now), now)[:TRIES]:
-        if granted := take(node, line):
+    queue = queue or lines.queue(now)
+    tries = 0
+    for line in queue.fitting(seeker or seekers.seeker(node, now, lane=lane)):
+        if granted := take(node, line, lane, queue):
             return granted
+        tries += 1
+        if tries == TRIES:
+            break
     return None
 
 
-def take(node: Node, line: matching.Line) -> wire.Lease | None:
-    """Lease the first job of a line to the node; None when there is none left, or the node holds a lease already."""
+def take(node: Node, line: matching.Line, lane: int, queue: matching.Queue) -> wire.Lease | None:
+    """Lease the first job of a line to the node; None when there is none left, or the lane holds a lease already."""
     job: Job | None = None
     try:
         with transaction.atomic():
-            job = lines.first_of(line)
-            return grant(job, node) if job else None
+            job = lines.first_of(line, node, timezone.now())
+            if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
+                queue.forget(line)
+            return grant(job, node, lane) if job else None
     except IntegrityError:
-        return None  # one active lease per node, per job: this node asked twice at once
+        return None  # one active lease per lane, per job: this node asked twice at once
     except Unorderable:
         assert job is not None
         logger.exception("Job %s cannot be ordered", job.pk)
@@ -69,7 +78,7 @@ def take(node: Node, line: matching.Line) -> wire.Lease | None:
         return None
 
 
-def grant(job: Job, node: Node) -> wire.Lease | None:
+def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
     """Claim the job with one conditional UPDATE and make its lease; None when another asker was faster."""
     now = timezone.now()
     claimed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(

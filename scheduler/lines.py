@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db import connection
-from django.db.models import Case, F, Min, Sum, When
+from django.db.models import Case, DurationField, Exists, ExpressionWrapper, F, Min, OuterRef, QuerySet, Sum, When
 from django.db.models.functions import Greatest
 
 from scheduler import matching
-from scheduler.models import Job, Lease
+from scheduler.models import Job, Lease, Node
 
 SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
+HANDED_ON = timedelta(hours=24)
+"""So long a run that has had its hours on a node is left to others; where there are none it comes back the next day."""
 FIELDS = (
     "priority",
     "impact",
@@ -22,6 +26,12 @@ FIELDS = (
     "needs_trusted",
     "needs_sandbox",
     "needs_disk_bytes",
+    "needs_gpus",
+    "needs_gpu_memory_bytes",
+    "needs_memory_bytes",
+    "track",
+    "from_core",
+    "checkpoint_seconds",
     "excluded_nodes",
     "excluded_owners",
 )
@@ -37,6 +47,12 @@ def waiting_lines() -> list[matching.Line]:
     return [matching.Line(**{**row, **{name: tuple(row[name]) for name in LISTS}}) for row in rows]
 
 
+def line_of(job: Job) -> matching.Line:
+    """Return a job as a line of its own."""
+    fields = {name: getattr(job, name) for name in FIELDS}
+    return matching.Line(**{**fields, **{name: tuple(fields[name]) for name in LISTS}}, waiting_since=job.queued_at)
+
+
 def seconds_used(now: datetime) -> dict[str, float]:
     """Return what each author had lately; a job under way counts for at least its expected length. One query."""
     under_way = When(state=Lease.State.ACTIVE, then=Greatest(F("seconds"), F("job__expected_seconds")))
@@ -49,10 +65,68 @@ def seconds_used(now: datetime) -> dict[str, float]:
     return dict(rows)
 
 
-def first_of(line: matching.Line) -> Job | None:
-    """Return the job of this line that has waited longest and that nobody else is just taking. Bring a transaction."""
+# --- a look at the queue, shared by the questions of this process ----------------------------------------------------
+
+
+class Reader:
+    """The queue as this process read it last.
+
+    Reading costs more the longer the queue is, and nodes ask hundreds of times a second, so within
+    `settings.QUEUE_READ_SECONDS` all questions share a look. What is stale in it does no harm: a job is claimed by a
+    conditional UPDATE, an emptied line is passed over, and whoever finds nothing looks again in a moment.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: matching.Queue | None = None
+
+    def queue(self, now: datetime) -> matching.Queue:
+        last, lasts = self._last, timedelta(seconds=settings.QUEUE_READ_SECONDS)
+        if last is not None and timedelta() <= now - last.read_at < lasts:
+            return last
+        # While somebody else is reading, the others go on with what there was a moment ago.
+        recent = last is not None and timedelta() <= now - last.read_at < 10 * lasts
+        if not self._lock.acquire(blocking=not recent):
+            assert last is not None, "there is a recent look"
+            return last
+        try:
+            self._last = read(now)
+            return self._last
+        finally:
+            self._lock.release()
+
+
+READER = Reader()
+
+
+def queue(now: datetime) -> matching.Queue:
+    """Return the queue, as of now or of a moment ago."""
+    return READER.queue(now) if settings.QUEUE_READ_SECONDS else read(now)
+
+
+def read(now: datetime) -> matching.Queue:
+    """Return the queue. Two queries, whatever its length."""
+    return matching.Queue(waiting_lines(), seconds_used(now), now)
+
+
+# --- from a line to a job --------------------------------------------------------------------------------------------
+
+
+def first_of(line: matching.Line, node: Node, now: datetime) -> Job | None:
+    """Return the job of this line that has waited longest, that nobody else is just taking, and that this node has not
+    given its hours already. Bring a transaction."""
     alike = {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
     waiting = Job.objects.filter(state=Job.State.QUEUED, **alike).order_by("queued_at", "pk")
+    if node.max_hours is not None:
+        waiting = waiting.filter(~Exists(hours_given(node, now)))
     if connection.features.has_select_for_update_skip_locked:
-        waiting = waiting.select_for_update(skip_locked=True)
+        waiting = waiting.select_for_update(skip_locked=True, of=("self",))
     return waiting.first()
+
+
+def hours_given(node: Node, now: datetime) -> QuerySet[Lease]:
+    """Return the node's leases of the outer job that lately took more than half of what its owner lends to one run."""
+    assert node.max_hours is not None, "ask only where there is an end"
+    lasted = ExpressionWrapper(F("ended_at") - F("started_at"), output_field=DurationField())
+    ended = Lease.objects.filter(job=OuterRef("pk"), node=node, ended_at__gt=now - HANDED_ON)
+    return ended.alias(lasted=lasted).filter(lasted__gt=timedelta(hours=node.max_hours) / 2)

@@ -5,30 +5,55 @@ competes. So the choice costs as much as there are different lines, however many
 
 The order: priority, then impact, then shorter, then the author who had less lately, then age. Age also lifts: each
 `LIFT` of waiting counts like the next higher priority, without end, so nothing starves.
+
+A node gets only what it can do (labels, GPUs, memory, disk), what its owner lends it for, and what comes to its first
+checkpoint before the owner wants it back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 LIFT = timedelta(hours=24)
 """One night of waiting is worth one step of priority: a ladder run goes before tonight's train after four. A guess."""
 STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
+LEEWAY_SECONDS = 180.0
+"""To fetch what a job needs and to send back what it made, beside the work itself. A guess."""
+GB = 10**9
+"""Labels count in decimal gigabytes: a card sold with 24 GB has a little more than that, never less."""
+
+GPU_LABEL = re.compile(r"([1-9]\d{0,2})x(\d{1,4})gb")
+DISK_LABEL = re.compile(r"(\d{1,6})gb")
+MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeker:
-    """A node that asks for work."""
+    """A node, or one lane of it, that asks for work."""
 
     labels: frozenset[str]
     trusted: bool
     sandboxed: bool
     """False where jobs run with the node's own rights."""
     disk_free_bytes: int
+    """Of what its owner lends."""
+    gpus: int = 0
+    gpu_memory_bytes: int = 0
+    """Of the smallest of them."""
+    memory_bytes: int = 0
+    serves: str = "everyone"
+    """`Node.Serves`: everyone, core, or the track `serves_track` alone."""
+    serves_track: str = ""
+    seconds_left: float | None = None
+    """Until its owner wants it back; None where no end is near."""
+    max_seconds: float | None = None
+    """That its owner lends to one run."""
     node: int | None = None
     owner: int | None = None
     """User id; None where the node belongs to nobody but the site."""
@@ -46,18 +71,106 @@ class Line:
     needs_trusted: bool
     needs_sandbox: bool
     needs_disk_bytes: int
+    needs_gpus: int = 0
+    needs_gpu_memory_bytes: int = 0
+    """On each of them."""
+    needs_memory_bytes: int = 0
+    track: str = ""
+    from_core: bool = False
+    checkpoint_seconds: float = 0.0
+    """To the first checkpoint and between two; 0: it leaves none, and has to be done in one go."""
     excluded_nodes: tuple[int, ...] = ()
     excluded_owners: tuple[int, ...] = ()
     waiting_since: datetime
     """When the first of the line was queued."""
 
+    @property
+    def stretch(self) -> float:
+        """Seconds of work after which something is left of it that another node can go on from."""
+        return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
+
+    @property
+    def needs(self) -> tuple[object, ...]:
+        """Everything that decides who may serve it."""
+        return (
+            *(self.needs_labels, self.needs_trusted, self.needs_sandbox, self.needs_disk_bytes, self.needs_gpus),
+            *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.stretch),
+            *(self.excluded_nodes, self.excluded_owners),
+        )
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What labels ask for: some are numbers, the others are names."""
+
+    names: tuple[str, ...] = ()
+    gpus: int = 0
+    gpu_memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@lru_cache(maxsize=4096)
+def demand(labels: tuple[str, ...]) -> Demand:
+    """Read `2x24gb` (two GPUs of 24 GB or more each), `500gb` (of disk); any other label is a name."""
+    names, gpus, gpu_memory, disk = [], 0, 0, 0
+    for label in labels:
+        if found := GPU_LABEL.fullmatch(label):
+            gpus, gpu_memory = max(gpus, int(found[1])), max(gpu_memory, int(found[2]) * GB)
+        elif found := DISK_LABEL.fullmatch(label):
+            disk = max(disk, int(found[1]) * GB)
+        else:
+            names.append(label)
+    return Demand(tuple(names), gpus, gpu_memory, disk)
+
+
+def carries(node: Seeker, name: str) -> bool:
+    """Whether the node has a label of this name. Who has `4x3090` has `1x3090` too, in a lane with that many GPUs."""
+    wanted = MODEL_LABEL.fullmatch(name)
+    if wanted is None:
+        return name in node.labels
+    if int(wanted[1]) > node.gpus:
+        return False
+    held = (MODEL_LABEL.fullmatch(label) for label in node.labels)
+    return any(found and found[2] == wanted[2] and int(found[1]) >= int(wanted[1]) for found in held)
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """The lines in their order, which is the same for every node. What a node may serve is asked once for each need."""
+
+    def __init__(self, lines: Iterable[Line], used: Mapping[str, float], now: datetime) -> None:
+        """`used`: seconds each author had lately."""
+        self.read_at = now
+        self.lines = sorted(lines, key=lambda line: rank(line, used.get(line.author, 0.0), now))
+        numbers: dict[tuple[object, ...], int] = {}
+        self._needs = [numbers.setdefault(line.needs, len(numbers)) for line in self.lines]
+        self._examples = list({number: line for number, line in zip(self._needs, self.lines, strict=True)}.values())
+        self._gone: set[int] = set()
+
+    def fitting(self, node: Seeker) -> Iterator[Line]:
+        """Yield the lines that this node may serve, best first."""
+        serves = [obstacle(line, node) is None for line in self._examples]
+        if any(serves):
+            for number, line in zip(self._needs, self.lines, strict=True):
+                if serves[number] and id(line) not in self._gone:
+                    yield line
+
+    def forget(self, line: Line) -> None:
+        """Nobody waits in this line any more."""
+        self._gone.add(id(line))
+
+    def why_idle(self, node: Seeker) -> str:
+        return why_idle(self._examples, node)
+
 
 def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: datetime) -> list[Line]:
     """Return the lines that this node may serve, best first. `used`: seconds each author had lately."""
-    return sorted(
-        (line for line in lines if obstacle(line, node) is None),
-        key=lambda line: rank(line, used.get(line.author, 0.0), now),
-    )
+    return list(Queue(lines, used, now).fitting(node))
 
 
 def rank(line: Line, used_seconds: float, now: datetime) -> tuple[int, int, int, float, datetime]:
@@ -75,6 +188,9 @@ def length(seconds: float) -> int:
     return math.floor(math.log2(max(seconds, 1.0)))
 
 
+# --- who may serve whom ----------------------------------------------------------------------------------------------
+
+
 def obstacle(line: Line, node: Seeker) -> str | None:
     """Return why this node may not serve the line, as the rest of a sentence ("waits for a node ..."), or None."""
     if line.needs_trusted and not node.trusted:
@@ -83,11 +199,47 @@ def obstacle(line: Line, node: Seeker) -> str | None:
         return "with a sandbox"
     if node.node in line.excluded_nodes or node.owner in line.excluded_owners:
         return "that has nothing to do with the people or the result to be checked"
-    if missing := sorted(set(line.needs_labels) - node.labels):
+    return unable(line, node) or unwilling(line, node) or too_late(line, node)
+
+
+def unable(line: Line, node: Seeker) -> str | None:
+    """Return what the machine lacks."""
+    asked = demand(line.needs_labels)
+    if missing := sorted(name for name in asked.names if not carries(node, name)):
         return f"labelled {', '.join(missing)}"
-    if line.needs_disk_bytes > node.disk_free_bytes:
-        return f"with {line.needs_disk_bytes / 1e9:.0f} GB of free disk"
+    gpus = max(line.needs_gpus, asked.gpus)
+    gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
+    if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
+        return with_gpus(gpus, gpu_memory)
+    if line.needs_memory_bytes > node.memory_bytes:
+        return f"with {gigabytes(line.needs_memory_bytes)} of memory"
+    disk = max(line.needs_disk_bytes, asked.disk_bytes)
+    return f"with {gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
+
+
+def with_gpus(gpus: int, memory_bytes: int) -> str:
+    of = f" of {gigabytes(memory_bytes)}" if memory_bytes else ""
+    return f"with {gpus} GPUs{of}" if gpus > 1 else f"with a GPU{of}"
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / GB:.0f} GB"
+
+
+def unwilling(line: Line, node: Seeker) -> str | None:
+    """Return which wish of the owner's stands against it."""
+    if node.serves == "core" and not line.from_core:
+        return "whose owner lends it to everyone"
+    if node.serves == "track" and node.serves_track != line.track:
+        return "whose owner lends it to more than one track"
     return None
+
+
+def too_late(line: Line, node: Seeker) -> str | None:
+    """Return why it would be for nothing to begin: the owner wants the machine back before anything is saved."""
+    left = min((seconds for seconds in (node.seconds_left, node.max_seconds) if seconds is not None), default=math.inf)
+    needed = line.stretch + LEEWAY_SECONDS
+    return f"that is free for {math.ceil(needed / 60)} minutes at a stretch" if needed > left else None
 
 
 def why_idle(lines: Collection[Line], node: Seeker) -> str:

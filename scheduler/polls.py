@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from django.db import connections
 from django.utils import timezone
 
-from scheduler import auth, expiry, leases, lines, matching, pool
-from scheduler.models import Job, Lease, Node
+from scheduler import auth, expiry, leases, lines, matching, pool, seekers
+from scheduler.models import Job, Lease, Node, Window
 from trainer import wire
 
 TICK_SECONDS = 1.0
@@ -28,6 +28,7 @@ class Question:
     looked_at: datetime | None = None
     """When the queue was last looked through."""
     idle_reason: str = field(default="The queue is empty.")
+    windows: list[Window] | None = None
 
     def first(self) -> wire.Action | None:
         """Look once, thoroughly; return the answer, or None where waiting may help."""
@@ -64,16 +65,34 @@ class Question:
             return idle(
                 wait, f"{node.failures} jobs in a row failed here for reasons of this machine: it rests a while."
             )
-        return None
+        return self.not_lent(now)
+
+    def not_lent(self, now: datetime) -> wire.Action | None:
+        """Return the answer for a node that its owner does not lend just now."""
+        if self.seeker(now).seconds_left != 0:
+            return None
+        opens = seekers.opens_at(self.node, now, self.windows)
+        wait = min((opens - now).total_seconds(), PAUSE_SECONDS) if opens else PAUSE_SECONDS
+        zone = seekers.zone_of(self.node)
+        again = f" It is again from {opens.astimezone(zone):%A, %H:%M} ({zone})." if opens else ""
+        return idle(wait, f"Its owner does not lend this node just now.{again}")
 
     def look(self, now: datetime) -> wire.Action | None:
         """Look through the queue for a job that fits."""
-        self.looked_at = now
-        waiting = lines.waiting_lines()
-        if lease := leases.claim(self.node, waiting):
+        queue = lines.queue(now)
+        self.looked_at = queue.read_at
+        seeker = self.seeker(now)
+        if lease := leases.claim(self.node, self.message.lane, queue=queue, seeker=seeker):
             return wire.Action(action="job", lease=lease)
-        self.idle_reason = matching.why_idle(waiting, pool.seeker(self.node))
+        self.idle_reason = queue.why_idle(seeker)
         return None
+
+    def seeker(self, now: datetime) -> matching.Seeker:
+        """Return the lane that asks. Its owner's windows are read once for each question."""
+        if self.windows is None:
+            self.windows = seekers.windows_of(self.node)
+        message = self.message
+        return seekers.seeker(self.node, now, lane=message.lane, lanes=message.lanes, lent=self.windows)
 
     def nothing(self) -> wire.Action:
         """Return the answer when the wait is over: ask again at once, since waiting is done here."""

@@ -8,7 +8,6 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from scheduler import matching
 from scheduler.models import Event, Node
 from trainer import wire
 
@@ -27,19 +26,6 @@ class NodeError(ValueError):
 
 def actor(node: Node) -> str:
     return f"node:{node.name}"
-
-
-def seeker(node: Node) -> matching.Seeker:
-    """Return the node as matching sees it. The first sandbox driver that it names is the one in use."""
-    sandboxes = node.hardware.get("sandboxes") or ["none"]
-    return matching.Seeker(
-        labels=frozenset(node.labels),
-        trusted=node.trusted,
-        sandboxed=sandboxes[0] != "none",
-        disk_free_bytes=int(node.hardware.get("disk_free_bytes") or 0),
-        node=node.pk,
-        owner=node.owner_id,
-    )
 
 
 # --- heard of --------------------------------------------------------------------------------------------------------

@@ -54,12 +54,19 @@ def opens_at(windows: Collection[Weekly], available: str, timezone: str, now: da
 
 def stretches(windows: Collection[Weekly], timezone: str, now: datetime) -> list[tuple[datetime, datetime]]:
     """Return the stretches in which the node is lent, from a week before `now` to more than a week after, in UTC."""
-    try:
-        zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+    known = zone(timezone)
+    if known is None:
         return []
-    found = [instants(begin, end, zone) for begin, end in merged(windows, now.astimezone(zone).date())]
+    found = [instants(begin, end, known) for begin, end in merged(windows, now.astimezone(known).date())]
     return [(begin, end) for begin, end in found if begin < end]
+
+
+def zone(timezone: str) -> ZoneInfo | None:
+    """Return the time zone of this IANA name, or None where nobody knows it."""
+    try:
+        return ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
 
 
 def merged(windows: Collection[Weekly], today: date) -> list[tuple[datetime, datetime]]:

@@ -19,6 +19,7 @@ import pytest
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
+os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 django.setup()  # and before the folders' own conftest.py import models
 

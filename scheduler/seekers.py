@@ -1,0 +1,75 @@
+"""A node as matching sees it: what it can do, what its owner lends it for, and for how much longer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from scheduler import windows
+from scheduler.matching import Seeker
+from scheduler.models import Node, Window
+from trainer import wire
+
+HOUR = 3600.0
+
+
+def seeker(
+    node: Node, now: datetime, *, lane: int = 0, lanes: int | None = None, lent: Collection[Window] | None = None
+) -> Seeker:
+    """Return one lane of the node. The first sandbox driver that it names is the one in use.
+
+    `lanes`: as many as it runs; None takes the owner's wish. `lent`: its windows, for whoever has them at hand;
+    otherwise they cost a query where it has any.
+    """
+    facts = node.hardware
+    lanes = lanes or node.lanes or 1
+    gpus, least = gpus_of(facts, lane, lanes)
+    free = int(facts.get("disk_free_bytes") or 0)
+    return Seeker(
+        labels=frozenset(node.labels),
+        trusted=node.trusted,
+        sandboxed=(facts.get("sandboxes") or ["none"])[0] != "none",
+        disk_free_bytes=free if node.disk_bytes is None else min(free, node.disk_bytes),
+        gpus=gpus,
+        gpu_memory_bytes=least,
+        memory_bytes=int(facts.get("memory_bytes") or 0) // lanes,
+        serves=node.serves,
+        serves_track=node.serves_track,
+        seconds_left=seconds_left(node, now, lent),
+        max_seconds=None if node.max_hours is None else node.max_hours * HOUR,
+        node=node.pk,
+        owner=node.owner_id,
+    )
+
+
+def gpus_of(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
+    """Return how many GPUs the lane has, and the memory of the smallest; 0 where an older agent does not tell it."""
+    details = facts.get("gpu_details")
+    if isinstance(details, list) and details:
+        memory = [int(gpu.get("memory_bytes") or 0) for gpu in wire.share(details, lane, lanes)]
+        return len(memory), min(memory, default=0)
+    names = facts.get("gpus")
+    return len(wire.share(names, lane, lanes)) if isinstance(names, list) else 0, 0
+
+
+def windows_of(node: Node) -> list[Window]:
+    """Return the node's windows, if its owner lends it in windows: then one query."""
+    return list(node.windows.all()) if node.available == Node.Available.WINDOWS else []
+
+
+def seconds_left(node: Node, now: datetime, lent: Collection[Window] | None = None) -> float | None:
+    """Return for how many seconds its owner still lends the node: 0 where he does not, None where no end is near."""
+    lent = windows_of(node) if lent is None else lent
+    return windows.seconds_left(lent, node.available, node.available_until, node.timezone, now)
+
+
+def opens_at(node: Node, now: datetime, lent: Collection[Window] | None = None) -> datetime | None:
+    """Return when a node that is not lent now will be lent again, if that is foreseen."""
+    lent = windows_of(node) if lent is None else lent
+    return windows.opens_at(lent, node.available, node.timezone, now)
+
+
+def zone_of(node: Node) -> ZoneInfo:
+    """Return its owner's time zone; UTC where nobody knows it."""
+    return windows.zone(node.timezone) or ZoneInfo("UTC")
