@@ -70,8 +70,8 @@ class Numbers:
     """What matrix products are computed in; weights are always fp32. Computed: bf16 where that is measured to be much
     faster, see `trainer.precision`. fp8 needs torchao and a GPU that has it."""
     compile: bool | None = None
-    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up if there is
-    a C++ compiler."""
+    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up where
+    there is a C++ compiler."""
     activation_checkpointing: bool = False
     """Keep no block's activations but its input and compute the rest again going backward: less memory, a third more
     work."""
@@ -248,7 +248,9 @@ def resolve(
     given, budget, on_cpu = config.train, config.parsed_budget(), device == "cpu"
     batch = given.batch or (8 if on_cpu else gpu_batch(budget, given.sequence_length or 2048))
     if batch % config.devices:
-        raise ConfigError(f"{config.devices} devices cannot share a step's {batch} rows evenly: give another train.batch")
+        raise ConfigError(
+            f"{config.devices} devices cannot share a step's {batch} rows evenly: give another train.batch"
+        )
     computed = {
         "micro_batch": largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",

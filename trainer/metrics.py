@@ -6,8 +6,8 @@
     {"kind": "sample", "step", "prompt", "text"}
 Losses are nats per token, in a train line the mean since the line before; `seconds` are those charged to the budget;
 `learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is the part of the
-devices' peak that went into the model's FLOPs (a CPU's peak is measured at the start and kept in `run.json`), null where
-nobody knows it; `spikes` are the updates left out so far. With a budget in steps, tokens or FLOPs only `seconds`,
+devices' peak that went into the model's FLOPs (a CPU's peak is measured at the start and kept in `run.json`), null
+where nobody knows it; `spikes` are the updates left out so far. With a budget in steps, tokens or FLOPs only `seconds`,
 `tokens_per_second`, `mfu` and `memory_bytes` depend on the clock or the machine's state.
 """
 
