@@ -8,9 +8,9 @@ import math
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from in_process import Nearby, written_run
 from scoring_models import documents, examined, held_out, needs_sandbox, write_run
 from torch.nn.functional import cross_entropy
 
@@ -88,35 +88,61 @@ def test_a_model_that_knows_nothing_needs_the_uniform_rate(tmp_path):
     assert outcome.bits.nats_per_token == pytest.approx(math.log(Run.open(folder).vocabulary_size), abs=1e-6)
 
 
-class Nearby:
-    """A door without a process behind it, for asking many models."""
+MODELS = {"litgpt": 12} | dict.fromkeys(ARCHITECTURES.keys() - {"litgpt"}, 47)
+"""How many of each, 200 in all. litgpt has none as small as the others."""
 
-    def __init__(self, run: Run, model: torch.nn.Module) -> None:
-        self.run, self.space, self.model = run, Door(run, driver("none")).space, model
+RANGES = {
+    "depth": (1, 2),
+    "width": (64, 128),
+    "heads": (1, 2),
+    "windows": ("L", "SL"),
+    "short_window": (4, 9),
+    "document_mask": (False, True),
+    "tied_head": (False, True),
+    "value_embeddings": (False, True),
+}
+"""What is drawn: one of these values for each field that an architecture's configuration has."""
 
-    def wait(self) -> None: ...
 
-    def check_watched(self) -> None: ...
+def drawn(arch: str, run: Run, dice: random.Random) -> torch.nn.Module:
+    """A small model of random shape, its weights far from rest."""
+    module = architecture(arch)
+    config = module.Config.sized(2, run.vocabulary_size, run.sequence_length)
+    known = {field.name for field in dataclasses.fields(config)}
+    chosen = {
+        name: dice.choice(values)
+        for name, values in RANGES.items()
+        if name in known and type(getattr(config, name)) is type(values[0])
+    }
+    model = module.Model(dataclasses.replace(config, **chosen)).eval()
+    scale = dice.choice((0.02, 0.1, 0.4))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return model
 
-    def close(self) -> None: ...
 
-    def ask(self, tokens: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return self.model(torch.from_numpy(tokens)).numpy()
+@pytest.fixture
+def one_thread():
+    """Such small products are done before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 def test_no_honest_model_is_accused(arch, tmp_path):
-    folder = real_run(tmp_path / "run", arch)
-    run = Run.open(folder)
-    tokenizer, found = held_out(folder)
-    for seed in (0, 3, 6):
-        model = checkpoint.load_model(folder)
+    run = written_run(tmp_path / "run")
+    tokenizer, found = held_out(run.folder)
+    lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
+    for seed in range(MODELS[arch]):
         torch.manual_seed(seed)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.05 * 2**seed)
-        door = Nearby(run, model)
-        lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
-        outcome = examine(door, door, found, lengths, end, lambda stage, done: None, random.Random(seed))
-        # The largest weights make logits of several hundred, which fp32 knows to 6e-5; the scorer's own limit is 1e-4.
+        door = Nearby(run, drawn(arch, run, random.Random(seed)))
+        outcome = examine(door, door, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
+        # The scorer's own limit is 1e-4.
         assert abs(outcome.checks["prefix"]["mean_gain"]) < 3e-5
+
+
+def test_these_are_two_hundred_models():
+    assert sum(MODELS.values()) >= 200
