@@ -50,10 +50,10 @@ def name_of(request: HttpRequest) -> str:
 
 @admin.register(Node)
 class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "last_seen", "failures"]
+    list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
     list_filter = ["state", "trusted"]
     search_fields = ["name"]
-    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "hardware", "last_seen", "rest_until"]
+    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "quota", "hardware", "last_seen", "rest_until"]
     fields = ["name", "owner", "labels", *readonly_fields]
     actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
 

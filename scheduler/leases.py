@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from itertools import islice
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
@@ -14,7 +15,7 @@ from django.db.models import F, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, jobs, lines, matching, pool, seekers, signing, storage, uploads
+from scheduler import auth, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.refusals import Over
@@ -48,17 +49,16 @@ def claim(
     """Give the node the job that it should do now, or None. Whoever has just looked may bring along what was seen."""
     now = timezone.now()
     queue = queue or lines.queue(now)
-    tries = 0
-    for line in queue.fitting(seeker or seekers.seeker(node, now, lane=lane)):
-        if granted := take(node, line, lane, queue):
+    seeker = seeker or seekers.seeker(node, now, lane=lane)
+    for line in islice(queue.fitting(seeker), TRIES):
+        if granted := take(node, line, lane, queue, seeker):
             return granted
-        tries += 1
-        if tries == TRIES:
-            break
     return None
 
 
-def take(node: Node, line: matching.Line, lane: int, queue: matching.Queue) -> wire.Lease | None:
+def take(
+    node: Node, line: matching.Line, lane: int, queue: matching.Queue, seeker: matching.Seeker
+) -> wire.Lease | None:
     """Lease the first job of a line to the node; None when there is none left, or the lane holds a lease already."""
     job: Job | None = None
     try:
@@ -66,7 +66,9 @@ def take(node: Node, line: matching.Line, lane: int, queue: matching.Queue) -> w
             job = lines.first_of(line, node, timezone.now())
             if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
                 queue.forget(line)
-            return grant(job, node, lane) if job else None
+            if job is None or endings.too_soon(job, node, seeker):
+                return None
+            return grant(job, node, lane)
     except IntegrityError:
         return None  # one active lease per lane, per job: this node asked twice at once
     except Unorderable:
@@ -150,6 +152,8 @@ def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
         return wire.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
     if node.state == Node.State.PAUSED:
         return wire.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
+    if reason := endings.due(lease, now):
+        return wire.HeartbeatReply(stop="finish", reason=reason)
     return wire.HeartbeatReply()
 
 

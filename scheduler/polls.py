@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from django.db import connections
 from django.utils import timezone
 
-from scheduler import auth, expiry, leases, lines, matching, pool, seekers
+from scheduler import auth, expiry, leases, lines, matching, pool, quota, seekers
 from scheduler.models import Job, Lease, Node, Window
 from trainer import wire
 
@@ -65,6 +65,8 @@ class Question:
             return idle(
                 wait, f"{node.failures} jobs in a row failed here for reasons of this machine: it rests a while."
             )
+        if until := quota.exhausted_until(node, now):
+            return idle(PAUSE_SECONDS, quota.sentence(node, until))
         return self.not_lent(now)
 
     def not_lent(self, now: datetime) -> wire.Action | None:

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 from django.db import IntegrityError, transaction
 
+from scheduler import quota
 from scheduler.models import Event, Job, Judgement, Node
 
 PROBATION = 10
@@ -51,9 +52,10 @@ def judge(node: Node, job: Job, valid: bool, sentence: str, *, actor: str) -> bo
     try:
         with transaction.atomic():
             Judgement.objects.create(node=node, job=job, valid=valid, sentence=sentence[:500])
-            before = Node.objects.select_for_update().get(pk=node.pk).valid_in_a_row
-            node.valid_in_a_row = after(before, valid)
-            Node.objects.filter(pk=node.pk).update(valid_in_a_row=node.valid_in_a_row)
+            before = Node.objects.select_for_update().get(pk=node.pk)
+            node.valid_in_a_row = after(before.valid_in_a_row, valid)
+            node.quota = quota.after(before.quota, valid)
+            Node.objects.filter(pk=node.pk).update(valid_in_a_row=node.valid_in_a_row, quota=node.quota)
             Event.record(actor, node, f"{sentence} {standing(node.valid_in_a_row)}")
     except IntegrityError:
         return False
