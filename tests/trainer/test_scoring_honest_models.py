@@ -92,7 +92,7 @@ MODELS = {"litgpt": 12} | dict.fromkeys(ARCHITECTURES.keys() - {"litgpt"}, 47)
 """How many of each, 200 in all. litgpt has none as small as the others."""
 
 RANGES = {
-    "depth": (1, 2),
+    "depth": (2, 3),
     "width": (64, 128),
     "heads": (1, 2),
     "windows": ("L", "SL"),
