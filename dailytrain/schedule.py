@@ -9,6 +9,7 @@ from django.db import transaction
 EVERY: dict[str, tuple[str, int]] = {
     # name: task, seconds
     "Expire leases": ("scheduler.tasks.expire_leases", 5),
+    "Make room for nightlies": ("scheduler.tasks.make_room", 15),
     "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
     "Fill the ladders": ("leaderboard.tasks.fill_ladders", 15),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),

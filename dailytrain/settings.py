@@ -123,7 +123,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
-# --- broker, background work --------------------------------------------------------------------------------------
+# --- broker, background work, caches ------------------------------------------------------------------------------
 
 REDIS_URL = text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
 """`manage.py run` starts an embedded server at the default address."""
@@ -134,6 +134,23 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "socket_connect_timeout": 2}
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
+
+LOCAL_CACHE = {
+    "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+    "OPTIONS": {"MAX_ENTRIES": 100_000},  # a rate limit that is evicted is no limit
+}
+CACHES = {
+    "default": LOCAL_CACHE,
+    # What all web processes count together. Only where a Redis is named: the embedded one serves a single process.
+    "shared": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL.replace("redis+socket://", "unix://").partition("?")[0],
+        "KEY_PREFIX": "dailytrain",
+        "OPTIONS": {"socket_connect_timeout": 0.5, "socket_timeout": 0.5},
+    }
+    if text("REDIS_URL")
+    else LOCAL_CACHE,
+}
 
 # --- files --------------------------------------------------------------------------------------------------------
 

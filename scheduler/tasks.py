@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from scheduler import expiry
+from scheduler import expiry, preemption
 from scheduler import retention as forgetting
 
 
@@ -18,3 +18,9 @@ def expire_leases() -> None:
 def retention() -> None:
     """Forget what nobody needs any more."""
     forgetting.forget_old()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def make_room() -> None:
+    """Let waiting nightlies take the places of playground runs."""
+    preemption.make_room()

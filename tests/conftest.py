@@ -14,6 +14,7 @@ from pathlib import Path
 
 import django
 import pytest
+from django.conf import settings
 
 # Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
@@ -22,6 +23,8 @@ os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 django.setup()  # and before the folders' own conftest.py import models
+
+settings.CACHES["shared"] = settings.CACHES["default"]  # not a Redis that other tests count in too
 
 
 @pytest.fixture(autouse=True)
