@@ -146,6 +146,8 @@ def enter(
     An empty `architecture` means the one whose file the commit changes. The same commit, architecture and track
     give the same entry, as it is. Raises IntakeError with one sentence.
     """
+    if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
+        raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence or two.")
     checked_config(config or {})
     reading = read(repository, sha)
     architecture = architecture or reading.changed_architecture()
@@ -225,7 +227,7 @@ def approve(entry: Entry, sha: str, user: AbstractBaseUser | None, *, sentence: 
         if approved:
             Event.record(actor, entry, sentence or f"Commit {sha[:8]} approved.")
             if not entry.runs.exists() and entry.kind != Entry.Kind.MAIN:
-                runs.make_run(entry, entry.track, actor=actor)
+                runs.first_run(entry, actor=actor)
         for run in entry.runs.filter(state=Run.State.WAITING):
             runs.queue(run, actor=actor, release=release)
     return list(entry.runs.all())

@@ -77,12 +77,13 @@ class Training:
         run = Run.objects.get(job=job)
         last = job.checkpoints.last()
         onward = f"goes on from step {last.step}" if last else "starts again"
+        when = "once it is let go on" if job.state == Job.State.HELD else "as soon as a node is free"
         run.change(
             Run.State.PAUSED,
             since=[Run.State.TRAINING],
             actor=runs.SITE,
-            sentence=f"Lost its node ({reason}); {onward} as soon as one is free.",
-            reason=f"{reason} It {onward} as soon as a node is free."[:500],
+            sentence=f"Left its node ({reason.rstrip('.')}); {onward} {when}.",
+            reason=f"{reason} It {onward} {when}."[:500],
         )
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
@@ -189,6 +190,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
             update_fields=["value", "stderr", "count"],
         )
         trust.scored(run)
+        runs.after_trial(run)
 
 
 def fail(run: Run, cause: wire.Cause, reason: str) -> None:

@@ -12,12 +12,19 @@ from django.utils import timezone
 
 from leaderboard import trust
 from leaderboard.models import Entry, Run, Season, Track
-from scheduler import jobs, storage
+from scheduler import jobs, matching, storage
 from scheduler.models import Blob, Event, Job
+from trainer import wire
+from trainer.budget import Budget
 
 SITE = "site"
 SEEDS = 2**31
 """Seeds are drawn below this; small enough for every library's generator."""
+
+CORE = "core"
+"""Name of the group whose members' entries nodes train that are lent to the core alone; staff belongs to it."""
+CHECKPOINT_EVERY = "30s"
+"""As `dailytrain train` has it where nothing else is said."""
 
 SCORE_SECONDS = 120.0
 """Expected; only for the order of the queue."""
@@ -89,6 +96,11 @@ def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     return sum(queue(run, actor=actor) for run in waiting.order_by("pk"))
 
 
+def tracks() -> dict[str, str]:
+    """Return the tracks' slugs, which are what jobs carry, with their names."""
+    return dict(Track.objects.in_order().values_list("slug", "name"))
+
+
 def train_job(run: Run, release: Blob) -> dict[str, Any]:
     limits = run.track.training_limits(run.part)
     return {
@@ -97,14 +109,49 @@ def train_job(run: Run, release: Blob) -> dict[str, Any]:
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
-        "needs_labels": run.track.needs_labels,
-        "needs_disk_bytes": limits.disk_bytes,
         "needs_sandbox": needs_sandbox(run),
+        "checkpoint_seconds": checkpoint_seconds(run),
+        "preemptible": run.track.kind == Track.Kind.PLAYGROUND,
+        **needs(run, limits),
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
         **(trust.on_unrelated(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
     }
+
+
+def needs(run: Run, limits: wire.Limits) -> dict[str, Any]:
+    """Return what a training job asks of a node, and by what its owner may choose. Numbers in labels become numbers."""
+    track = run.track
+    asked = matching.demand(tuple(track.needs_labels))
+    return {
+        "track": track.slug,
+        "from_core": is_from_core(run),
+        "needs_labels": list(asked.names),
+        "needs_gpus": asked.gpus,
+        "needs_gpu_memory_bytes": asked.gpu_memory_bytes,
+        "needs_memory_bytes": track.needs_memory_bytes,
+        "needs_disk_bytes": max(limits.disk_bytes, asked.disk_bytes),
+    }
+
+
+def is_from_core(run: Run) -> bool:
+    """Whether a core member asked for it, or the site itself: what nodes train that are lent to the core alone."""
+    asked_by = run.entry.requested_by
+    if run.purpose != Run.Purpose.ENTRY or run.entry.kind == Entry.Kind.MAIN:
+        return True
+    return asked_by is not None and (asked_by.is_staff or asked_by.groups.filter(name=CORE).exists())
+
+
+def checkpoint_seconds(run: Run) -> float:
+    """Return the seconds between two of its checkpoints; 0 where that cannot be told beforehand."""
+    try:
+        every = Budget.parse(str(configuration(run).get("checkpoint_every", CHECKPOINT_EVERY)))
+    except ValueError:  # its node refuses it with a sentence
+        return 0.0
+    if every.kind == "seconds":
+        return every.amount
+    return (every.share_of(Budget.parse(run.budget)) or 0.0) * run.expected_seconds
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,9 +165,10 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """Return what the node is told to train: the track's part, the entry's over it, then what the site alone sets."""
+    """Return what the node is told to train: the track's part, the entry's over it, a trial's, then what the site sets."""
     site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
-    return merged(run.track.config, run.entry.config, site)
+    trial = run.track.trial.get("config", {}) if run.is_trial else {}
+    return merged(run.track.config, run.entry.config, trial, site)
 
 
 def needs_sandbox(run: Run) -> bool:
@@ -136,7 +184,25 @@ def priority(run: Run) -> Job.Priority:
     if run.purpose == Run.Purpose.LADDER:
         return Job.Priority.LADDER
     asked_by = run.entry.requested_by
+    if run.track.kind == Track.Kind.PLAYGROUND:
+        return Job.Priority.COMMUNITY  # whoever plays
     return Job.Priority.MAINTAINER if asked_by and asked_by.is_staff else Job.Priority.COMMUNITY
+
+
+def first_run(entry: Entry, *, actor: str = SITE) -> Run:
+    """Return the waiting run with which an entry begins: its track's trial, where it has one."""
+    return make_run(entry, entry.track, budget=entry.track.trial_budget, actor=actor)
+
+
+def after_trial(run: Run) -> Run | None:
+    """Queue the whole run of an entry whose trial has arrived, unless it had one; return it."""
+    if not run.is_trial or run.entry.runs.filter(budget=run.track.budget).exists():
+        return None
+    if run.entry.state != Entry.State.APPROVED:
+        return None
+    whole = make_run(run.entry, run.track)
+    queue(whole)
+    return whole
 
 
 def queue_score(run: Run) -> bool:
@@ -150,7 +216,7 @@ def queue_score(run: Run) -> bool:
             expected_seconds=SCORE_SECONDS,
             author=run.entry.author,
             needs_trusted=True,
-            needs_disk_bytes=limits.disk_bytes,
+            **scoring_needs(run, limits),
             needs_sandbox=needs_sandbox(run),
             release=run.job.release,
             entry=run.entry.bundle,
@@ -163,6 +229,12 @@ def queue_score(run: Run) -> bool:
             job.delete()
     run.refresh_from_db(fields=["score_job", "revision"])
     return ours == 1
+
+
+def scoring_needs(run: Run, limits: wire.Limits) -> dict[str, Any]:
+    """Return what scoring asks of a node: as training, but any machine, and of several GPUs one."""
+    asked = needs(run, limits)
+    return {**asked, "needs_labels": [], "needs_gpus": min(asked["needs_gpus"], 1)}
 
 
 def retry(run: Run, *, actor: str) -> None:

@@ -228,6 +228,11 @@ class Run(models.Model):
         return self.track.part(self.budget)
 
     @property
+    def is_trial(self) -> bool:
+        """Whether it is the smaller run with which an entry of its track begins."""
+        return self.purpose == self.Purpose.ENTRY and self.budget == self.track.trial_budget
+
+    @property
     def expected_seconds(self) -> float:
         """Return about how long it trains. A guess of the track's maintainer."""
         return self.track.expected_seconds * self.part

@@ -97,6 +97,20 @@ def check_ladder(ladder: object) -> None:
         raise ValueError(f"ladder: seeds is a whole number from 1 to {MOST_SEEDS}")
 
 
+def check_trial(trial: object, ladder: object) -> None:
+    """Raise ValueError, with one line, unless this is {} or {"part": p, "config": {...}} of a track without a ladder."""
+    if trial == {}:
+        return
+    if not isinstance(trial, dict) or not {"part"} <= set(trial) <= {"part", "config"}:
+        raise ValueError('trial: it is {"part": 0.1, "config": {"model": {"depth": 4}}}, or empty')
+    if not is_number(trial["part"]) or not RUNGS[0] <= trial["part"] < 1:
+        raise ValueError("trial: part is a part of the budget, from 1/64 to less than 1")
+    if not isinstance(trial.get("config", {}), dict):
+        raise ValueError("trial: config is a table of names and values")
+    if ladder:
+        raise ValueError("trial: smaller models would stand on the ladder beside others; a track has one or the other")
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -125,6 +139,11 @@ class TrackQuerySet(models.QuerySet["Track"]):
 
 class Track(models.Model):
     """One table of the board: a budget on a class of machine."""
+
+    class Kind(models.TextChoices):
+        COMPETITION = "competition"  # whatever else is compared
+        COMMUNITY = "community"  # wanted by many: those of the most impact first
+        PLAYGROUND = "playground"  # a hypothesis and a small model first; gives way to a nightly
 
     slug = models.SlugField(unique=True)
     name = models.CharField(max_length=80)
@@ -161,6 +180,13 @@ class Track(models.Model):
     """The nightly run of `main` is on this track."""
     position = models.IntegerField(default=0)
 
+    kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.COMPETITION)
+    trial = models.JSONField(default=dict, blank=True)
+    """How much smaller an entry's first run is: {"part": 0.1, "config": {"model": {"depth": 4}}}, part of the budget and
+    what its configuration says instead. When that has arrived, the whole one follows. Empty: none."""
+    needs_memory_bytes = models.BigIntegerField(default=0)
+    """A node must have as much; what its job may take of it is in `limits`."""
+
     objects = TrackQuerySet.as_manager()
 
     class Meta:
@@ -178,6 +204,8 @@ class Track(models.Model):
             Budget.parse(self.budget)
             self.training_limits()
             check_ladder(self.ladder)
+            check_trial(self.trial, self.ladder)
+            Budget.parse(self.trial_budget or self.budget)
             self.rungs()
         except ValueError as error:
             raise ValidationError(str(error)) from error
@@ -193,6 +221,11 @@ class Track(models.Model):
         if len(rungs) != len(parts):
             raise ValueError(f"ladder: the budget {self.budget} is too small for rungs so near each other")
         return rungs
+
+    @property
+    def trial_budget(self) -> str:
+        """Return what an entry's first run has; empty where that is the whole budget."""
+        return str(Budget.parse(self.budget).times(self.trial["part"])) if self.trial else ""
 
     def part(self, budget: str) -> float:
         """Return which part of the track's budget another one is; 1 where they cannot be compared."""
