@@ -12,8 +12,7 @@ from typing import Any, Literal
 from trainer.failures import ModelFailure
 
 FACTOR = 20.0
-"""A norm this many times the median of the last `WINDOW` is a spike. A guess on the careful side: in healthy runs of
-ours no norm was beyond 6 times."""
+"""A norm this many times the median of the last `WINDOW` is a spike. A guess on the careful side."""
 WINDOW = 100
 FEWEST = 20
 """Norms to have seen before anything is called unusual."""

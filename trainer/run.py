@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer import checkpoint, finetune
+from trainer.attention import describe as attention_kernels
 from trainer.budget import Budget, Spent
 from trainer.config import ARRANGEMENT, ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
@@ -227,6 +228,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         if device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "attention": attention_kernels(device),
         **{name: importlib.metadata.version(name) for name in packages},
     }
 
