@@ -20,8 +20,10 @@ from leaderboard.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
 from scheduler.models import Event
 
-DICTIONARY = f"{MODELS}__init__.py"
-ENTRY_SETS: dict[str, frozenset[str] | None] = {"model": None, "train": frozenset({"batch", "micro_batch"})}
+DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
+DICTS = ("ARCHITECTURES", "PRESETS")
+"""What an architecture entry may change in the dictionary's file."""
+ENTRY_SETS: dict[str, frozenset[str] | None] = {"model": None, "recipe": None, "train": frozenset({"batch", "micro_batch"})}
 """What an entry may set in a run's configuration (None: any name). Budget, seed, data and systems are the track's."""
 CONFIG_LENGTH = 10_000
 SITE = "site"
@@ -43,11 +45,14 @@ class Reading:
     changed_files: list[str]
     bundle: bytes
     architectures: dict[str, str]
+    changes_contract: bool = False
+    """Whether what all architectures share differs from main's: it runs before the trainer guards its loop."""
 
     @property
     def kind(self) -> Entry.Kind:
         outside = [path for path in self.changed_files if not path.startswith(MODELS)]
-        return Entry.Kind.OPEN if outside or not self.base_sha else Entry.Kind.ARCHITECTURE
+        is_open = outside or self.changes_contract or not self.base_sha
+        return Entry.Kind.OPEN if is_open else Entry.Kind.ARCHITECTURE
 
     def changed_architecture(self) -> str:
         """Return the one architecture whose file differs from main's, the dict's first where nothing differs."""
@@ -86,7 +91,27 @@ def read_commit(source: Mirror, sha: str) -> Reading:
         changed_files=source.changed_files(sha, base),
         bundle=repositories.bundle(sources),
         architectures=architectures(sources),
+        changes_contract=base is not None and changes_contract(sources, source.model_sources(base)),
     )
+
+
+def changes_contract(sources: Mapping[str, bytes], before: Mapping[str, bytes]) -> bool:
+    """Whether the contract differs, or anything of the dictionary's file but its dicts."""
+    if sources.get(CONTRACT) != before.get(CONTRACT):
+        return True
+    return DICTIONARY not in before or without_dicts(sources[DICTIONARY]) != without_dicts(before[DICTIONARY])
+
+
+def without_dicts(source: bytes) -> str:
+    """Return what a file says, comments and the values of `DICTS` aside. It was parsed before."""
+    tree = ast.parse(source.decode())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in DICTS:
+            plain = all(
+                isinstance(part, ast.Constant | ast.Tuple | ast.Dict | ast.expr_context) for part in ast.walk(node.value)
+            )
+            node.value = ast.Constant(None) if plain else node.value
+    return ast.dump(tree)
 
 
 def architectures(sources: Mapping[str, bytes]) -> dict[str, str]:

@@ -55,6 +55,27 @@ def test_a_commit_that_changes_more_is_an_open_entry(main: Repository, track: Tr
     assert intake.enter(str(fork.path), "main", "More", "idea", track).kind == Entry.Kind.OPEN
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"trainer/models/base.py": "import os\n"},
+        {"trainer/models/__init__.py": IDEA["trainer/models/__init__.py"] + "\nimport gc\n"},
+        {"trainer/models/__init__.py": DICTIONARY.replace("}", '    "idea": f"trainer.models.{print()}",\n}')},
+    ],
+)
+def test_what_runs_before_the_loop_is_guarded_makes_an_open_entry(
+    main: Repository, track: Track, tmp_path: Path, more: dict[str, str]
+) -> None:
+    fork = main.fork(tmp_path / "fork")
+    sha = fork.commit("An idea and more", {**IDEA, **more})
+    assert intake.read(str(main.path), "main").kind == Entry.Kind.ARCHITECTURE
+    if "{print()}" in more.get("trainer/models/__init__.py", ""):
+        with pytest.raises(IntakeError, match="plain dict"):
+            intake.read(str(fork.path), sha)
+    else:
+        assert intake.read(str(fork.path), sha).kind == Entry.Kind.OPEN
+
+
 def test_a_history_of_its_own_makes_an_open_entry(main: Repository, track: Track, tmp_path: Path) -> None:
     stranger = Repository(tmp_path / "stranger")
     stranger.path.mkdir()
