@@ -86,6 +86,7 @@ class RecordDict(TypedDict):
     run: int
     title: str
     budget: str
+    flops_void: str
     seconds_void: str
 
 
@@ -104,6 +105,7 @@ def record(run: Judged) -> RecordDict:
         "run": run.run,
         "title": run.title,
         "budget": run.budget,
+        "flops_void": run.flops_void,
         "seconds_void": run.seconds_void,
     }
 
