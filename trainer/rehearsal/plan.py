@@ -109,9 +109,8 @@ def shared_sources() -> list[Path]:
     """Return the files that change every run: the loop and the data, the contract, and the baseline, which other
     architectures build upon."""
     root = Path(trainer.__file__).parent
-    models = [root / "models" / "base.py", source(BASELINE)]
-    loop = [root / f"{name}.py" for name in ("train", "optim", "loss", "attention", "flops", "recipe", "presets")]
-    return [file for file in [*loop, *(root / "data").rglob("*.py"), *models] if file.is_file()]
+    loop = [file for file in root.glob("*.py") if not file.stem.endswith("_command") and file.stem != "cli"]
+    return [*loop, *(root / "data").rglob("*.py"), root / "models" / "base.py", source(BASELINE)]
 
 
 def source(arch: str) -> Path:
