@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 from urllib.parse import urlsplit
 
-from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.adapter import DefaultAccountAdapter, get_adapter
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
@@ -33,6 +33,12 @@ class GitHubAccounts(DefaultSocialAccountAdapter):  # type: ignore[misc]
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return True
+
+    def populate_user(self, request: HttpRequest, sociallogin: Any, data: dict[str, Any]) -> Any:
+        """Return the account to be: called as on GitHub, with a number if that is taken; nothing else is kept."""
+        user = sociallogin.user
+        user.username = get_adapter().generate_unique_username([data.get("username"), "user"])
+        return user
 
 
 def leads_to_github(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from allauth.account import views as account
 from allauth.socialaccount import views as social
 from allauth.socialaccount.providers.github import views as github
-from django.conf import settings
 from django.contrib import admin
 from django.urls import URLPattern, include, path
 from django.views.generic import RedirectView
@@ -19,6 +18,7 @@ from scheduler.node_api import node_api
 accounts: list[URLPattern] = [
     path("", RedirectView.as_view(pattern_name="my-nodes"), name="socialaccount_connections"),
     path("login/", leads_to_github(account.login), name="account_login"),
+    path("signup/", leads_to_github(account.signup), name="account_signup"),
     path("logout/", account.logout, name="account_logout"),
     path("inactive/", account.account_inactive, name="account_inactive"),
     path("github/login/", leads_to_github(github.oauth2_login), name="github_login"),
@@ -27,8 +27,6 @@ accounts: list[URLPattern] = [
     path("github/error/", social.login_error, name="socialaccount_login_error"),
     path("github/signup/", social.signup, name="socialaccount_signup"),
 ]
-if settings.LOCAL_ACCOUNTS:
-    accounts.append(path("signup/", leads_to_github(account.signup), name="account_signup"))
 
 urlpatterns = [
     path("healthz", healthz, name="healthz"),

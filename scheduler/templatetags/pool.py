@@ -1,0 +1,99 @@
+"""What the sponsors' pages need to write hours, windows and fields."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import time
+
+from django import template
+from django.forms import BoundField
+
+from scheduler.contributions import Given
+from scheduler.forms import WEEKDAYS
+from scheduler.models import Node, Window
+
+register = template.Library()
+
+SPACE = "\u00a0"
+PARTS = {"days": "Days", "from": "From", "to": "To"}
+
+
+def number(value: float) -> str:
+    """0.0123 is 0.012, 3.14 is 3.1, 1234.5 is 1,234: two digits that say something, and no more decimals than one."""
+    if not value:
+        return "0"
+    return f"{value:.2g}" if value < 0.995 else f"{value:,.{1 if value < 99.95 else 0}f}"
+
+
+@register.filter
+def credit(hours: float) -> str:
+    return f"{number(hours)}{SPACE}h"
+
+
+@register.filter
+def lent(given: Given) -> str:
+    """12.3 GPU-hours, 34 GPU-minutes; CPU-hours where no GPU was among it."""
+    cpu = given.cpu_seconds and not given.gpu_seconds
+    seconds, what = (given.cpu_seconds, "CPU") if cpu else (given.gpu_seconds, "GPU")
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            return f"{number(seconds / size)}{SPACE}{what}-{unit}"
+    return f"{seconds:.0f}{SPACE}{what}-seconds"
+
+
+@register.filter
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.0f}"
+
+
+@register.filter
+def machine(node: Node) -> list[tuple[str, str]]:
+    """Return what the node found out about itself and how it is, line by line; nothing of what it does not know."""
+    facts, health = node.hardware, node.health
+    cards = Counter(
+        f"{gpu.get('name', 'GPU')}, {gigabytes(gpu.get('memory_bytes') or 0)}{SPACE}GB"
+        for gpu in facts.get("gpu_details") or ()
+    )
+    drivers = sorted({gpu["driver"] for gpu in facts.get("gpu_details") or () if gpu.get("driver")})
+    speed, disk, heat = (
+        facts.get("network_bytes_per_second"), facts.get("disk_free_bytes"), health.get("temperature_celsius")
+    )  # fmt: skip
+    trouble = [health.get("trouble", ""), "slowed down by heat or power" if health.get("throttled") else ""]
+    lines = [
+        *(("GPU", f"{count} × {card}" if count > 1 else card) for card, count in cards.items()),
+        ("Driver", ", ".join([*drivers, *([f"CUDA {facts['cuda']}"] if facts.get("cuda") else [])])),
+        ("Free disk", f"{gigabytes(disk)}{SPACE}GB" if disk else ""),
+        ("Network", f"{speed * 8 / 1e6:,.0f}{SPACE}Mbit/s" if speed else ""),
+        ("Temperature", f"{heat:.0f}{SPACE}°C" if heat is not None else ""),
+        ("Health", "; ".join(filter(None, trouble))),
+        ("Sandbox", (facts.get("sandboxes") or [""])[0]),
+    ]
+    return [(name, value) for name, value in lines if value]
+
+
+@register.filter
+def state_word(node: Node) -> str:
+    """Return the node's state in a word, with the two that its row tells otherwise."""
+    if node.token_hash is None and node.state != Node.State.BANNED:
+        return "revoked" if node.last_seen else "expected"
+    return node.get_state_display().lower()
+
+
+@register.filter
+def window(window: Window) -> str:
+    """Fr 19:00 to 07:00"""
+    whole = window.start == window.end == time()
+    return WEEKDAYS[window.weekday] + (", all day" if whole else f" {window.start:%H:%M} to {window.end:%H:%M}")
+
+
+@register.filter
+def first_input(field: BoundField) -> str:
+    """Return the id of what the keyboard reaches first in a field."""
+    return field.id_for_label or f"{field.auto_id}_0"
+
+
+@register.filter
+def plain_label(field: BoundField) -> str:
+    """Return a label also for the fields of a weekly stretch, which have none of their own."""
+    part, _, row = field.name.partition("_")
+    return f"{PARTS[part]}, line {int(row) + 1}" if part in PARTS and row.isdigit() else str(field.label)
