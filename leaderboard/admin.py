@@ -17,13 +17,14 @@ from django.urls import URLPattern, path, reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_POST
 
-from leaderboard import confirmations, intake, replays, repositories, runs, standings, trust
+from leaderboard import asking, confirmations, intake, replays, repositories, runs, standings, trust
 from leaderboard.confirmations import ConfirmationError
 from leaderboard.intake import IntakeError
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track
 from leaderboard.replays import ReplayError
 from leaderboard.repositories import RepositoryError
 from leaderboard.runs import RunError
+from scheduler import jobs
 
 if TYPE_CHECKING:
     SeasonModelAdmin = admin.ModelAdmin[Season]
@@ -64,7 +65,7 @@ class SeasonAdmin(SeasonModelAdmin):
 
 @admin.register(Track)
 class TrackAdmin(TrackModelAdmin):
-    list_display = ("name", "slug", "season", "budget", "is_default", "nightly", "position")
+    list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
     list_select_related = ("season",)
     prepopulated_fields = {"slug": ("name",)}
 
@@ -105,6 +106,12 @@ class EntryAdmin(EntryModelAdmin):
             self.message_user(request, f"{entry.title}: {len(more)} more queued.", messages.SUCCESS)
         except RunError as error:
             self.message_user(request, f"{entry.title}: {error}", messages.ERROR)
+
+    def save_model(self, request: HttpRequest, obj: Entry, form: forms.ModelForm[Entry], change: bool) -> None:
+        """Another impact holds for what waits, too."""
+        super().save_model(request, obj, form, change)
+        if "impact" in form.changed_data:
+            runs.set_impact(obj)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -176,7 +183,17 @@ class RunAdmin(RunModelAdmin):
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
     list_select_related = ("entry", "track")
-    actions = ("cancel_runs", "go_on", "run_again", "confirm", "replay", "settle")
+    actions = (
+        "cancel_runs",
+        "hold",
+        "let_go",
+        "raise_priority",
+        "go_on",
+        "run_again",
+        "confirm",
+        "replay",
+        "settle",
+    )
     readonly_fields = field_names(Run)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -201,6 +218,31 @@ class RunAdmin(RunModelAdmin):
                 self.message_user(request, f"Run {run.pk} is {run.state}.", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, f"Run {run.pk}: {error}", messages.ERROR)
+
+    @admin.action(description="Hold: keep back until let go on", permissions=["change"])
+    def hold(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        self.ask(request, chosen, "hold")
+
+    @admin.action(description="Let go on what is held", permissions=["change"])
+    def let_go(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        self.ask(request, chosen, "go-on")
+
+    def ask(self, request: HttpRequest, chosen: models.QuerySet[Run], wish: str) -> None:
+        for run in chosen.select_related("entry", "track", "job"):
+            try:
+                said = asking.ask(run, wish, maintainer(request))
+                self.message_user(request, f"Run {run.pk}: {said}", messages.SUCCESS)
+            except RunError as error:
+                self.message_user(request, str(error), messages.ERROR)
+
+    @admin.action(description="Raise the priority by one step", permissions=["change"])
+    def raise_priority(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
+        raised = [
+            run
+            for run in chosen.select_related("job")
+            if run.job and jobs.raise_priority(run.job, maintainer(request).get_username())
+        ]
+        self.message_user(request, f"Raised: {len(raised)} of {len(chosen)}.")
 
     @admin.action(description="Run the entry again with a new seed", permissions=["change"])
     def run_again(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:

@@ -35,15 +35,35 @@ class Wish:
 
 
 def may_ask(user: Asker, run: Run) -> bool:
-    """Whether this is the person who entered it, signed in, or a maintainer. An author's name in a commit is no proof."""
-    if not user.is_authenticated or not user.is_active:
-        return False
-    return user.pk == run.entry.requested_by_id or user.has_perm("leaderboard.change_run")  # type: ignore[attr-defined]
+    """Whether this is a maintainer, or the person who entered it, of a run that was not made to check him."""
+    return is_maintainer(user) or (run.purpose == Run.Purpose.ENTRY and is_author(user, run))
+
+
+def is_author(user: Asker, run: Run) -> bool:
+    """Whether this person entered it. An author's name in a commit is no proof."""
+    return user.is_authenticated and user.is_active and user.pk == run.entry.requested_by_id
+
+
+def is_maintainer(user: Asker) -> bool:
+    return user.has_perm("leaderboard.change_run")  # type: ignore[union-attr]
 
 
 def possible(user: Asker, run: Run) -> list[Wish]:
     """Return what this user can ask of the run now. The run should have its entry, track and job."""
-    return [wish for wish in WISHES.values() if wish.possible(run)] if may_ask(user, run) else []
+    if not may_ask(user, run):
+        return []
+    # Who looks at a result and then asks for more seeds gets more false records (docs/multiplier.md).
+    not_again = run.state == Run.State.FINISHED and not is_maintainer(user)
+    return [wish for wish in WISHES.values() if wish.possible(run) and not (not_again and wish.name == "again")]
+
+
+def ask(run: Run, wish: str, user: Asker) -> str:
+    """Do it, and return what has happened in a sentence; raise RunError where it cannot be, just now."""
+    chosen = WISHES[wish]
+    if chosen not in possible(user, run):
+        raise RunError(f"Run {run.pk} is {run.state}: that cannot be asked of it now.")
+    chosen.act(run, user.get_username())
+    return chosen.does
 
 
 # --- each wish -------------------------------------------------------------------------------------------------------
@@ -87,7 +107,7 @@ def go_on(run: Run, actor: str) -> None:
 
 
 def again(run: Run, actor: str) -> None:
-    """Queue a run of the same entry with a new seed; one at a time for whoever is not a maintainer."""
+    """Queue a run of the same entry with a new seed; one at a time."""
     if has_another(run):
         raise RunError("Another run of this entry is under way: wait for its result first.")
     runs.rerun(run, actor=actor)
@@ -105,9 +125,21 @@ WISHES = {
     wish.name: wish
     for wish in (
         Wish("hold", "Hold", "It is held back.", lambda run: run.state in QUEUE and not is_held(run), hold),
-        Wish("go-on", "Let it go on", "It is in the queue again.", lambda run: run.state in QUEUE and is_held(run), let_go),
+        Wish(
+            "go-on",
+            "Let it go on",
+            "It is in the queue again.",
+            lambda run: run.state in QUEUE and is_held(run),
+            let_go,
+        ),
         Wish("retry", "Go on with this seed", "It is in the queue again.", is_ours_to_retry, go_on),
         Wish("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, again),
-        Wish("cancel", "Cancel", "It is cancelled as soon as its node has heard of it.", lambda run: not run.is_over, cancel),
+        Wish(
+            "cancel",
+            "Cancel",
+            "It is cancelled as soon as its node has heard of it.",
+            lambda run: not run.is_over,
+            cancel,
+        ),
     )
 }

@@ -1,13 +1,14 @@
-"""When will what waits leave? An estimate from budgets, in the order of the queue."""
+"""When will what waits leave? The queue's own outlook, told for the runs of a page."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from leaderboard.models import Run
+from scheduler.models import Job
+from scheduler.outlook import Outlook
 
 
 @dataclass(frozen=True)
@@ -16,32 +17,28 @@ class Departure:
 
     run: Run
     leaves_at: datetime | None
-    """None where nobody can say: it waits for approval, or no node is online."""
+    """None where nobody can say: it waits for approval, or no node fits that is online."""
     reason: str
+    position: int | None = None
+    """Among all that waits for a node, on whatever track; None where it does not wait in the queue, or far back."""
+    arrives_at: datetime | None = None
 
 
-def departures(waiting: Sequence[Run], live: Sequence[Run], nodes: int, now: datetime) -> list[Departure]:
-    """Return a line for each waiting run. Every node counts as fit for every run, which is a guess."""
-    busy = [now + timedelta(seconds=run.seconds_left or 0) for run in live]
-    free = sorted([*busy, *[now] * max(nodes - len(busy), 0)])[: max(nodes, 0)]
-    lines = []
-    for run in waiting:
-        leaves_at = None
-        if run.state == Run.State.QUEUED and free:
-            leaves_at = heapq.heappop(free)
-            heapq.heappush(free, leaves_at + timedelta(seconds=run.expected_seconds))
-        lines.append(Departure(run, leaves_at, why(run, nodes, leaves_at, now)))
-    return lines
+def departures(waiting: Sequence[Run], now: datetime) -> list[Departure]:
+    """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred."""
+    outlook = Outlook(now) if any(in_queue(run) for run in waiting) else None
+    return [departure(run, outlook) for run in waiting]
 
 
-def why(run: Run, nodes: int, leaves_at: datetime | None, now: datetime) -> str:
-    """Return why the run has not left yet."""
-    if run.reason:
-        return run.reason
+def in_queue(run: Run) -> bool:
+    return run.job is not None and run.job.state == Job.State.QUEUED
+
+
+def departure(run: Run, outlook: Outlook | None) -> Departure:
     if run.state == Run.State.WAITING:
-        return f"A maintainer has to approve commit {run.entry.sha[:8]} first."
-    if not nodes:
-        return "No node is online. It leaves as soon as one is."
-    if leaves_at is not None and leaves_at <= now:
-        return "The next free node takes it."
-    return "It leaves when the trains before it have arrived."
+        return Departure(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
+    if run.job is None or outlook is None:
+        return Departure(run, None, run.reason)
+    prospect = outlook.of(run.job)
+    reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
+    return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at)

@@ -172,7 +172,7 @@ def enter(
     give the same entry, as it is. Raises IntakeError with one sentence.
     """
     if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
-        raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence or two.")
+        raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence.")
     checked_config(config or {})
     reading = read(repository, sha)
     architecture = architecture or reading.changed_architecture()

@@ -105,6 +105,8 @@ def replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
     return {
         **runs.train_job(run, run.job.release),
         "kind": "replay",
+        "checkpoint_seconds": 0.0,  # it leaves none
+        "preemptible": False,
         "priority": Job.Priority.CONFIRMATION,
         "expected_seconds": max(run.track.expected_seconds * (stretch.end.step - first) / steps, 1.0),
         "needs_trusted": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import F
@@ -28,12 +28,13 @@ COUNTS_FROM = 0.1
 """A run cancelled after this share of its budget counts against its entry (scoring.md)."""
 
 
-def node_class(hardware: Mapping[str, Any]) -> str:
-    """Return the words by which nodes are comparable: their accelerators, or else their processors."""
-    gpus = hardware.get("gpus") or []
-    if gpus:
-        return plain_text(f"{len(gpus)} x {gpus[0]}", 120)
-    return plain_text(f"{hardware.get('cpus', '?')} CPU cores", 120)
+def node_class(lease: Lease) -> str:
+    """Return the words by which nodes are comparable: the accelerators of the lane, or else its processors."""
+    if lease.gpus:
+        return plain_text(f"{lease.gpus} x {lease.accelerator}", 120)
+    cpus = lease.node.hardware.get("cpus", "?")
+    share = cpus // lease.node.lanes if isinstance(cpus, int) else cpus
+    return plain_text(f"{share} CPU cores", 120)
 
 
 class Training:
@@ -61,7 +62,7 @@ class Training:
             sentence=sentence,
             reason="",
             node_name=lease.node.name,
-            node_class=node_class(lease.node.hardware),
+            node_class=node_class(lease),
             started_at=run.started_at or timezone.now(),
         )
 

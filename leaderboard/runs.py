@@ -165,7 +165,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """Return what the node is told to train: the track's part, the entry's over it, a trial's, then what the site sets."""
+    """Return what the node is told to train: the track's part, the entry's, a trial's, then what only the site sets."""
     site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
     return merged(run.track.config, run.entry.config, trial, site)
@@ -287,6 +287,12 @@ def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
         for run in more:
             queue(run, actor=actor)
     return more
+
+
+def set_impact(entry: Entry) -> int:
+    """Let the entry's impact hold for its jobs that are not over; return how many changed place."""
+    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=jobs.OVER)
+    return theirs.exclude(impact=entry.impact).update(impact=entry.impact)
 
 
 def cancel(run: Run, reason: str, actor: str) -> None:

@@ -15,6 +15,7 @@ urlpatterns = [
     path("entries/<int:entry_id>/results.json", views.entry_results, name="entry-results"),
     path("runs/<int:run_id>/", views.run, name="run"),
     path("runs/<int:run_id>/live.json", views.run_live, name="run-live"),
+    path("runs/<int:run_id>/ask/<slug:wish>/", views.run_ask, name="run-ask"),
     path("queue/", views.queue, name="queue"),
     path("queue/live.json", views.queue_live, name="queue-live"),
     path("nodes/", views.nodes, name="nodes"),

@@ -7,19 +7,22 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.utils import timezone
-from django.views.decorators.http import condition, require_safe
+from django.views.decorators.http import condition, require_POST, require_safe
 from django_celery_beat.models import PeriodicTask
 
-from leaderboard import charts, standings
+from leaderboard import asking, charts, standings
 from leaderboard import multiplier_pictures as pictures
-from leaderboard.departures import departures
+from leaderboard.departures import Departure, departures, in_queue
 from leaderboard.judged import name_of
 from leaderboard.models import Entry, Run, Track
+from leaderboard.runs import RunError
 from leaderboard.standings import Standings
 from scheduler.models import Event, Lease, LogChunk, Node
 from trainer.scoring.multiplier import AXES, Axis
@@ -83,9 +86,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "ladder": pictures.ladder_picture(table),
         **train(here),
         "also": here[1:],
-        "departures": [
-            line for line in departures(waiting, live, online_nodes(), timezone.now()) if line.run.track_id == track.pk
-        ],
+        "departures": [line for line in departures(waiting, timezone.now()) if line.run.track_id == track.pk],
         "next_night": None if here else next_night(),
         "failures": Run.objects.failed().filter(track=track)[:FAILURES],
         "revision": latest_event(),
@@ -201,10 +202,32 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "scores": sorted(found.scores.all(), key=lambda score: ("/" in score.name, score.name)),
         "events": Event.objects.about(found),
         "log": log_tail(found),
+        "departure": departure_of(found),
+        "wishes": asking.possible(request.user, found),
         **standing_of(found),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/run.html", context)
+
+
+def departure_of(run: Run) -> Departure | None:
+    """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
+    return departures([run], timezone.now())[0] if in_queue(run) else None
+
+
+@require_POST
+def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
+    """Do what its author or a maintainer asks of a run."""
+    found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
+    if wish not in asking.WISHES:
+        raise Http404
+    if not asking.may_ask(request.user, found):
+        raise PermissionDenied
+    try:
+        messages.success(request, asking.ask(found, wish, request.user))
+    except RunError as error:
+        messages.error(request, str(error))
+    return redirect(found)
 
 
 def standing_of(run: Run) -> dict[str, Any]:
@@ -241,12 +264,14 @@ def run_etag(request: HttpRequest, run_id: int) -> str:
 @require_safe
 @condition(etag_func=run_etag)
 def run_live(request: HttpRequest, run_id: int) -> JsonResponse:
-    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
     curve = charts.curve_of(found)
     return JsonResponse(
         {
             "parts": {
-                "head": render_to_string("leaderboard/parts/run_head.html", {"run": found}),
+                "head": render_to_string(
+                    "leaderboard/parts/run_head.html", {"run": found, "departure": departure_of(found)}
+                ),
                 "log": render_to_string("leaderboard/parts/log.html", {"run": found, "log": log_tail(found)}),
             },
             "curve": columns(found, curve),
@@ -278,7 +303,7 @@ def timetable() -> dict[str, Any]:
     """Return what runs and what waits, on all tracks."""
     live, online = list(with_job(Run.objects.live())), online_nodes()
     waiting = list(with_job(Run.objects.waiting()))
-    return {"live": live, "departures": departures(waiting, live, online, timezone.now()), "online": online}
+    return {"live": live, "departures": departures(waiting, timezone.now()), "online": online}
 
 
 @require_safe
@@ -315,7 +340,8 @@ def nodes_at_work() -> QuerySet[Node]:
     active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related(
         "job__run__entry", "job__run__track", "job__scored_run__entry", "job__scored_run__track"
     )
-    return Node.objects.exclude(state=Node.State.BANNED).prefetch_related(Prefetch("leases", active, to_attr="now"))
+    come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
+    return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
 
 
 @require_safe

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from scheduler import auth, jobs, pool
-from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node
+from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -95,6 +95,16 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self.message_user(request, f"{node.name} joins again with {token} (shown only now).", messages.WARNING)
 
 
+@admin.register(Sponsor)
+class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ["name", "user", "link", "since"]
+    list_select_related = ["user"]
+    readonly_fields = ["user", "since"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # whoever lends becomes one
+
+
 class JoinTokenForm(forms.ModelForm):  # type: ignore[type-arg]
     hours = forms.FloatField(
         initial=auth.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Valid so long."
@@ -139,7 +149,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     list_filter = ["state", "kind", "priority"]
     fields = ["kind", "state", "reason", "cause", "priority", "impact", "expected_seconds", "author", "max_attempts"]
     readonly_fields = ["kind", "state", "reason", "cause", "author"]
-    actions = ["cancel", "hold", "queue", "hand_back"]
+    actions = ["cancel", "hold", "queue", "hand_back", "raise_priority"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -165,6 +175,10 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def hand_back(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
         reason = f"{name_of(request)} asked for it back."
         each(self, request, rows, lambda job: jobs.hand_back(job, name_of(request), reason), "Asked for")
+
+    @admin.action(description="Raise the priority by one step", permissions=["change"])
+    def raise_priority(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        each(self, request, rows, lambda job: jobs.raise_priority(job, name_of(request)), "Raised")
 
 
 @admin.register(Lease)

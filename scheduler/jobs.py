@@ -89,6 +89,19 @@ def queue(job: Job, actor: str) -> bool:
 
 
 @transaction.atomic
+def raise_priority(job: Job, actor: str) -> bool:
+    """Move a job that is not over one step up, at most to where the nightly is; return whether it moved."""
+    to = max((step for step in Job.Priority if Job.Priority.NIGHTLY <= step < job.priority), default=None)
+    if to is None:
+        return False
+    raised = Job.objects.filter(pk=job.pk, priority=job.priority).exclude(state__in=OVER).update(priority=to)
+    job.refresh_from_db()
+    if raised:
+        Event.record(actor, job, f"Its priority is now {to.label.lower()}.")
+    return raised == 1
+
+
+@transaction.atomic
 def retry(job: Job, actor: str, *, release: Blob | None = None) -> bool:
     """Put a job that failed through no fault of its model back into the queue; it goes on from its last checkpoint.
 

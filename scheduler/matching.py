@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from heapq import merge
+from itertools import count
+from threading import Lock
 
 LIFT = timedelta(hours=24)
 """One night of waiting is worth one step of priority: a ladder run goes before tonight's train after four. A guess."""
@@ -27,6 +31,9 @@ LEEWAY_SECONDS = 180.0
 """To fetch what a job needs and to send back what it made, beside the work itself. A guess."""
 GB = 10**9
 """Labels count in decimal gigabytes: a card sold with 24 GB has a little more than that, never less."""
+
+MUCH_DISK = 100 * GB
+"""From here on a job's need of disk is worth mentioning."""
 
 GPU_LABEL = re.compile(r"([1-9]\d{0,2})x(\d{1,4})gb")
 DISK_LABEL = re.compile(r"(\d{1,6})gb")
@@ -83,6 +90,8 @@ class Line:
     excluded_owners: tuple[int, ...] = ()
     waiting_since: datetime
     """When the first of the line was queued."""
+    jobs: int = 1
+    """How many wait in it."""
 
     @property
     def stretch(self) -> float:
@@ -140,32 +149,78 @@ def carries(node: Seeker, name: str) -> bool:
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
+Rank = tuple[int, int, int, float, datetime]
+Place = tuple[Rank, int, Line]
+"""A line where it stands; the number decides between equals."""
+
+
 class Queue:
-    """The lines in their order, which is the same for every node. What a node may serve is asked once for each need."""
+    """The lines in their order, which is the same for every node, kept apart by what they need.
+
+    What a node may serve is asked once for each need, and then only the fronts of those are looked at. Several threads
+    may use one: what a look misses, because another thread is just moving it, the next look finds.
+    """
 
     def __init__(self, lines: Iterable[Line], used: Mapping[str, float], now: datetime) -> None:
         """`used`: seconds each author had lately."""
         self.read_at = now
-        self.lines = sorted(lines, key=lambda line: rank(line, used.get(line.author, 0.0), now))
-        numbers: dict[tuple[object, ...], int] = {}
-        self._needs = [numbers.setdefault(line.needs, len(numbers)) for line in self.lines]
-        self._examples = list({number: line for number, line in zip(self._needs, self.lines, strict=True)}.values())
-        self._gone: set[int] = set()
+        self.jobs = 0
+        """That were waiting in it."""
+        self.used = dict(used)
+        self._as_of = now
+        self._numbers = count()
+        self._places: dict[tuple[object, ...], list[Place]] = {}
+        self._lock = Lock()
+        self.add(lines, now)
+
+    def add(self, lines: Iterable[Line], now: datetime) -> None:
+        """Let more lines stand in it, as of now. One that stands there already may do so twice."""
+        touched = []
+        with self._lock:
+            for line in lines:
+                places = self._places.setdefault(line.needs, [])
+                places.append(self._place(line))
+                touched.append(places)
+                self.jobs += line.jobs
+            for places in {id(places): places for places in touched}.values():
+                places.sort()
+            self.read_at = now
+
+    def _place(self, line: Line) -> Place:
+        return rank(line, self.used.get(line.author, 0.0), self._as_of), next(self._numbers), line
 
     def fitting(self, node: Seeker) -> Iterator[Line]:
         """Yield the lines that this node may serve, best first."""
-        serves = [obstacle(line, node) is None for line in self._examples]
-        if any(serves):
-            for number, line in zip(self._needs, self.lines, strict=True):
-                if serves[number] and id(line) not in self._gone:
-                    yield line
+        mine = (places for places, front in self._fronts() if obstacle(front, node) is None)
+        return (line for _, _, line in merge(*mine))
 
     def forget(self, line: Line) -> None:
         """Nobody waits in this line any more."""
-        self._gone.add(id(line))
+        with self._lock:
+            self._leave(line)
+
+    def served(self, line: Line) -> None:
+        """A job of this line has been taken: its author has had that much more, and the others come first."""
+        with self._lock:
+            if self._leave(line):
+                self.used[line.author] = self.used.get(line.author, 0.0) + line.expected_seconds
+                insort(self._places[line.needs], self._place(line))
+
+    def _leave(self, line: Line) -> bool:
+        places = self._places[line.needs]
+        index = next((index for index, place in enumerate(places) if place[2] is line), None)
+        if index is None:
+            return False  # another thread was faster
+        del places[index]
+        return True
 
     def why_idle(self, node: Seeker) -> str:
-        return why_idle(self._examples, node)
+        return why_idle([front for _, front in self._fronts()], node)
+
+    def _fronts(self) -> list[tuple[list[Place], Line]]:
+        """Return the lines of each need, with the first of them."""
+        fronts = ((places, places[:1]) for places in list(self._places.values()))  # another thread may empty one
+        return [(places, front[0][2]) for places, front in fronts if front]
 
 
 def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: datetime) -> list[Line]:
@@ -173,7 +228,7 @@ def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: d
     return list(Queue(lines, used, now).fitting(node))
 
 
-def rank(line: Line, used_seconds: float, now: datetime) -> tuple[int, int, int, float, datetime]:
+def rank(line: Line, used_seconds: float, now: datetime) -> Rank:
     """Return the place of a line; lower goes first."""
     return (level(line, now), -line.impact, length(line.expected_seconds), used_seconds, line.waiting_since)
 
@@ -215,6 +270,22 @@ def unable(line: Line, node: Seeker) -> str | None:
         return f"with {gigabytes(line.needs_memory_bytes)} of memory"
     disk = max(line.needs_disk_bytes, asked.disk_bytes)
     return f"with {gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
+
+
+def description(line: Line) -> str:
+    """Return what a node must have, as the rest of a sentence ("waits for a node ...")."""
+    asked = demand(line.needs_labels)
+    gpus = max(line.needs_gpus, asked.gpus)
+    gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
+    disk = max(line.needs_disk_bytes, asked.disk_bytes)
+    parts = [
+        with_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
+        f"labelled {', '.join(asked.names)}" if asked.names else "",
+        f"with {gigabytes(line.needs_memory_bytes)} of memory" if line.needs_memory_bytes else "",
+        f"with {gigabytes(disk)} of free disk" if disk >= MUCH_DISK else "",
+        "that is trusted to score" if line.needs_trusted else "",
+    ]
+    return " and ".join(part for part in parts if part) or "that fits"
 
 
 def with_gpus(gpus: int, memory_bytes: int) -> str:

@@ -98,7 +98,7 @@ def check_ladder(ladder: object) -> None:
 
 
 def check_trial(trial: object, ladder: object) -> None:
-    """Raise ValueError, with one line, unless this is {} or {"part": p, "config": {...}} of a track without a ladder."""
+    """Raise ValueError, with one line, unless this is {}, or {"part": p, "config": {...}} without a ladder."""
     if trial == {}:
         return
     if not isinstance(trial, dict) or not {"part"} <= set(trial) <= {"part", "config"}:
@@ -182,8 +182,8 @@ class Track(models.Model):
 
     kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.COMPETITION)
     trial = models.JSONField(default=dict, blank=True)
-    """How much smaller an entry's first run is: {"part": 0.1, "config": {"model": {"depth": 4}}}, part of the budget and
-    what its configuration says instead. When that has arrived, the whole one follows. Empty: none."""
+    """How much smaller an entry's first run is: {"part": 0.1, "config": {"model": {"depth": 4}}}, its part of the
+    budget and what its configuration says instead. When that has arrived, the whole one follows. Empty: none."""
     needs_memory_bytes = models.BigIntegerField(default=0)
     """A node must have as much; what its job may take of it is in `limits`."""
 

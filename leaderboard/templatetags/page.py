@@ -50,6 +50,13 @@ def decimals(value: float | None, digits: int) -> str:
 
 
 @register.filter
+def ordinal(number: int) -> str:
+    """1 is 1st, 12 is 12th, 23 is 23rd."""
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+@register.filter
 def percent(fraction: float) -> str:
     """Round down: a run at 99.9 % has not arrived."""
     return f"{int(min(max(fraction, 0), 1) * 100)}{figures.SPACE}%"

@@ -54,7 +54,18 @@ def entry(track: Track, title: str, architecture: str = "gpt", **fields: Any) ->
 
 def run(entry: Entry, **fields: Any) -> Run:
     values = {"track": entry.track, "season": entry.track.season, "budget": entry.track.budget, "seed": 1}
-    return Run.objects.create(entry=entry, **{**values, **fields})
+    made = Run.objects.create(entry=entry, **{**values, **fields})
+    if made.state == Run.State.QUEUED and made.job is None:
+        made.job = job(made, state=Job.State.QUEUED)
+        made.save()
+    return made
+
+
+def job(run: Run, **fields: Any) -> Job:
+    """What the queue knows of a run."""
+    release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
+    known = {"author": run.entry.author, "expected_seconds": run.expected_seconds, "track": run.track.slug}
+    return Job.objects.create(kind="train", release=release, **{**known, **fields})
 
 
 def loss_at(step: int, noise: random.Random) -> float:
@@ -100,12 +111,11 @@ def node(name: str = "this-machine", **fields: Any) -> Node:
 
 def lease(run: Run, node: Node) -> Lease:
     """Give the run a job and the node a lease on it."""
-    release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
-    job = Job.objects.create(kind="train", state=Job.State.LEASED, release=release)
-    Run.objects.filter(pk=run.pk).update(job=job, node_name=node.name, node_class="cpu, 8 cores")
+    held = job(run, state=Job.State.LEASED)
+    Run.objects.filter(pk=run.pk).update(job=held, node_name=node.name, node_class="cpu, 8 cores")
     run.refresh_from_db()
     return Lease.objects.create(
-        job=job, node=node, attempt=1, token_hash=f"{job.pk:064x}", phase="running",
+        job=held, node=node, attempt=1, token_hash=f"{held.pk:064x}", phase="running", seconds=run.seconds,
         expires_at=timezone.now() + timedelta(minutes=1),
     )  # fmt: skip
 

@@ -80,7 +80,8 @@ def test_what_waits_and_what_failed_have_their_reasons(client: Client) -> None:
 
     page = words(client.get("/").content)
 
-    assert "It leaves when the trains before it have arrived." in page
+    assert "1st in the queue" not in page, "on the board there is no room for it"
+    assert "Waits for a node that fits; 1 is in use, next free about" in page
     assert "A maintainer has to approve commit beef1c7b first." in page
     assert "The loss became NaN at step 212." in page
 
@@ -93,7 +94,7 @@ def test_the_board_takes_few_queries_however_many_rows(
         scene.scored(night["entry"], 2.1, 0.01, steps=2, seed=seed)
         scene.run(night["entry"], seed=100 + seed, state=Run.State.QUEUED)
 
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(16):
         client.get("/")
 
 
@@ -237,14 +238,20 @@ def test_an_unknown_address_is_refused_in_our_voice(client: Client) -> None:
 def test_departures_are_estimated_in_the_order_of_the_queue() -> None:
     night = scene.night()
     now = timezone.now()
-    live, waiting = [night["train"]], list(Run.objects.queued())
+    waiting = list(Run.objects.queued().select_related("job"))
 
-    one = departures(waiting, live, 1, now)
-    two = departures(waiting, live, 2, now)
-    none = departures(waiting, [], 0, now)
+    one = departures(waiting, now)
+    scene.node("another")
+    two = departures(waiting, now)
+    Node.objects.update(state=Node.State.OFFLINE)
+    none = departures(waiting, now)
 
     left = timedelta(seconds=night["train"].seconds_left)
     assert [line.leaves_at for line in one] == [now + left, now + left + timedelta(seconds=180)]
+    assert [line.arrives_at - line.leaves_at for line in one if line.arrives_at and line.leaves_at] == 2 * [
+        timedelta(seconds=180)
+    ]
     assert [line.leaves_at for line in two] == [now, now + left]
     assert [line.leaves_at for line in none] == [None, None]
-    assert none[0].reason == "No node is online. It leaves as soon as one is."
+    assert [line.position for line in none] == [1, 2]
+    assert none[0].reason == "Waits for a node that fits: none is online. It leaves as soon as one is."

@@ -54,13 +54,14 @@ class Agent:
 
     token: str
     client: Client = field(default_factory=Client)
+    hardware: wire.Hardware = HARDWARE
 
     def call(self, path: str, message: wire.Message | str, token: str = "") -> HttpResponse:
         body = message if isinstance(message, str) else wire.encode(message)
         return self.client.post(ROOT + path, body, content_type="application/json", headers=bearer(token or self.token))
 
     def poll(self, **fields: Any) -> HttpResponse:
-        return self.call("/poll", wire.Poll(**{"hardware": HARDWARE, "wait_seconds": 0, **fields}))
+        return self.call("/poll", wire.Poll(**{"hardware": self.hardware, "wait_seconds": 0, **fields}))
 
     def ask(self, **fields: Any) -> wire.Action:
         answer = self.poll(**fields)

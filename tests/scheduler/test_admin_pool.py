@@ -76,6 +76,18 @@ def test_actions_on_jobs(admin: Client) -> None:
     assert Job.objects.get().state == Job.State.CANCELLED
 
 
+def test_a_jobs_priority_is_raised_step_by_step_and_not_once_it_is_over(admin: Client) -> None:
+    job = make_job(priority=Job.Priority.LADDER)
+    seen = []
+    for _ in range(6):
+        act(admin, "job", "raise_priority", job.pk)
+        seen.append(Job.objects.get().priority)
+    assert seen == [40, 30, 20, 10, 10, 10]
+    assert Event.objects.about(job).filter(sentence="Its priority is now nightly.").count() == 1
+    Job.objects.update(state=Job.State.DONE, priority=40)
+    assert "Nothing to do for" in act(admin, "job", "raise_priority", job.pk)
+
+
 def test_a_state_cannot_be_edited(admin: Client) -> None:
     node, _ = make_node()
     admin.post(

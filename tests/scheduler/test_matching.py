@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,15 @@ from scheduler.matching import LIFT, Line, Seeker
 from scheduler.models import Job
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-ANY_NODE = Seeker(labels=frozenset({"1x24gb"}), trusted=True, sandboxed=True, disk_free_bytes=10**12)
+ANY_NODE = Seeker(
+    labels=frozenset({"2x3090", "rack-4"}),
+    trusted=True,
+    sandboxed=True,
+    disk_free_bytes=10**12,
+    gpus=2,
+    gpu_memory_bytes=25 * 10**9,
+    memory_bytes=10**11,
+)
 LINE = Line(
     priority=Job.Priority.COMMUNITY,
     impact=0,
@@ -27,7 +36,10 @@ LINE = Line(
 )
 
 ids = st.lists(st.integers(1, 3), max_size=2, unique=True)
-labels = st.lists(st.sampled_from(["1x24gb", "2x24gb", "h100", "500gb"]), max_size=2, unique=True)
+names = st.lists(st.sampled_from(["h100", "rack-4"]), max_size=2, unique=True)
+labels = st.lists(st.sampled_from(["1x24gb", "2x24gb", "1x80gb", "h100", "rack-4", "500gb"]), max_size=2, unique=True)
+ASKED = {"1x24gb": (1, 24), "2x24gb": (2, 24), "1x80gb": (1, 80)}
+tracks = st.sampled_from(["", "small", "large"])
 queues = st.lists(
     st.builds(
         Line,
@@ -39,6 +51,12 @@ queues = st.lists(
         needs_trusted=st.booleans(),
         needs_sandbox=st.booleans(),
         needs_disk_bytes=st.integers(0, 10**12),
+        needs_gpus=st.integers(0, 2),
+        needs_gpu_memory_bytes=st.sampled_from([0, 24 * 10**9, 80 * 10**9]),
+        needs_memory_bytes=st.sampled_from([0, 10**10]),
+        track=tracks,
+        from_core=st.booleans(),
+        checkpoint_seconds=st.sampled_from([0.0, 60.0, 900.0]),
         excluded_nodes=ids.map(tuple),
         excluded_owners=ids.map(tuple),
         waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
@@ -47,10 +65,17 @@ queues = st.lists(
 )
 nodes = st.builds(
     Seeker,
-    labels=labels.map(frozenset),
+    labels=names.map(frozenset),
     trusted=st.booleans(),
     sandboxed=st.booleans(),
     disk_free_bytes=st.integers(0, 10**12),
+    gpus=st.integers(0, 2),
+    gpu_memory_bytes=st.sampled_from([0, 25 * 10**9, 85 * 10**9]),
+    memory_bytes=st.sampled_from([0, 10**11]),
+    serves=st.sampled_from(["everyone", "core", "track"]),
+    serves_track=tracks,
+    seconds_left=st.none() | st.floats(0, 1e5),
+    max_seconds=st.none() | st.floats(0, 1e5),
     node=st.integers(1, 3),
     owner=st.none() | st.integers(1, 3),
 )
@@ -61,21 +86,37 @@ def first(*lines: Line, used: dict[str, float] | None = None, now: datetime = NO
     return matching.order(lines, ANY_NODE, used or {}, now)[0]
 
 
+def may(line: Line, node: Seeker) -> bool:
+    """The rules once more, one by one."""
+    asked = [ASKED[label] for label in line.needs_labels if label in ASKED]
+    left = min(
+        node.seconds_left or 1e9 * (node.seconds_left is None), node.max_seconds or 1e9 * (node.max_seconds is None)
+    )
+    worked = min(line.checkpoint_seconds, line.expected_seconds) if line.checkpoint_seconds else line.expected_seconds
+    return (
+        {label for label in line.needs_labels if label in ("h100", "rack-4")} <= node.labels
+        and all(gpus <= node.gpus and memory * 1e9 <= node.gpu_memory_bytes for gpus, memory in asked)
+        and ("500gb" not in line.needs_labels or node.disk_free_bytes >= 500e9)
+        and (node.trusted or not line.needs_trusted)
+        and (node.sandboxed or not line.needs_sandbox)
+        and line.needs_disk_bytes <= node.disk_free_bytes
+        and line.needs_gpus <= node.gpus
+        and line.needs_gpu_memory_bytes <= node.gpu_memory_bytes
+        and line.needs_memory_bytes <= node.memory_bytes
+        and node.node not in line.excluded_nodes
+        and node.owner not in line.excluded_owners
+        and {"everyone": True, "core": line.from_core, "track": line.track == node.serves_track}[node.serves]
+        and worked + matching.LEEWAY_SECONDS <= left
+    )
+
+
 @given(queues, nodes, shares)
 def test_a_node_is_offered_what_it_may_serve_and_nothing_else(
     queue: list[Line], node: Seeker, used: dict[str, float]
 ) -> None:
     chosen = matching.order(queue, node, used, NOW)
     for line in queue:
-        fits = (
-            set(line.needs_labels) <= node.labels
-            and (node.trusted or not line.needs_trusted)
-            and (node.sandboxed or not line.needs_sandbox)
-            and line.needs_disk_bytes <= node.disk_free_bytes
-            and node.node not in line.excluded_nodes
-            and node.owner not in line.excluded_owners
-        )
-        assert (line in chosen) == fits
+        assert (line in chosen) == may(line, node)
 
 
 @given(queues, shares)
@@ -133,9 +174,9 @@ def test_a_job_that_waited_three_nights_ranks_with_tonights_train() -> None:
 
 
 def test_a_sponsor_is_told_what_the_queue_waits_for() -> None:
-    queue = [replace(LINE, needs_labels=("8xh100",)), replace(LINE, needs_trusted=True)]
+    queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
     idle = Seeker(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
-    assert matching.why_idle(queue, idle) == "What waits needs a node labelled 8xh100; or one that is trusted to score."
+    assert matching.why_idle(queue, idle) == "What waits needs a node labelled h100; or one that is trusted to score."
     assert matching.why_idle([], idle) == "The queue is empty."
 
 
@@ -145,3 +186,72 @@ def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
     assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=7))
     assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=8)) is None
     assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=None)) is None
+
+
+# --- labels, wishes, windows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "waits_for"),
+    [
+        ("1x24gb", None),
+        ("2x24gb", None),
+        ("2x16gb", None),
+        ("1x3090", None),
+        ("2x3090", None),
+        ("rack-4", None),
+        ("500gb", None),
+        ("3x24gb", "with 3 GPUs of 24 GB"),
+        ("1x80gb", "with a GPU of 80 GB"),
+        ("4x3090", "labelled 4x3090"),
+        ("1x4090", "labelled 1x4090"),
+        ("2000gb", "with 2000 GB of free disk"),
+    ],
+)
+def test_labels_with_numbers_are_compared_as_numbers(label: str, waits_for: str | None) -> None:
+    assert matching.obstacle(replace(LINE, needs_labels=(label,)), ANY_NODE) == waits_for
+
+
+def test_a_lane_of_a_larger_machine_has_only_its_own_gpus() -> None:
+    lane = replace(ANY_NODE, gpus=1)
+    assert matching.obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labelled 2x3090"
+    assert matching.obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
+    assert matching.obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
+
+
+def test_an_owners_label_makes_no_gpu() -> None:
+    braggart = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
+    assert matching.obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
+    assert matching.obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labelled 1x3090"
+
+
+def test_a_node_serves_whom_its_owner_wishes() -> None:
+    core, track = replace(ANY_NODE, serves="core"), replace(ANY_NODE, serves="track", serves_track="small")
+    ours, small = replace(LINE, from_core=True, track="large"), replace(LINE, track="small")
+    assert [matching.obstacle(ours, core), matching.obstacle(small, track)] == [None, None]
+    assert matching.obstacle(small, core) == "whose owner lends it to everyone"
+    assert matching.obstacle(ours, track) == "whose owner lends it to more than one track"
+
+
+def test_what_would_save_nothing_before_the_window_ends_is_not_begun() -> None:
+    hourly = replace(LINE, expected_seconds=36_000.0, checkpoint_seconds=3600.0)
+    at_once = replace(LINE, expected_seconds=7200.0)
+    short, long = replace(ANY_NODE, seconds_left=3000.0), replace(ANY_NODE, seconds_left=3800.0)
+    assert matching.obstacle(hourly, short) == "that is free for 63 minutes at a stretch"
+    assert matching.obstacle(hourly, long) is None
+    assert matching.obstacle(at_once, long) == "that is free for 123 minutes at a stretch"
+    assert matching.obstacle(hourly, replace(ANY_NODE, max_seconds=3000.0)) is not None
+    assert matching.obstacle(replace(hourly, expected_seconds=60.0), short) is None
+
+
+def test_an_emptied_line_is_passed_over() -> None:
+    queue = matching.Queue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
+    first_line = next(queue.fitting(ANY_NODE))
+    queue.forget(first_line)
+    assert [line.author for line in queue.fitting(ANY_NODE)] == ["ada"]
+
+
+def test_what_a_job_waits_for_in_words() -> None:
+    wanted = replace(LINE, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
+    assert matching.description(wanted) == "with 2 GPUs of 24 GB and labelled h100 and with 500 GB of free disk"
+    assert matching.description(LINE) == "that fits"

@@ -1,0 +1,46 @@
+"""Rate limits: counted for all web processes together, and going on when what they share is down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.cache.backends.redis import RedisCache
+
+from scheduler import pace
+from scheduler.refusals import SlowDown
+
+
+def process(monkeypatch: pytest.MonkeyPatch, name: str, url: str) -> None:
+    """From here on we are another web process: with a cache of its own, and the Redis of all."""
+    shared = RedisCache(url.replace("redis+socket://", "unix://"), {"KEY_PREFIX": "test-pace"})
+    alone = LocMemCache(name, {})
+    alone.clear()
+    monkeypatch.setattr(pace, "caches", {"default": alone, "shared": shared})
+
+
+def test_two_processes_count_together(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    monkeypatch.setitem(pace.PER_MINUTE, "poll", 3)
+    monkeypatch.setattr(pace.time, "time", lambda: 6e9)
+    process(monkeypatch, "one", redis_url)
+    pace.caches["shared"].delete("pace:poll:node-7:100000000")
+    pace.check("poll", "node-7")
+    pace.check("poll", "node-7")
+    process(monkeypatch, "two", redis_url)
+    pace.check("poll", "node-7")
+    with pytest.raises(SlowDown):
+        pace.check("poll", "node-7")
+    pace.check("poll", "node-8")
+    pace.caches["shared"].delete_many(["pace:poll:node-7:100000000", "pace:poll:node-8:100000000"])
+
+
+def test_without_what_they_share_each_counts_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(pace.PER_MINUTE, "poll", 2)
+    monkeypatch.setattr(pace.time, "time", lambda: 6e9)
+    process(monkeypatch, "alone", f"unix://{tmp_path}/nobody.sock")
+    pace.check("poll", "node-7")
+    assert pace.DOWN in pace.caches["default"], "it is left in peace for a while"
+    pace.check("poll", "node-7")
+    with pytest.raises(SlowDown):
+        pace.check("poll", "node-7")
