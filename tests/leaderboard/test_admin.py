@@ -149,6 +149,7 @@ def test_a_track_that_no_run_could_follow_is_refused(mara: Client, track: Track)
         "slug": "x", "name": "X", "season": track.season_id, "expected_seconds": "10", "config": "{}", "suite": "[]",
         "needs_labels": "[]", "limits": "{}", "position": "0",
         "ladder": "{}", "seeds": "1", "probe_seconds": "2",
+        "kind": "competition", "trial": "{}", "needs_memory_bytes": "0",
         "kappa_tolerance": "0.03", "drift_tolerance": "0.01", "confirmations": "3",
     }  # fmt: skip
     page = mara.post("/admin/leaderboard/track/add/", {**fields, "budget": "soon"}).content.decode()
