@@ -12,6 +12,8 @@ Pure, the standard library only: the site uses it.
 
 from __future__ import annotations
 
+from trainer.accelerators import peak
+
 NO_FORMULA = "The model runs an operator without a registered formula: its FLOPs are not known."
 LEAVES_TORCH = "The model takes tensors out of torch while it computes: its FLOPs cannot be counted."
 CHANGES = "The model does other work in the middle of training than when its FLOPs were counted first."
@@ -19,18 +21,6 @@ FAILED = "The model's FLOPs could not be counted: a forward and backward pass fa
 IMPOSSIBLE = "The count of the model's FLOPs cannot be right."
 SENTENCES = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED, IMPOSSIBLE)
 """Why a count is void; the first means that it is not."""
-
-PEAK = {
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H200 NVL": 835e12,
-    "H200": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-}
-"""Dense bf16 FLOP/s, accumulated in fp32, from the vendors' data sheets; the first name found in the device's wins."""
 
 SLOWEST = 10.0
 """A counted FLOP may take this many times as long as the baseline's. A guess on the generous side, for honest work that
@@ -45,7 +35,7 @@ SETTING_UP = 180.0
 
 def peak_of(name: str) -> float | None:
     """Return the FLOP/s of a device, or of a node's class ("2 x NVIDIA H100"); None where we have no figure."""
-    figure = next((figure for part, figure in PEAK.items() if part in name), None)
+    figure = peak(name)
     count, times, _ = name.partition(" x ")
     return figure * int(count) if figure is not None and times and count.isdigit() else figure
 

@@ -60,6 +60,8 @@ class SmallSite:
         self.queue: list[wire.JobSpec] = []
         self.leases: dict[int, Held] = {}
         self.lease_seconds = lease_seconds
+        self.lanes: int | None = None
+        """What the node's owner wishes."""
         self.requests: list[str] = []
         self.faults: list[Callable[[str], str]] = []
         """Each is asked with every request's `METHOD path`: "" lets it pass, "down", "busy", "garbled", "unanswered"
@@ -184,6 +186,12 @@ class SmallSite:
         self.polls.append(message)
         for lease in message.abandoned:
             self.leases[lease].active = False
+        if message.lanes is not None and self.lanes is not None and message.lanes != self.lanes:
+            return wire.Action(action="idle", lanes=self.lanes).model_dump_json(exclude_none=True).encode()
+        if message.health is not None and message.health.trouble:
+            return (
+                wire.Action(action="idle", wait_seconds=0.05, reason=message.health.trouble).model_dump_json().encode()
+            )
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             with self.lock:

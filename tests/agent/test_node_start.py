@@ -59,3 +59,13 @@ def test_a_sandbox_that_does_not_work_is_a_sentence(site: SmallSite, node: Node)
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
     assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.said()
+
+
+def test_a_new_token_lets_it_join_again_and_the_old_one_does_not(site: SmallSite, node: Node, confined: None) -> None:
+    site.join_tokens["again"] = 7
+    for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
+        asked = len(site.polls)
+        node.start(token=token)
+        until(lambda asked=asked: len(site.polls) > asked)  # type: ignore[misc]
+        assert terminate(node) == 0
+        assert len(site.registered) == joined, token

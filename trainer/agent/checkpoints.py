@@ -16,6 +16,7 @@ from trainer.agent.console import say
 from trainer.agent.courier import Courier
 from trainer.agent.inside import Unsafe, names, open_file, open_folder, read_object
 from trainer.agent.stopping import Wishes
+from trainer.agent.upload import upload
 from trainer.wire import Checkpoint, FileRef, Have, Uploaded, Wanted
 
 FOLDER = "checkpoints"
@@ -105,9 +106,4 @@ def send(client: Client, lease: str, files: dict[FileRef, BufferedReader], wishe
     for file, content in files.items():
         if file.sha256 in wanted:
             wanted.discard(file.sha256)
-            persistently(lambda file=file, content=content: put(client, lease, file, content), wishes.over)  # type: ignore[misc]
-
-
-def put(client: Client, lease: str, file: FileRef, content: BufferedReader) -> None:
-    content.seek(0)
-    client.put(f"{lease}/blobs/{file.sha256}", content, file.size)
+            upload(client, f"{lease}/blobs/{file.sha256}", file.size, content, wishes.over)

@@ -20,12 +20,17 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import ValidationError
 
-from trainer.wire import FileRef, Message, Refusal
+from trainer.agent.network import Speed
+from trainer.wire import Acknowledged, FileRef, Message, Refusal
 
 PREFIX = "/api/node/v1"
 SECONDS = 15.0
 """How long the server may be silent."""
 CHUNK = 1 << 20
+PIECE = 8 << 20
+"""A larger file goes up in pieces of this size: a connection that breaks costs one at most."""
+SERVER_BYTES_PER_SECOND = 50e6
+"""The site hashes and stores a file once its last piece is there, at this speed or better; its answer takes as long."""
 BACKOFF_SECONDS = 0.5
 BACKOFF_MOST = 20.0
 TRANSIENT = {408, 425, 429}
@@ -62,24 +67,26 @@ class Damaged(Exception):
 class Client:
     """Calls with one credential. Safe to use from several threads."""
 
-    def __init__(self, server: str, token: str, http: httpx.Client | None = None) -> None:
+    def __init__(self, server: str, token: str, http: httpx.Client | None = None, speed: Speed | None = None) -> None:
         self.server = server.rstrip("/")
         self.token = token
+        self.speed = speed or Speed()
         self._http = http or connect(self.server)
 
     def on_behalf(self, token: str) -> Client:
         """The same connections with another credential."""
-        return Client(self.server, token, self._http)
+        return Client(self.server, token, self._http, self.speed)
+
+    def close(self) -> None:
+        """End the connections, also of those on whose behalf this one speaks."""
+        self._http.close()
 
     def post(self, path: str, message: Message, reply: type[Reply], patience: float = SECONDS) -> Reply:
         """Raise `Refused` or `Unreachable`."""
         answer = self._send(
             "POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, patience
         )
-        try:
-            return reply.model_validate_json(answer.content)
-        except ValidationError as error:
-            raise Unreachable("The server's answer could not be understood.") from error
+        return understood(answer, reply)
 
     def tell(self, path: str, message: Message) -> None:
         """As `post`, for an answer that says nothing."""
@@ -87,12 +94,32 @@ class Client:
 
     def put(self, path: str, file: BufferedReader, size: int) -> None:
         """Send exactly `size` bytes. Raise `Refused`, `Unreachable`, or `Damaged` if the file is shorter."""
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-        self._send("PUT", path, pieces(file, size), headers, SECONDS)
+        begun = time.monotonic()
+        self._send("PUT", path, pieces(file, size), binary(size), SECONDS)
+        self.speed.note("up", size, time.monotonic() - begun)
+
+    def put_piece(self, path: str, file: BufferedReader, first: int, total: int) -> int:
+        """Send the next `PIECE` of a file from byte `first` on; return how far the server has it. Raises as `put`."""
+        size = min(PIECE, total - first)
+        file.seek(first)
+        headers = binary(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
+        patience = SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
+        begun = time.monotonic()
+        answer = self._send("PUT", path, pieces(file, size), headers, patience)
+        if first + size < total:  # the last one waits for the server to look at all of it
+            self.speed.note("up", size, time.monotonic() - begun)
+        return understood(answer, Acknowledged).received
+
+    def received(self, path: str) -> int:
+        """Return how far the server has a file that was begun. Raise `Refused` or `Unreachable`."""
+        offset = self._send("HEAD", path, b"", {}, SECONDS).headers.get("Upload-Offset", "")
+        if not offset.isdigit():
+            raise Unreachable("The server's answer could not be understood.")
+        return int(offset)
 
     def download(self, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
         """Write the bytes to `target`. Raise `Refused`, `Unreachable`, or `Damaged` if they are not those of `file`."""
-        digest, size = hashlib.sha256(), 0
+        digest, size, begun = hashlib.sha256(), 0, time.monotonic()
         try:
             # A site with a bucket sends us there; httpx leaves our token behind, and the hash says what came.
             with self._http.stream(
@@ -116,6 +143,7 @@ class Client:
             raise Unreachable("The connection broke off.")
         if size != file.size or digest.hexdigest() != file.sha256:
             raise Damaged(f"{file.path} is not the file that the order names (its SHA-256 differs).")
+        self.speed.note("down", size, time.monotonic() - begun)
 
     def _send(
         self, method: str, path: str, content: bytes | Iterator[bytes], headers: dict[str, str], patience: float
@@ -143,6 +171,18 @@ def connect(server: str) -> httpx.Client:
     return httpx.Client(
         verify=address.scheme == "https", trust_env=not local, headers={"User-Agent": "dailytrain-node"}
     )
+
+
+def binary(size: int) -> dict[str, str]:
+    return {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+
+
+def understood(answer: httpx.Response, reply: type[Reply]) -> Reply:
+    """Raise `Unreachable` for what is no such message: it is a proxy's."""
+    try:
+        return reply.model_validate_json(answer.content)
+    except ValidationError as error:
+        raise Unreachable("The server's answer could not be understood.") from error
 
 
 def explain(error: httpx.HTTPError) -> str:

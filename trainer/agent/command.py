@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ from trainer.arguments import Parser
 from trainer.sandbox import DRIVERS, Driver, driver
 
 if TYPE_CHECKING:
+    from trainer.agent.agent import Agent
     from trainer.agent.client import Client
     from trainer.agent.identity import Identity
-    from trainer.agent.poll import Agent
 
 TOKEN = "DAILYTRAIN_JOIN_TOKEN"  # noqa: S105  (the variable's name)
 DONE, REFUSED, USAGE = 0, 1, 2
+LANES = 64
 
 
 class NodeError(ValueError):
@@ -49,8 +51,15 @@ def parser() -> argparse.ArgumentParser:
     add("--name", default=platform.node() or "node", help="what the site shows (%(default)s)")
     add("--label", action="append", default=[], metavar="LABEL", help="for jobs that ask for it; may be repeated")
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")
+    add("--lanes", type=lanes, metavar="N", help="jobs at a time, sharing GPUs and cores evenly (as the site says)")
     add("--once", action="store_true", help="leave after one job")
     return made
+
+
+def lanes(word: str) -> int:
+    if not word.isdigit() or not 1 <= int(word) <= LANES:
+        raise argparse.ArgumentTypeError(f"{word} is not a number from 1 to {LANES}")
+    return int(word)
 
 
 def home() -> Path:
@@ -74,19 +83,19 @@ def alone(folder: Path) -> Iterator[None]:
 
 def run(options: argparse.Namespace) -> int:
     # Here and not above: `--help` and a wrong flag answer at once.
+    from trainer.agent.agent import Agent, Left
     from trainer.agent.client import Client, Refused
     from trainer.agent.console import say
-    from trainer.agent.poll import Agent, Left
 
     if not options.server.startswith(("http://", "https://")):
         raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
     sandbox, working = choose(options.sandbox)
     client = Client(options.server, options.token or "")
-    agent = Agent(client, options.home.absolute(), sandbox, working)
+    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes)
     path = options.home / "identity.json"
     try:
         with agent.listening():
-            identity = known(path, client) or join(agent, options, path)
+            identity = known(path, client, options.token) or join(agent, options, path)
             agent.client = client.on_behalf(identity.token)
             agent.serve(identity, options.once)
     except Left:
@@ -109,9 +118,10 @@ def choose(name: str) -> tuple[Driver, tuple[str, ...]]:
     return sandbox, (name,)
 
 
-def known(path: Path, client: Client) -> Identity | None:
-    """Return who this node is at this site; None if it has to join. `NodeError` if it belongs to another site."""
-    from trainer.agent.identity import Identity, IdentityError
+def known(path: Path, client: Client, token: str | None) -> Identity | None:
+    """Return who this node is at this site; None if it has to join, as with a new token. `NodeError` if it belongs to
+    another site."""
+    from trainer.agent.identity import Identity, IdentityError, fingerprint
 
     try:
         identity = Identity.load(path)
@@ -119,15 +129,19 @@ def known(path: Path, client: Client) -> Identity | None:
         raise NodeError(str(error)) from error
     if identity is not None and identity.server != client.server:
         raise NodeError(f"This node belongs to {identity.server}. Give another --home to join {client.server} as well.")
+    if identity is not None and token and identity.joined_with not in ("", fingerprint(token)):
+        return None  # its owner asked the site for a new line
     return identity
 
 
 def join(agent: Agent, options: argparse.Namespace, path: Path) -> Identity:
     from trainer.agent.console import say
+    from trainer.agent.identity import fingerprint
 
     if not options.token:
         raise NodeError("This node has not joined yet: start it once with --token and the token that the site showed.")
-    identity = agent.join(options.name[:80], tuple(options.label))
+    joined = agent.join(options.name[:80], tuple(options.label))
+    identity = replace(joined, joined_with=fingerprint(options.token))
     identity.save(path)
     say(f"Joined {identity.server} as node {identity.node}, {options.name}.")
     return identity
@@ -136,5 +150,5 @@ def join(agent: Agent, options: argparse.Namespace, path: Path) -> Identity:
 def sentence(status: int, detail: str, identity: Path) -> str:
     """What a refusal of the whole node means for its sponsor."""
     if status in (401, 403) and identity.exists():
-        return f"The site does not let this node in: {detail} To join anew, remove {identity} and take a new token."
+        return f"The site does not let this node in: {detail} To join anew, start it with a new token."
     return f"The site refuses: {detail}"

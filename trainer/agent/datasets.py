@@ -24,14 +24,23 @@ PYTHON = [sys.executable, "-s", "-P"]
 """Neither the user's own packages nor the current folder are imported from."""
 PREPARATION = Limits(wall_seconds=24 * 3600, memory_bytes=1 << 50, disk_bytes=1 << 60, processes=4096)
 """Our own code: limited only so that it ends."""
+PATIENCE = 0.2
+"""Seconds between two looks at what is wished of the job."""
 SECRETS = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITHUB_WEBHOOK_SECRET")
 
 
 def dataset(job: Job, pin: DatasetPin) -> Path:
     """Return the dataset's folder; raise `Failed` if this node's copy has another hash or cannot be made."""
     folder = job.place.home / "datasets" / pin.hash
-    if hash_of(folder) == pin.hash:
-        return folder
+    while not job.place.preparing.acquire(timeout=PATIENCE):  # one lane at a time: another may be preparing this one
+        job.check_wishes()
+    try:
+        return folder if hash_of(folder) == pin.hash else make(job, pin, folder)
+    finally:
+        job.place.preparing.release()
+
+
+def make(job: Job, pin: DatasetPin, folder: Path) -> Path:
     job.say(f"preparing its data ({pin.corpus}); this happens once.")
     aside = folder.with_name(".preparing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -73,7 +82,7 @@ def hash_of(folder: Path) -> str | None:
 def trusted(job: Job, command: list[str], limits: Limits) -> Box:
     """A box for the site's own code: from the pure release, never from the folder with the entry in it."""
     environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    environment |= {
+    environment |= job.place.lane.environment() | {
         "PYTHONPATH": str(job.workspace.release),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -20,6 +21,8 @@ class Identity:
     """The node's own credential. Never leaves this process."""
     public_key: str
     """Base64 of the site's Ed25519 key as it was on joining: orders signed by any other are refused."""
+    joined_with: str = ""
+    """`fingerprint` of the join token: another one means that the node is to join again."""
 
     @classmethod
     def load(cls, path: Path) -> Identity | None:
@@ -41,3 +44,8 @@ class Identity:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+
+
+def fingerprint(token: str) -> str:
+    """Return what is kept of a join token: it is used up, but it need not lie around."""
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -7,22 +7,22 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
 
 from trainer import wire
 from trainer.agent import heartbeat
-from trainer.agent.blobs import Blobs
 from trainer.agent.checkpoints import send
 from trainer.agent.client import Client, Damaged, GaveUp, Refused, persistently, reference
 from trainer.agent.console import say
 from trainer.agent.courier import Courier, refused
-from trainer.agent.identity import Identity
 from trainer.agent.inside import Unsafe, one_line, open_file, relative
 from trainer.agent.kinds import KINDS
 from trainer.agent.log import LogLoop, Pump
 from trainer.agent.outcome import Failed, Interrupted, Outcome
+from trainer.agent.place import Place
+from trainer.agent.reset import MARK, mark
 from trainer.agent.signature import Distrusted, verified
 from trainer.agent.stopping import Sponsor, Stop, Wishes
 from trainer.agent.unpack import ENTRY_BYTES, RELEASE_BYTES, BadTar, unpack
@@ -38,16 +38,6 @@ STOPPED = (130, 137, 143)
 """Exit codes of a process that did as it was asked to, or was killed."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a node works: the same for all of its jobs."""
-
-    home: Path
-    identity: Identity
-    sandbox: Driver
-    blobs: Blobs
-
-
 class Job:
     """What a kind of job works with."""
 
@@ -59,10 +49,19 @@ class Job:
         self.lease = lease.lease
         self.workspace = Workspace(place.home, lease.lease)
         self.phase: Phase = "preparing"
-        self._process: Process | None = None
+        self._ran: list[Process] = []
+        """What the job is about, in contrast to what prepares it."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the job's own processes so far."""
+        return sum(process.seconds for process in self._ran)
 
     def heartbeat(self) -> wire.Heartbeat:
-        return wire.Heartbeat(phase=self.phase, seconds=self._process.seconds if self._process is not None else 0)
+        place = self.place
+        running = self.phase == "running" and self.seconds > 0
+        place.vitals.watch(place.lane.number, place.lane.uuids, running)
+        return wire.Heartbeat(phase=self.phase, seconds=self.seconds, health=place.vitals.health())
 
     def say(self, sentence: str) -> None:
         say(f"Job {self.spec.job}: {sentence}")
@@ -126,10 +125,11 @@ class Job:
         before its time; after "finish" it has had time for its last checkpoint, and that has been sent.
         """
         self.check_wishes()
-        process, pipe = start(driver, box, output)
+        marked = {**box.environment, MARK: mark(self.place.home, self.lease)}
+        process, pipe = start(driver, replace(box, environment=marked), output)
         self.phase = phase
         if phase == "running":
-            self._process = process
+            self._ran.append(process)
         pump = Pump(pipe, self.workspace.output)
         pump.start()
         for loop in loops:
@@ -202,7 +202,8 @@ def work(place: Place, lease: wire.Lease, client: Client, sponsor: Sponsor) -> b
         told = conclude(job, outcome)
     finally:
         beat.end()
-        job.workspace.wipe(remember=not told and wishes.by_server is not Stop.LOST)
+        with suppress(OSError):  # looked at again, and told, before the next job (`reset`)
+            job.workspace.wipe(remember=not told and wishes.by_server is not Stop.LOST)
     return outcome.outcome == "done" or outcome.cause == "model" or wishes.stop > Stop.NONE
 
 
@@ -249,7 +250,7 @@ def conclude(job: Job, outcome: Outcome) -> bool:
         return False
     with suppress(GaveUp, Refused):
         files = send_files(job, outcome.files)
-    told = finish(job.client, job.lease, outcome, job.wishes, files)
+    told = finish(job.client, job.lease, outcome, job.wishes, files, job.seconds)
     words = {"done": "done.", "released": f"handed back. {outcome.reason}", "failed": f"failed. {outcome.reason}"}
     say(f"Job {job.spec.job}: {words[outcome.outcome]}", "green" if outcome.outcome == "done" else "yellow")
     return told
@@ -268,14 +269,22 @@ def send_files(job: Job, wanted: Iterable[str]) -> tuple[wire.FileRef, ...]:
         return tuple(files)
 
 
-def finish(client: Client, lease: int, outcome: Outcome, wishes: Wishes, files: tuple[wire.FileRef, ...] = ()) -> bool:
-    """Say how the lease ends; return whether the server knows."""
+def finish(
+    client: Client,
+    lease: int,
+    outcome: Outcome,
+    wishes: Wishes,
+    files: tuple[wire.FileRef, ...] = (),
+    seconds: float | None = None,
+) -> bool:
+    """Say how the lease ends; return whether the server knows. `seconds`: as in a heartbeat."""
     message = wire.Finish(
         outcome=outcome.outcome,
         cause=outcome.cause,
         reason=one_line(outcome.reason, REASON),
         result=outcome.result,
         files=files,
+        seconds=seconds,
     )
     try:
         persistently(lambda: client.tell(f"/leases/{lease}/finish", message), wishes.over)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0
 """What a slow machine may take to start it and for the few steps that it makes in any case."""
 ANSWER_BYTES = 10_000
-DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Of our own environment, what the training and its probes get."""
 
 
 def before(job: Job, probe: Probe) -> ProbeReading | None:
@@ -44,9 +41,10 @@ def measure(job: Job, probe: Probe, phase: Phase) -> ProbeReading | None:
     if process.poll() != 0:
         return None
     try:
-        return ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
+        job.place.vitals.probe = ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
     except ValidationError:
         return None
+    return job.place.vitals.probe
 
 
 def box(job: Job, probe: Probe) -> Box:
@@ -54,7 +52,7 @@ def box(job: Job, probe: Probe) -> Box:
     command = [*PYTHON, "-m", "trainer.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = {name: os.environ[name] for name in DEVICES if name in os.environ} | {
+    environment = job.place.lane.environment() | {
         "PYTHONPATH": str(release),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

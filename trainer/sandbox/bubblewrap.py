@@ -25,6 +25,7 @@ from pathlib import Path
 
 from trainer.sandbox.box import Box, Limits, Mount, SandboxError, Stream
 from trainer.sandbox.cgroup import ControlGroup
+from trainer.sandbox.graphics import devices
 from trainer.sandbox.meter import PROC, THREADS, Meter, parent, processes
 from trainer.sandbox.process import Process, first_line
 
@@ -33,8 +34,6 @@ NOBODY = "65534"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
 PROCESSOR = "/sys/devices/system/cpu"
 """PyTorch reads from it how many processors there are."""
-GRAPHICS = ("nvidia*", "nvidia-caps/*", "dri/renderD*", "kfd")
-"""Under /dev."""
 OPEN_FILES = 4096
 
 
@@ -152,7 +151,7 @@ def arguments(box: Box, info: int | None) -> list[str]:
         *(word for path in SYSTEM for word in system(Path(path))),
         *["--proc", "/proc", "--dev", "/dev", "--size", room, "--tmpfs", "/dev/shm", "--size", room, "--tmpfs", "/tmp"],  # noqa: S108
         *["--ro-bind-try", PROCESSOR, PROCESSOR],
-        *(word for path in graphics() for word in ("--dev-bind", path, path)),
+        *(word for path in devices(box.environment) for word in ("--dev-bind", path, path)),
         *(word for path in interpreter() for word in ("--ro-bind", path, path)),
         *(word for mount in box.mounts for word in bind(mount)),
         # What bubblewrap made for itself is memory without a limit: nobody writes there.
@@ -203,10 +202,6 @@ def interpreter() -> list[str]:
     """Return the folders of this Python, as far as they are not in /usr: the environment's and the one it came from."""
     folders = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     return sorted(folder for folder in folders if not Path(folder).is_relative_to("/usr"))
-
-
-def graphics() -> list[str]:
-    return sorted(str(path) for pattern in GRAPHICS for path in Path("/dev").glob(pattern) if not path.is_dir())
 
 
 def bind(mount: Mount) -> tuple[str, str, str]:

@@ -19,10 +19,12 @@ import uuid
 from pathlib import Path
 
 from trainer.sandbox.box import Box, SandboxError, Stream
+from trainer.sandbox.graphics import VISIBLE
 from trainer.sandbox.meter import Meter
 from trainer.sandbox.process import Process, first_line
 
 LABEL = "dailytrain.box"
+DRIVER = Path("/proc/driver/nvidia")
 QUICK = 30
 """Seconds that an order to the engine may take."""
 
@@ -102,10 +104,20 @@ def arguments(box: Box, container: str) -> list[str]:
         *["--tmpfs", f"/tmp:rw,nosuid,nodev,size={room}"],  # noqa: S108  (the container's own)
         *(word for name, value in box.environment.items() for word in ("--env", f"{name}={value}")),
         *(word for mount in box.mounts for word in ("--mount", bind(mount.path, mount.writable))),
-        *(["--gpus", "all"] if Path("/proc/driver/nvidia").exists() else []),
+        *gpus(box),
         *["--workdir", str(box.folder), "--entrypoint", "", image()],
         *["python" if box.command[0] == sys.executable else box.command[0], *box.command[1:]],
     ]
+
+
+def gpus(box: Box) -> list[str]:
+    """Return docker's words for the GPUs that the box's environment names; for all where it names none."""
+    if not DRIVER.exists():
+        return []
+    visible = box.environment.get(VISIBLE, os.environ.get(VISIBLE))
+    if visible is None or not all(word.startswith("GPU-") for word in visible.split(",") if word):
+        return ["--gpus", "all"]
+    return ["--gpus", f'"device={visible}"'] if visible else []
 
 
 def bind(path: Path, writable: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from trainer.agent.datasets import PYTHON, dataset
 from trainer.agent.inside import one_line, read_object
 from trainer.agent.metrics import MetricsLoop
 from trainer.agent.outcome import Failed, Outcome
-from trainer.agent.probes import DEVICES
 from trainer.sandbox import Box, Limits, Mount, Process
 from trainer.wire import Checkpoint, Probes, TrainOrder
 
@@ -50,7 +48,7 @@ def run(job: Job) -> Outcome:
     job.unpack()
     data = dataset(job, order.dataset)
     last = resume(job, order.resume) if order.resume else -1
-    job.workspace.config.write_text(json.dumps(order.config))
+    job.workspace.config.write_text(json.dumps(order.config | devices(order.config, len(job.place.lane.gpus))))
     before = probes.before(job, order.probe) if order.probe else None
     loops = (
         MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
@@ -63,6 +61,21 @@ def run(job: Job) -> Outcome:
     # Whatever the training process says about its own node's speed is put aside.
     found = Probes(before=before, after=probes.after(job, order.probe)).model_dump() if order.probe else None
     return replace(ended, result={**ended.result, "probes": found})
+
+
+def devices(config: dict[str, Any], gpus: int) -> dict[str, int]:
+    """Return what a configuration has to say of devices on a lane with so many GPUs: all of them, where it leaves that
+    open and they can share its steps evenly. Raise `Failed` if it asks for more than there are.
+    """
+    asked = config.get("devices")
+    if isinstance(asked, int) and 0 < gpus < asked and config.get("device") != "cpu":
+        raise Failed(f"The run asks for {asked} GPUs, and {gpus} work for it on this node.")
+    if asked is not None or gpus < 2:
+        return {}
+    batch = config.get("train", {}).get("batch") or config.get("train.batch")
+    # A batch that the trainer computes is a power of two.
+    fitting = [count for count in range(1, gpus + 1) if (batch or 1 << 20) % count == 0]
+    return {"devices": max(fitting)}
 
 
 def resume(job: Job, checkpoint: Checkpoint) -> int:
@@ -79,7 +92,7 @@ def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside
     work = job.workspace
     command = [*PYTHON, "-m", module, *words]
     command += ["--config", str(work.config), "--dataset", str(data), "--out", str(work.out)]
-    environment = {name: os.environ[name] for name in DEVICES if name in os.environ} | {
+    environment = job.place.lane.environment() | {
         "PYTHONPATH": str(work.source),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

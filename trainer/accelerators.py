@@ -1,0 +1,74 @@
+"""What accelerators can do: one table, for checking claims of compute and for crediting what was lent.
+
+Pure, the standard library only: the site uses it too.
+"""
+
+from __future__ import annotations
+
+import re
+
+PEAK = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "A30": 165e12,
+    "A40": 150e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX PRO 6000": 504e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX 5000 Ada": 261e12,
+    "RTX 4000 Ada": 107e12,
+    "RTX 4000 SFF Ada": 77e12,
+    "RTX A6000": 155e12,
+    "RTX A5000": 111e12,
+    "RTX A4000": 77e12,
+    "RTX 5090": 209e12,
+    "RTX 5080": 113e12,
+    "RTX 5070 Ti": 88e12,
+    "RTX 5070": 62e12,
+    "RTX 4090": 165e12,
+    "RTX 4080 SUPER": 104e12,
+    "RTX 4080": 97e12,
+    "RTX 4070 Ti SUPER": 88e12,
+    "RTX 4070 Ti": 80e12,
+    "RTX 4070 SUPER": 71e12,
+    "RTX 4070": 58e12,
+    "RTX 4060 Ti": 44e12,
+    "RTX 4060": 30e12,
+    "RTX 3090 Ti": 80e12,
+    "RTX 3090": 71e12,
+    "RTX 3080 Ti": 68e12,
+    "RTX 3080": 60e12,
+    "RTX 3070 Ti": 43e12,
+    "RTX 3070": 41e12,
+    "RTX 3060 Ti": 32e12,
+    "RTX 3060": 26e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "TITAN RTX": 130e12,
+    "RTX 2080 Ti": 54e12,
+}
+"""Dense bf16 FLOP/s, accumulated in fp32, at boost clock, from NVIDIA's data sheets and white papers (their
+figures "with sparsity" halved); fp16 for the four of Volta and Turing, which have no bf16. The first name that is found
+in the device's wins, as whole words."""
+
+H100 = PEAK["H100"]
+
+
+def peak(name: str) -> float | None:
+    """Return the FLOP/s of one device by its driver's name for it; None where we have no figure, as for laptops."""
+    if "Laptop" in name:
+        return None
+    return next((figure for part, figure in PEAK.items() if re.search(rf"\b{re.escape(part)}\b", name)), None)

@@ -1,0 +1,26 @@
+"""Where a lane of the node works: the same for all of its jobs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.agent.blobs import Blobs
+from trainer.agent.health import Vitals
+from trainer.agent.identity import Identity
+from trainer.agent.lanes import Lane
+from trainer.sandbox import Driver
+
+
+@dataclass(frozen=True)
+class Place:
+    home: Path
+    identity: Identity
+    sandbox: Driver
+    blobs: Blobs
+    """This, `vitals` and `preparing` are shared by all lanes."""
+    vitals: Vitals
+    lane: Lane
+    preparing: threading.Lock
+    """Held while a dataset is being made."""
