@@ -120,6 +120,10 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
     # A file as in real life, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
+elif pool := int(text("DATABASE_POOL", "0")):
+    # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
+    # For web processes only: a pool does not survive the fork by which Celery begins its workers.
+    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
@@ -169,6 +173,8 @@ STORAGES = {
     ),
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
+UPLOADS = HOME / "uploads"
+"""Large files of nodes that arrive in pieces, until they are whole; best on the disk of the storage, if that is one."""
 BLOB_MAX_BYTES = int(text("BLOB_MAX_BYTES", str(8 * 2**30)))
 """One file of a node: the optimizer's part of a checkpoint is the largest."""
 LEASE_MAX_BYTES = int(text("LEASE_MAX_BYTES", str(256 * 2**30)))

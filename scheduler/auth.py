@@ -108,9 +108,11 @@ def free_name(wanted: str) -> str:
 def admit(node: Node, join: JoinToken, message: wire.Register) -> str:
     """Give the node its token; whatever token it had is worth nothing from now on."""
     token = new_token("node")
+    wished = sorted({*node.wished_labels, *join.labels, *message.labels})
     Node.objects.filter(pk=node.pk).update(
         token_hash=digest(token),
-        labels=sorted({*join.labels, *message.labels}),
+        labels=sorted({*wished, *message.hardware.found_labels}),
+        wished_labels=wished,
         hardware=message.hardware.model_dump(mode="json"),
     )
     node.refresh_from_db()

@@ -59,10 +59,12 @@ def recover(pk: int) -> bool:
 
 
 def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
-    """The node asks for work: take away what it cannot hold any more, and return a lease that it still holds."""
+    """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds."""
     for lease in Lease.objects.held_by(node).select_related("job", "node"):
         if lease.pk in message.abandoned:
             leases.lose(lease, f"{node.name} was restarted.")
+        elif lease.lane != message.lane:
+            continue
         elif lease.heartbeat_at is None and now - lease.started_at > UNHEARD:
             leases.lose(lease, f"{node.name} never began.")
         else:

@@ -15,7 +15,7 @@ from django.db.models import F, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
+from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.refusals import Over
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 TRIES = 8
 """Lines that are tried in one go; where all are contested the node asks again in a moment."""
+CLOCKS_DIFFER = 60.0
+"""Seconds by which a node may say to have worked longer than it has had the job."""
 SITE = "site"
 
 
@@ -50,8 +52,9 @@ def claim(
     now = timezone.now()
     queue = queue or lines.queue(now)
     seeker = seeker or seekers.seeker(node, now, lane=lane)
-    for line in islice(queue.fitting(seeker), TRIES):
+    for line in list(islice(queue.fitting(seeker), TRIES)):  # all of them first: what is found empty is taken out
         if granted := take(node, line, lane, queue, seeker):
+            queue.served(line)
             return granted
     return None
 
@@ -83,17 +86,21 @@ def take(
 def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
     """Claim the job with one conditional UPDATE and make its lease; None when another asker was faster."""
     now = timezone.now()
-    claimed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(
-        state=Job.State.LEASED, state_since=now, attempts=F("attempts") + 1, reason="", **jobs.UNASKED
-    )
+    taken = {"state": Job.State.LEASED, "state_since": now, "reason": "", **jobs.UNASKED}
+    claimed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(attempts=F("attempts") + 1, **taken)
     if claimed != 1:
         return None
-    job.refresh_from_db()
+    for name, value in {**taken, "attempts": job.attempts + 1}.items():  # nobody else can have changed it
+        setattr(job, name, value)
     token = auth.new_token("lease")
+    gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
     lease = Lease.objects.create(
         job=job,
         node=node,
         attempt=job.attempts,
+        lane=lane,
+        gpus=gpus,
+        accelerator=accelerator,
         token_hash=auth.digest(token),
         started_at=now,
         expires_at=now + lease_time(),
@@ -136,17 +143,15 @@ def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
 def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
     """Renew the lease and say whether the node should stop; raise Over when the lease has ended."""
     now = timezone.now()
-    # A node cannot have worked longer than it has had the job; a minute for clocks that differ.
-    seconds = min(message.seconds, (now - lease.started_at).total_seconds() + 60)
     renewed = Lease.objects.active(lease).update(
         expires_at=now + lease_time(),
         heartbeat_at=now,
         phase=message.phase,
-        seconds=Greatest(F("seconds"), Value(max(seconds, 0.0))),
+        seconds=metered(lease, message.seconds, now),
     )
     if not renewed:
         raise Over
-    pool.heard_of(lease.node, now)
+    pool.heard_of(lease.node, now, message.health)
     job, node = lease.job, lease.node
     if job.stop_requested:
         return wire.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
@@ -164,7 +169,7 @@ def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
 def finish(lease: Lease, message: wire.Finish) -> None:
     """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
     ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
-    if not end(lease, ended, message.reason, outcome=message.outcome):
+    if not end(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):
         lease.refresh_from_db()
         if lease.outcome == message.outcome:
             return
@@ -202,10 +207,24 @@ def lose(lease: Lease, reason: str, *, expired_before: datetime | None = None) -
 
 
 def end(
-    lease: Lease, state: Lease.State, reason: str, *, outcome: str = "", expired_before: datetime | None = None
+    lease: Lease,
+    state: Lease.State,
+    reason: str,
+    *,
+    outcome: str = "",
+    seconds: float | None = None,
+    expired_before: datetime | None = None,
 ) -> bool:
     """End an active lease; return whether this call did."""
     rows = Lease.objects.active(lease)
     if expired_before:
         rows = rows.filter(expires_at__lt=expired_before)
-    return rows.update(state=state, ended_at=timezone.now(), reason=reason[:500], outcome=outcome) == 1
+    now = timezone.now()
+    fields = {} if seconds is None else {"seconds": metered(lease, seconds, now)}
+    return rows.update(state=state, ended_at=now, reason=reason[:500], outcome=outcome, **fields) == 1
+
+
+def metered(lease: Lease, seconds: float, now: datetime) -> Greatest:
+    """Return what to write as the seconds of a lease: they only grow, and not beyond the time that it has lasted."""
+    lasted = (now - lease.started_at).total_seconds() + CLOCKS_DIFFER
+    return Greatest(F("seconds"), Value(max(min(seconds, lasted), 0.0)))

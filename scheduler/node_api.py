@@ -23,12 +23,12 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 
-from scheduler import auth, leases, pace, plain, polls, reports, signing, storage, uploads
+from scheduler import auth, leases, pace, partials, plain, polls, reports, signing, storage, uploads
 from scheduler.models import Lease, Node
 from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
 from trainer import wire
 
-REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 426, 429), wire.Refusal)
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), wire.Refusal)
 
 
 class PlainJson(Parser):
@@ -95,7 +95,7 @@ def register(request: Asked, message: wire.Register) -> wire.Registered:
     return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
 
 
-@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS})
+@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS}, exclude_none=True)
 async def poll(request: Asked, message: wire.Poll) -> wire.Action:
     """A free node asks what to do. The question stays open for a while if there is nothing."""
     question = polls.Question(request.auth, message)
@@ -146,9 +146,20 @@ def blobs(request: Asked, lease_id: int, message: wire.Have) -> wire.Wanted:
     },
 )
 def put_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> wire.Acknowledged:
-    """One file, as raw bytes. It counts when all of it has arrived with this hash."""
-    blob = uploads.take_in(request.auth, sha256, request.read, int(request.META.get("CONTENT_LENGTH") or 0))
-    return wire.Acknowledged(received=blob.size)
+    """One file, as raw bytes, or a piece of it (`Content-Range`). It counts when all of it is here with this hash."""
+    length = int(request.META.get("CONTENT_LENGTH") or 0)
+    if header := request.headers.get("Content-Range"):
+        span = partials.Span.parse(header, length)
+        return wire.Acknowledged(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
+    return wire.Acknowledged(received=uploads.take_in(request.auth, sha256, request.read, length).size)
+
+
+@node_api.api_operation(
+    ["HEAD"], "/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS, operation_id="how_far"
+)
+def how_far(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponse:
+    """How many bytes of a file have come under this lease: `Upload-Offset`."""
+    return HttpResponse(headers={"Upload-Offset": str(uploads.how_far(request.auth, sha256))})
 
 
 @node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS)

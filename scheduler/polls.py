@@ -33,7 +33,8 @@ class Question:
     def first(self) -> wire.Action | None:
         """Look once, thoroughly; return the answer, or None where waiting may help."""
         now = timezone.now()
-        pool.greet(self.node, self.message.hardware)
+        message = self.message
+        pool.greet(self.node, message.hardware, message.health, message.lanes_wished)
         if Lease.objects.expired(now).exists():
             expiry.sweep(now)  # the background work may be down, and must not hold up the queue
         if held := expiry.give_up(self.node, self.message, now):
@@ -65,6 +66,11 @@ class Question:
             return idle(
                 wait, f"{node.failures} jobs in a row failed here for reasons of this machine: it rests a while."
             )
+        if self.message.lanes is not None and self.message.lanes != node.lanes:
+            # Its owner wishes otherwise, or the node has just begun: it shares itself out anew before it gets a job.
+            return wire.Action(action="idle", lanes=node.lanes, reason=f"It is to do {node.lanes} jobs at a time.")
+        if self.message.health is not None and self.message.health.trouble:
+            return idle(BUSY_SECONDS, self.message.health.trouble)
         if until := quota.exhausted_until(node, now):
             return idle(PAUSE_SECONDS, quota.sentence(node, until))
         return self.not_lent(now)

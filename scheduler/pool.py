@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
+from scheduler.health import fields
 from scheduler.models import Event, Node
 from trainer import wire
 
@@ -31,22 +32,33 @@ def actor(node: Node) -> str:
 # --- heard of --------------------------------------------------------------------------------------------------------
 
 
-def greet(node: Node, hardware: wire.Hardware) -> None:
-    """The node asks for work: note what it is now, and that it is here."""
+def greet(
+    node: Node, hardware: wire.Hardware, health: wire.Health | None = None, lanes_wished: int | None = None
+) -> None:
+    """The node asks for work: note what it is and how it is now, and that it is here."""
     now = timezone.now()
     found = hardware.model_dump(mode="json")
     stale = node.last_seen is None or now - node.last_seen > NOTED_EVERY
-    if found != node.hardware or stale:
-        Node.objects.filter(pk=node.pk).update(hardware=found, last_seen=now)
-        node.hardware, node.last_seen = found, now
+    lanes = lanes_wished or node.lanes
+    if found != node.hardware or stale or lanes != node.lanes:
+        labels = relabelled(node, hardware)
+        noted = {"hardware": found, "labels": labels, "lanes": lanes, "last_seen": now, **fields(node, health)}
+        Node.objects.filter(pk=node.pk).update(**noted)
+        node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
     if node.state in (Node.State.NEW, Node.State.OFFLINE):
         change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
 
 
-def heard_of(node: Node, now: datetime) -> None:
+def relabelled(node: Node, hardware: wire.Hardware) -> list[str]:
+    """Return the node's labels where what it finds out about itself has changed: its owner's own stay."""
+    before = set(node.hardware.get("found_labels") or ()) - set(node.wished_labels)
+    return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.wished_labels))
+
+
+def heard_of(node: Node, now: datetime, health: wire.Health | None = None) -> None:
     """The node is alive, whatever it does."""
     if node.last_seen is None or now - node.last_seen > NOTED_EVERY:
-        Node.objects.filter(pk=node.pk).update(last_seen=now)
+        Node.objects.filter(pk=node.pk).update(last_seen=now, **fields(node, health))
     if node.state == Node.State.OFFLINE:
         change(node, Node.State.ONLINE, since=[Node.State.OFFLINE], by=actor(node), why="")
 

@@ -48,6 +48,12 @@ class TooLarge(Refused):
     status = 413
 
 
+class Elsewhere(Refused):
+    """That piece does not follow what is here: ask how far the file is here."""
+
+    status = 416
+
+
 class Unacceptable(Refused):
     """The message cannot be right; nothing was changed."""
 

@@ -16,7 +16,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import ManyToOneRel, Q
 from django.utils import timezone
 
-from scheduler import jobs, storage, uploads
+from scheduler import jobs, partials, storage, uploads
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
 from trainer import wire
 
@@ -38,6 +38,7 @@ def forget_old(now: datetime | None = None) -> None:
     checkpoints = forget_checkpoints(now)
     let_go_of_uploads(now)
     files = forget_blobs(now) + forget_strays(now)
+    forget_partials()
     if checkpoints or files:
         logger.info("Forgot %s superseded checkpoints and %s files", checkpoints, files)
 
@@ -123,6 +124,13 @@ def stored() -> Iterator[str]:
     for folder in folders:
         for file in default_storage.listdir(f"blobs/{folder}")[1]:
             yield str(PurePosixPath("blobs", folder, file))
+
+
+def forget_partials() -> None:
+    """Drop what came in pieces and never became whole, once its lease has ended."""
+    known = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
+    for lease in set(partials.leases()) - known:
+        partials.forget(lease)
 
 
 def is_older(name: str, than: datetime) -> bool:

@@ -11,6 +11,7 @@ import secrets
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from django.conf import settings
 from django.core.files.base import File
@@ -76,25 +77,56 @@ def receive(sha256: str, read: Callable[[int], bytes], limit: int | None = None)
     if known is not None:
         for _ in incoming.chunks():
             pass
-        check(incoming, sha256)
+        check(incoming.received, incoming.hash.hexdigest(), sha256)
         return known
     name = fresh_name(sha256)
     try:
         default_storage.save(name, incoming)
-        check(incoming, sha256)
+        check(incoming.received, incoming.hash.hexdigest(), sha256)
         return record(sha256, name, incoming.received)
     except BaseException:
         default_storage.delete(name)
         raise
 
 
-def check(incoming: Incoming, sha256: str) -> None:
-    found = incoming.hash.hexdigest()
+def check(received: int, found: str, sha256: str) -> None:
     if found != sha256:
         raise Unacceptable(
-            f"The {incoming.received:,} bytes that arrived have the hash {found[:12]} and not {sha256[:12]}: "
+            f"The {received:,} bytes that arrived have the hash {found[:12]} and not {sha256[:12]}: "
             "nothing was kept, send the file again."
         )
+
+
+class Arrived(File):  # type: ignore[type-arg]
+    """A whole file on this disk: a storage that is a folder on the same disk moves it instead of copying."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        super().__init__(file, name=path.name)
+        self._path = path
+
+    def temporary_file_path(self) -> str:
+        return str(self._path)
+
+
+def take_over(sha256: str, path: Path) -> Blob:
+    """Store a file that lies on this disk and return its blob; raise Unacceptable when its hash is another.
+
+    The file itself is gone afterwards, or may go.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+        check(size, found, sha256)
+        if known := Blob.objects.filter(sha256=sha256).first():
+            return known
+        file.seek(0)
+        name = fresh_name(sha256)
+        try:
+            default_storage.save(name, Arrived(path, file))
+            return record(sha256, name, size)
+        except BaseException:
+            default_storage.delete(name)
+            raise
 
 
 def fresh_name(sha256: str) -> str:

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, Sum
 
-from scheduler import storage
+from scheduler import partials, storage
 from scheduler.kinds import kind_of
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from scheduler.refusals import Forbidden, Missing, Over, TooLarge, Unacceptable
@@ -31,17 +31,51 @@ def wanted(lease: Lease, message: wire.Have) -> wire.Wanted:
 
 def take_in(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
     """Store one file of this lease; raise TooLarge, Over, or Unacceptable for another hash."""
-    if not Lease.objects.active(lease).exists():
-        raise Over
-    sent = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
-    limit = min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - sent)
-    if length > limit:
-        raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+    limit = room(lease, length)
     blob = storage.receive(sha256, read, limit)
     with transaction.atomic():
         require_active(lease)
         lease.uploads.add(blob)
     return blob
+
+
+def take_in_piece(lease: Lease, sha256: str, read: Callable[[int], bytes], span: partials.Span) -> int:
+    """Keep a piece of a file; return how far the file is here. With its last byte it is stored as by `take_in`.
+
+    Raise as that does, and Elsewhere if something before the piece is missing.
+    """
+    room(lease, span.total, partials.held(lease.pk, beside=sha256))
+    with partials.opened(lease.pk, sha256, span.total) as file:
+        received = how_far(lease, sha256)
+        if received < span.total:
+            received = partials.write(file, span, read)
+        if received < span.total:
+            return received
+        path = partials.place(lease.pk, sha256, span.total)
+        if not lease.uploads.filter(pk=sha256).exists():  # else it became whole while this piece waited for its turn
+            blob = partials.finish(sha256, path)
+            with transaction.atomic():
+                require_active(lease)
+                lease.uploads.add(blob)
+        path.unlink(missing_ok=True)
+    return span.total
+
+
+def how_far(lease: Lease, sha256: str) -> int:
+    """Return how many bytes of a file have come under this lease."""
+    blob = lease.uploads.filter(pk=sha256).first()
+    return partials.received(lease.pk, sha256) if blob is None else blob.size
+
+
+def room(lease: Lease, length: int, under_way: int = 0) -> int:
+    """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended."""
+    if not Lease.objects.active(lease).exists():
+        raise Over
+    sent = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
+    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - sent - under_way))
+    if length > limit:
+        raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+    return limit
 
 
 @transaction.atomic

@@ -1,0 +1,34 @@
+"""What lent time is worth: GPU-seconds in hours of an H100. Pure.
+
+A lease counts for the seconds that its node's agent metered, up to its last word that the site took; those of a job's
+leases add up, each second under exactly one of them, since a job has one lease at a time. What a lost lease did after
+its last checkpoint is done again by another node, and counts for both: the first has lent it, too.
+
+The measure is what the device can do at best (`trainer.accelerators`), not what a job made of it. Nodes without a GPU
+earn hours of their own kind, no part of an H100's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer import accelerators, wire
+
+
+def relative_speed(accelerator: str) -> float | None:
+    """Return how many H100s one such device is worth; None where we have no figure for it."""
+    figure = accelerators.peak(accelerator)
+    return None if figure is None else figure / accelerators.H100
+
+
+def h100_hours(accelerator: str, gpu_seconds: float) -> float:
+    """Return the credit for GPU-seconds of one kind of device; 0 for a kind without a figure."""
+    return gpu_seconds / 3600 * (relative_speed(accelerator) or 0.0)
+
+
+def lent(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
+    """Return (GPUs, their name) of a lane. Of different ones the slowest counts for all: a job waits for it."""
+    names = [str(gpu.get("name", "")) for gpu in hardware.get("gpu_details") or ()]
+    mine = wire.share(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
+    return len(mine), min(mine, key=lambda name: relative_speed(name) or 0.0)[:80] if mine else ""

@@ -1,0 +1,100 @@
+"""What lent time is worth: hours of an H100, added up from leases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from station import Agent, make_job, make_node
+
+from scheduler import contributions, credit
+from scheduler.models import Lease
+from trainer import accelerators
+
+H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
+
+
+def test_an_h100_is_worth_one() -> None:
+    assert credit.relative_speed(H100) == 1
+    assert credit.h100_hours(H100, 7200) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("NVIDIA GeForce RTX 3090 Ti", 80e12),
+        (RTX, 71e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("Tesla V100-SXM2-32GB", 125e12),
+        ("NVIDIA T400 4GB", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("", None),
+    ],
+)
+def test_a_device_is_known_by_whole_words(name: str, figure: float | None) -> None:
+    assert accelerators.peak(name) == figure
+
+
+def test_names_that_begin_alike_stand_in_the_right_order() -> None:
+    names = list(accelerators.PEAK)
+    assert all(accelerators.peak(f"NVIDIA {name}") == accelerators.PEAK[name] for name in names)
+
+
+def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
+    assert credit.relative_speed("NVIDIA Next 9") is None
+    assert credit.h100_hours("NVIDIA Next 9", 3600) == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "lane", "lanes", "found"),
+    [
+        ({}, 0, 1, (0, "")),
+        ({"gpus": [H100, H100]}, 0, 1, (2, H100)),
+        ({"gpus": ["x"], "gpu_details": [{"name": H100}, {"name": RTX}]}, 0, 1, (2, RTX)),
+        ({"gpu_details": [{"name": H100}, {"name": RTX}]}, 0, 2, (1, H100)),
+        ({"gpu_details": [{"name": H100}, {"name": RTX}]}, 1, 2, (1, RTX)),
+        ({"gpu_details": [{"name": H100}]}, 1, 2, (0, "")),
+    ],
+)
+def test_a_lane_lends_its_gpus_at_the_speed_of_the_slowest(
+    hardware: dict[str, Any], lane: int, lanes: int, found: tuple[int, str]
+) -> None:
+    assert credit.lent(hardware, lane, lanes) == found
+
+
+@pytest.mark.django_db
+def test_what_was_lent_stays_when_the_hardware_changes() -> None:
+    node, token = make_node()
+    make_job()
+    action = Agent(token).ask(hardware=with_gpus(RTX, RTX))
+    assert action.lease is not None
+    Lease.objects.filter(pk=action.lease.lease).update(seconds=1800)
+    node.hardware = {}
+    node.save()
+    given = contributions.of_leases(Lease.objects.all())[node.pk]
+    assert given.gpu_seconds == 3600
+    assert given.credit_hours == pytest.approx(71 / 989)
+
+
+def with_gpus(*names: str) -> Any:
+    from station import HARDWARE
+
+    from trainer import wire
+
+    return HARDWARE.model_copy(update={"gpus": names, "gpu_details": tuple(wire.Gpu(name=name) for name in names)})
+
+
+@pytest.mark.django_db
+def test_a_node_without_gpu_earns_hours_of_its_own_kind() -> None:
+    node, token = make_node()
+    make_job()
+    work = Agent(token).work()
+    work.heartbeat(30)
+    given = contributions.of_leases(Lease.objects.all())[node.pk]
+    assert (given.cpu_seconds, given.gpu_seconds, given.credit_hours) == (30, 0, 0)
