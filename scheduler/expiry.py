@@ -60,7 +60,7 @@ def recover(pk: int) -> bool:
 
 def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
     """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds."""
-    for lease in Lease.objects.held_by(node).select_related("job", "node"):
+    for lease in Lease.objects.held_by(node):
         if lease.pk in message.abandoned:
             leases.lose(lease, f"{node.name} was restarted.")
         elif lease.lane != message.lane:

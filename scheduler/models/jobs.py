@@ -102,6 +102,12 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"]),
             models.Index(fields=["state", "state_since"]),
+            # The jobs of one line, oldest first.
+            models.Index(
+                fields=["author", "expected_seconds", "queued_at"],
+                condition=models.Q(state="queued"),
+                name="waiting_jobs_of_author",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -135,7 +141,7 @@ class Lease(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.ACTIVE)
     token_hash = models.CharField(max_length=64, unique=True)
     started_at = models.DateTimeField(default=timezone.now)
-    expires_at = models.DateTimeField(db_index=True)
+    expires_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
     lane = models.PositiveSmallIntegerField(default=0)
     """Which of the node's lanes works on it."""
@@ -162,6 +168,10 @@ class Lease(models.Model):
     objects = LeaseQuerySet.as_manager()
 
     class Meta:
+        indexes = [
+            models.Index(fields=["expires_at"], condition=models.Q(state="active"), name="active_leases_by_end"),
+            models.Index(fields=["started_at"], name="leases_by_start"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"

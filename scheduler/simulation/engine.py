@@ -1,0 +1,367 @@
+"""The simulation's loop: events in the order of their time, each answered by the site's own code.
+
+What is not simulated: bytes, and the heartbeats between two events. They would keep the lease of a living node from
+running out and the node itself from being taken for gone, so both are stamped far ahead; when it falls silent, with
+what its last heartbeat would have left. Uploads take no time. A checkpoint is written down when a lease ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from django.conf import settings
+
+from scheduler import expiry, leases, polls, preemption, storage, uploads
+from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.simulation.books import Books, Outcome, close
+from scheduler.simulation.clock import Clock, virtual_time
+from scheduler.simulation.demand import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
+from scheduler.simulation.machines import DAY, HOUR, Machine, make_pool, open_until
+from scheduler.simulation.throwaway import throwaway_database
+from trainer import wire
+
+BEAT = 1200.0
+"""Between two rounds of sweeping and of waking idle nodes; a real site does both every few seconds."""
+NIGHT = 2 * HOUR
+"""When the nightly train leaves."""
+PREPARES = (60.0, 240.0)
+"""Seconds from the answer to the first step: fetching, unpacking, starting. Not counted as use."""
+FAREWELLS = (600, 240, 85, 60, 20)
+"""Seconds before the end of a window, or of what an owner lends to one run, at which a heartbeat is simulated."""
+
+Happening = Callable[[], None]
+
+
+@dataclass
+class Run:
+    """A lease in a machine's hands."""
+
+    machine: Machine
+    lease: int
+    asked: Asked
+    begins: float
+    """When the first step is made."""
+    speed: float
+
+    def ran(self, now: float) -> float:
+        return max(0.0, now - self.begins)
+
+    def work(self, now: float) -> float:
+        """Return the work behind the job, were it saved now."""
+        return min(self.asked.done + self.ran(now) * self.speed, self.asked.work)
+
+    def saved(self, now: float) -> float:
+        """Return the work behind the job at its last checkpoint: none but the first where there are none."""
+        every = self.asked.sort.checkpoint_hours * HOUR
+        return self.asked.done + (self.ran(now) // every * every * self.speed if every else 0.0)
+
+
+class Simulation:
+    """A pool, its queue, and what happens to them."""
+
+    def __init__(self, clock: Clock, nodes: int, days: float, seed: int) -> None:
+        self.clock = clock
+        self.horizon = days * DAY
+        self.draw = random.Random(seed)
+        self.books = Books()
+        self.machines = make_pool(nodes, days, self.draw)
+        self.by_node = {machine.node: machine for machine in self.machines}
+        self.demand = Demand(nodes, self.draw, storage.keep(b"a release"))
+        self.runs: dict[int, Run] = {}
+        """By lease."""
+        self.parked: dict[int, Machine] = {}
+        """Machines that asked and got nothing, by node."""
+        self.stirred = False
+        """Something has come into the queue since the parked machines last asked."""
+        self._events: list[tuple[float, int, Happening]] = []
+        self._number = 0
+
+    def at(self, time: float, happening: Happening) -> None:
+        if time < self.horizon:
+            self._number += 1
+            heapq.heappush(self._events, (time, self._number, happening))
+
+    def run(self, told: Callable[[float], None]) -> None:
+        """Let all of it happen; `told` hears the seconds that have gone by."""
+        self.begin()
+        while self._events:
+            time, _, happening = heapq.heappop(self._events)
+            self.clock.seconds = time
+            happening()
+            told(time)
+        self.clock.seconds = self.horizon
+        self.end()
+
+    def begin(self) -> None:
+        for sort in ASKED:
+            while self.demand.joins(sort):
+                self.demand.make(sort, 0.0)
+            self.at(self.demand.until_next(sort), partial(self.ask_for, sort))
+        for machine in self.machines:
+            for begin, end in machine.offered:
+                self.at(begin, partial(self.opens, machine, end))
+                self.at(end, partial(self.closes, machine))
+            self.at(self.until_failure(machine), partial(self.falls_silent, machine))
+        self.at(NIGHT, self.night)
+        self.at(BEAT, self.beat)
+
+    def end(self) -> None:
+        """Close the books on what still runs."""
+        for run in list(self.runs.values()):
+            self.books.ran(run.asked, min(run.begins, self.horizon), self.horizon)
+        for machine in self.machines:
+            self.gone(machine)
+        broken = Job.objects.filter(state=Job.State.FAILED, cause="infrastructure")
+        self.books.given_up = broken.count()
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    def ask_for(self, sort: Class) -> None:
+        if self.demand.joins(sort):
+            self.demand.make(sort, self.clock.seconds)
+            self.stirred = True
+        self.at(self.clock.seconds + self.demand.until_next(sort), partial(self.ask_for, sort))
+
+    def night(self) -> None:
+        self.demand.make(NIGHTLY, self.clock.seconds)
+        self.stirred = True
+        self.at(self.clock.seconds + DAY, self.night)
+
+    # --- what machines do ---------------------------------------------------------------------------------------------
+
+    def opens(self, machine: Machine, end: float) -> None:
+        open_until(machine, end)
+        self.comes(machine)
+
+    def comes(self, machine: Machine, abandoned: tuple[int, ...] = ()) -> None:
+        """It is lent, and up: it asks for work."""
+        if not machine.up:
+            machine.up, machine.up_since = True, self.clock.seconds
+            Node.objects.filter(pk=machine.node).update(last_seen=Clock.at(2 * self.horizon))
+        self.asks(machine, abandoned)
+
+    def gone(self, machine: Machine) -> None:
+        """It is not lent any more, or not there."""
+        self.parked.pop(machine.node, None)
+        if machine.up:
+            machine.up = False
+            Node.objects.filter(pk=machine.node).update(last_seen=self.clock.now)
+            machine.offered_seconds += self.clock.seconds - machine.up_since
+            self.books.was_there(machine.up_since, self.clock.seconds)
+
+    def closes(self, machine: Machine) -> None:
+        """Its window is over. What it has not handed back by now is lost: its owner turns it off."""
+        if not machine.up or self.is_lent(machine):
+            return
+        if machine.lease is not None:
+            self.loses(self.runs[machine.lease], "window")
+        self.gone(machine)
+
+    def until_failure(self, machine: Machine) -> float:
+        return self.clock.seconds + self.draw.expovariate(1 / machine.hardware.hours_between_failures) * HOUR
+
+    def falls_silent(self, machine: Machine) -> None:
+        """Its lid is closed, its network is gone, its container is killed; after a while it is back."""
+        if machine.up:
+            held = machine.lease
+            if held is not None:
+                self.loses(self.runs[held], "silence")
+            self.gone(machine)
+            restarts = held is not None and self.draw.random() < 0.5
+            away = self.draw.uniform(5, 30) if restarts else self.draw.uniform(120, 4 * HOUR)
+            back = self.clock.seconds + away
+            self.at(back, partial(self.returns, machine, (held,) if restarts and held else ()))
+        self.at(self.until_failure(machine), partial(self.falls_silent, machine))
+
+    def returns(self, machine: Machine, abandoned: tuple[int, ...]) -> None:
+        if self.is_lent(machine) and not machine.up:
+            self.comes(machine, abandoned)
+
+    def is_lent(self, machine: Machine) -> bool:
+        return any(begin <= self.clock.seconds < end for begin, end in machine.offered)
+
+    def asks(self, machine: Machine, abandoned: tuple[int, ...] = ()) -> None:
+        """It asks what to do, with the site's own answer."""
+        if not machine.up or machine.lease is not None:
+            return
+        self.parked.pop(machine.node, None)
+        node = Node.objects.get(pk=machine.node)
+        message = machine.message.model_copy(update={"abandoned": abandoned}) if abandoned else machine.message
+        answer = polls.Question(node, message).first()
+        if answer is not None and answer.lease is not None:
+            self.starts(machine, answer.lease)
+        elif node.rest_until and node.rest_until > self.clock.now:
+            self.at((node.rest_until - Clock.at(0)).total_seconds() + 1, partial(self.asks, machine))
+        else:
+            self.parked[machine.node] = machine
+
+    def wake(self) -> None:
+        """Let the parked machines ask again."""
+        self.stirred = False
+        parked = list(self.parked.values())
+        self.draw.shuffle(parked)
+        for machine in parked:
+            self.asks(machine)
+
+    # --- what leases do -----------------------------------------------------------------------------------------------
+
+    def starts(self, machine: Machine, lease: wire.Lease) -> None:
+        self.keep(lease.lease)
+        asked = self.demand.asked[wire.JobSpec.model_validate_json(lease.spec).job]
+        now = self.clock.seconds
+        if asked.waited is None:
+            asked.waited = now - asked.at
+            self.demand.waiting[asked.sort.name] -= 1
+        self.books.leases += 1
+        machine.lease = lease.lease
+        run = Run(machine, lease.lease, asked, now + self.draw.uniform(*PREPARES), machine.speed)
+        self.runs[run.lease] = run
+        self.plan(run)
+
+    def plan(self, run: Run) -> None:
+        """Put down how this lease will end if nothing comes between."""
+        asked, now = run.asked, self.clock.seconds
+        ends = asked.work if asked.breaks_at is None else asked.breaks_at
+        self.at(run.begins + max(0.0, ends - asked.done) / run.speed, partial(self.ends, run))
+        if self.draw.random() < run.machine.flaw:
+            self.at(run.begins + self.draw.expovariate(1 / HOUR), partial(self.breaks, run))
+        for begin, end in run.machine.offered:
+            if begin <= now < end:
+                for seconds in FAREWELLS:
+                    self.at(max(now + 1, end - seconds), partial(self.beats, run))
+        if run.machine.max_hours is not None:
+            for seconds in FAREWELLS:
+                self.at(now + run.machine.max_hours * HOUR - seconds, partial(self.beats, run))
+
+    def alive(self, run: Run) -> bool:
+        return self.runs.get(run.lease) is run
+
+    def row(self, run: Run) -> Lease:
+        return Lease.objects.select_related("job", "node").get(pk=run.lease)
+
+    def heartbeat(self, run: Run, lease: Lease) -> wire.HeartbeatReply:
+        return leases.heartbeat(lease, wire.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
+
+    def beats(self, run: Run) -> None:
+        """A heartbeat that may be told to stop: then the job is saved and handed back."""
+        if not self.alive(run):
+            return
+        if self.heartbeat(run, self.row(run)).stop:
+            self.hands_back(run)
+        else:
+            self.keep(run.lease)
+
+    def keep(self, lease: int) -> None:
+        """Spare a living node the heartbeats that keep its lease."""
+        Lease.objects.filter(pk=lease).update(expires_at=Clock.at(2 * self.horizon))
+
+    def hands_back(self, run: Run) -> None:
+        """The trainer saves where it is, and stops. One that saves nothing loses what it did."""
+        if not self.alive(run):
+            return
+        lease = self.row(run)
+        before = run.asked.done
+        if run.asked.sort.checkpoint_hours:
+            self.save(run, lease, run.work(self.clock.seconds))
+        self.finish(run, lease, wire.Finish(outcome="released", reason="It was asked to."), "handed back")
+        self.lost(run, before, "handed back")
+        self.asks(run.machine)
+
+    def ends(self, run: Run) -> None:
+        """The job is done, or its model fails."""
+        if not self.alive(run):
+            return
+        lease, asked = self.row(run), run.asked
+        if asked.breaks_at is None:
+            asked.done, asked.finished = asked.work, True
+            self.finish(run, lease, wire.Finish(outcome="done"), "done")
+            self.books.done += 1
+            if asked.sort.name in SCORED:
+                self.demand.make(SCORE, self.clock.seconds)
+                self.stirred = True
+        else:
+            word = wire.Finish(outcome="failed", cause="model", reason="The loss is not a number.")
+            self.finish(run, lease, word, "model failed")
+            self.books.failed += 1
+        self.asks(run.machine)
+
+    def breaks(self, run: Run) -> None:
+        """The machine, not the model, is at fault."""
+        if not self.alive(run):
+            return
+        lease = self.row(run)
+        before = run.asked.done
+        self.save(run, lease, run.saved(self.clock.seconds))
+        word = wire.Finish(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
+        self.finish(run, lease, word, "node failed")
+        self.lost(run, before, "node failed")
+        self.asks(run.machine)
+
+    def loses(self, run: Run, why: str) -> None:
+        """Nothing more is heard of the lease; its time runs out, and a sweep finds it."""
+        before = run.asked.done
+        lease = self.row(run)
+        self.heartbeat(run, lease)
+        self.save(run, lease, run.saved(self.clock.seconds))
+        self.over(run, why)
+        self.lost(run, before, why)
+        self.at(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep)
+
+    def save(self, run: Run, lease: Lease, work: float) -> None:
+        """The job's last checkpoint is here, if there is a new one."""
+        if work > run.asked.done:
+            uploads.checkpoint(lease, wire.Checkpoint(step=int(work * 1000), files=()))
+            run.asked.done = work
+
+    def finish(self, run: Run, lease: Lease, word: wire.Finish, why: str) -> None:
+        leases.finish(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
+        self.over(run, why)
+        self.stirred = self.stirred or why != "done"
+
+    def over(self, run: Run, why: str) -> None:
+        now = self.clock.seconds
+        del self.runs[run.lease]
+        run.machine.lease = None
+        self.books.ends[why] += 1
+        self.books.ran(run.asked, min(run.begins, now), now)
+
+    def lost(self, run: Run, before: float, why: str) -> None:
+        """Count the seconds that ran and left nothing."""
+        self.books.lost[why] += max(0.0, run.ran(self.clock.seconds) - (run.asked.done - before) / run.speed)
+
+    # --- the site's own rounds ----------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        self.sweep()
+        preemption.make_room(self.clock.now)
+        for job in Job.objects.filter(state=Job.State.LEASED).exclude(stop_requested=""):
+            self.heard(job)
+        if self.stirred:
+            self.wake()
+        self.at(self.clock.seconds + BEAT, self.beat)
+
+    def heard(self, job: Job) -> None:
+        """The node that was asked to stop hears of it with its next heartbeat."""
+        lease = job.leases.filter(state=Lease.State.ACTIVE).first()
+        if lease is not None and lease.pk in self.runs:
+            self.hands_back(self.runs[lease.pk])
+
+    def sweep(self) -> None:
+        """Sweep as the site does, with its last sweep just past."""
+        now = self.clock.now
+        Sweep.objects.update_or_create(pk=1, defaults={"at": now - timedelta(seconds=10)})
+        if expiry.sweep(now):
+            self.stirred = True
+
+
+def simulate(nodes: int, days: float, seed: int, told: Callable[[float], None] = lambda seconds: None) -> Outcome:
+    """Simulate; `told` hears the seconds of the clock that have gone by. The same seed, the same outcome."""
+    with throwaway_database(), virtual_time() as clock:
+        simulation = Simulation(clock, nodes, days, seed)
+        simulation.run(told)
+        return close(simulation.books, simulation.machines, list(simulation.demand.asked.values()), days, seed)

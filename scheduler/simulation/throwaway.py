@@ -1,0 +1,56 @@
+"""A database in memory, for this thread, until the simulation is over. The site's own is not opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from django.apps import apps
+from django.contrib.auth.models import Group, Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import load_backend
+from django.test.utils import override_settings
+
+from scheduler import lines
+
+KIND = "scheduler.simulation.kind.Simulated"
+SETTINGS = {
+    "JOB_KINDS": {"train": KIND, "score": KIND},
+    "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
+    "LEASE_SECONDS": 60.0,
+    "QUEUE_READ_SECONDS": 60.0,
+}
+"""Those of a real site, but for the last: between two questions of a simulated pool lies about a minute."""
+JOB_LASTS = timedelta(seconds=2)
+"""As in `lines.Reader`; so a whole queue is read a few times in a simulated hour."""
+
+
+@contextmanager
+def throwaway_database() -> Iterator[None]:
+    """Let every query of this thread go to a new SQLite database in memory with the site's tables."""
+    address = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    configured = connections.configure_settings(address)["default"]
+    own = connections["default"]
+    fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
+    connections["default"] = fresh
+    reader, lines.READER = lines.READER, lines.Reader(JOB_LASTS)
+    try:
+        with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
+            make_tables(fresh)
+            yield
+    finally:
+        connections["default"] = own
+        lines.READER = reader
+        fresh.close()
+
+
+def make_tables(database: BaseDatabaseWrapper) -> None:
+    """Make what the pool's rows need, as the models say: the migrations of the whole site would take seconds."""
+    with database.schema_editor() as editor:
+        for model in (ContentType, Permission, Group, User, *apps.get_app_config("scheduler").get_models()):
+            editor.create_model(model)

@@ -1,0 +1,150 @@
+"""Reading a long queue: no more queries than for a short one, one look shared by many, and nothing overlooked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import Settings
+from station import HARDWARE, make_job, make_node
+
+from scheduler import leases, lines, matching, polls, storage
+from scheduler.models import Job, Node
+from trainer import wire
+
+pytestmark = pytest.mark.django_db
+NODE = matching.Seeker(labels=frozenset(), trusted=True, sandboxed=True, disk_free_bytes=10**12)
+
+
+def queries(node: Node) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        polls.Question(Node.objects.get(pk=node.pk), wire.Poll(hardware=HARDWARE, wait_seconds=0)).first()
+    return len(captured)
+
+
+def fill(jobs: int, authors: int) -> None:
+    release = storage.keep(b"a release")
+    for number in range(jobs):
+        make_job(author=f"author-{number % authors}", impact=number % 3, release=release)
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_a_poll_makes_as_many_queries_for_a_long_queue_as_for_a_short_one(finds: bool) -> None:
+    nodes = [make_node(f"node-{number}", state=Node.State.ONLINE, trusted=finds)[0] for number in range(2)]
+    fill(3, 1)
+    Job.objects.update(needs_trusted=True)
+    short = queries(nodes[0])
+    fill(200, 40)
+    Job.objects.filter(state=Job.State.QUEUED).update(needs_trusted=True)
+    assert queries(nodes[1]) == short
+
+
+@pytest.fixture
+def reader(settings: Settings) -> lines.Reader:
+    settings.QUEUE_READ_SECONDS = 1
+    return lines.Reader()
+
+
+def authors(queue: matching.Queue) -> list[str]:
+    return [line.author for line in queue.fitting(NODE)]
+
+
+def test_questions_of_one_moment_share_a_look(reader: lines.Reader) -> None:
+    make_job(author="ada")
+    now = timezone.now()
+    first = reader.queue(now)
+    with CaptureQueriesContext(connection) as captured:
+        assert reader.queue(now + timedelta(seconds=0.9)) is first
+    assert len(captured) == 0
+    assert reader.queue(now + timedelta(seconds=1.1)) is not first
+
+
+def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Settings) -> None:
+    settings.QUEUE_READ_SECONDS = 1
+    reader = lines.Reader(job_lasts=timedelta(seconds=10))
+    make_job(author="ada")
+    now = timezone.now()
+    first = reader.queue(now)
+    make_job(author="bob", priority=Job.Priority.NIGHTLY, state_since=now + timedelta(seconds=1))
+    later = reader.queue(now + timedelta(seconds=2))
+    assert later is first
+    assert authors(later)[0] == "bob", "the nightly goes first, as if all had been read"
+    assert set(authors(later)) == {"ada", "bob"}
+    assert reader.queue(now + timedelta(minutes=1)) is not first, "in the end all of it is read"
+
+
+def test_a_clock_that_is_set_back_does_not_keep_an_old_look(reader: lines.Reader) -> None:
+    now = timezone.now()
+    first = reader.queue(now)
+    assert reader.queue(now - timedelta(hours=1)) is not first
+
+
+def test_within_one_look_authors_take_turns() -> None:
+    """Otherwise the author who had least would get everything until the next look."""
+    for _ in range(3):
+        make_job(author="ada", queued_at=timezone.now() - timedelta(hours=1))
+        make_job(author="bob")
+    queue = lines.read(timezone.now())
+    got = []
+    for number in range(6):
+        node = make_node(f"node-{number}")[0]
+        granted = leases.claim(node, queue=queue)
+        assert granted is not None
+        got.append(Job.objects.get(leases=granted.lease).author)
+    assert got == ["ada", "bob"] * 3
+
+
+def test_a_line_that_others_have_emptied_is_passed_over() -> None:
+    make_job(author="ada", priority=Job.Priority.NIGHTLY)
+    make_job(author="bob")
+    queue = lines.read(timezone.now())
+    Job.objects.filter(author="ada").update(state=Job.State.CANCELLED)
+    granted = leases.claim(make_node()[0], queue=queue)
+    assert granted is not None
+    assert Job.objects.get(leases=granted.lease).author == "bob"
+    assert authors(queue) == ["bob"]
+
+
+# --- the queue by itself ---------------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+some_lines = st.builds(
+    matching.Line,
+    priority=st.sampled_from([int(priority) for priority in Job.Priority]),
+    impact=st.integers(0, 1),
+    expected_seconds=st.sampled_from([60.0, 3600.0]),
+    author=st.sampled_from(["ada", "bob", "eve"]),
+    needs_labels=st.just(()),
+    needs_trusted=st.booleans(),
+    needs_sandbox=st.booleans(),
+    needs_disk_bytes=st.sampled_from([0, 10**13]),
+    waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
+)
+changes = st.lists(st.tuples(st.sampled_from(["add", "served", "forget"]), some_lines, st.integers(0, 9)), max_size=12)
+
+
+@given(lines=st.lists(some_lines, max_size=10), changes=changes, used=st.dictionaries(st.just("ada"), st.just(100.0)))
+def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
+    lines: list[matching.Line], changes: list[tuple[str, matching.Line, int]], used: dict[str, float]
+) -> None:
+    queue = matching.Queue(lines, used, NOW)
+    standing = list(lines)
+    for what, line, number in changes:
+        if what == "add":
+            queue.add([line], NOW)
+            standing.append(line)
+        elif standing:
+            chosen = standing[number % len(standing)]
+            getattr(queue, what)(chosen)
+            if what == "forget":
+                standing = [line for line in standing if line is not chosen]
+    seen = list(queue.fitting(NODE))
+    fits = [line for line in standing if matching.obstacle(line, NODE) is None]
+    assert sorted(map(id, seen)) == sorted(map(id, fits))
+    levels = [matching.rank(line, 0.0, NOW)[:3] for line in seen]
+    assert levels == sorted(levels), "taking turns changes the order only among equals"
