@@ -17,9 +17,9 @@ def outcome(run: Run) -> str:
 
 
 def of_training(jobs: Sequence[Job]) -> dict[int, About]:
-    runs = Run.objects.filter(job__in=jobs).select_related("entry", "track")
+    runs = Run.objects.filter(job__in=jobs).select_related("entry")
     return {
-        run.job_id: About(f"{run.entry.title} on {run.track.name}", run.get_absolute_url(), outcome(run))
+        run.job_id: About(run.entry.title, run.get_absolute_url(), outcome(run))
         for run in runs
         if run.job_id is not None
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -66,7 +66,7 @@ def of_leases(leases: QuerySet[Lease]) -> dict[int, Given]:
     return given
 
 
-def of_row(row: dict[str, Any]) -> Given:
+def of_row(row: Mapping[str, Any]) -> Given:
     seconds = float(row["used"] or 0)
     gpu_seconds = seconds * row["gpus"]
     return Given(

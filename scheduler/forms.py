@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, time, timedelta
 from functools import cache
 from typing import Any
@@ -101,13 +102,20 @@ class WishesForm(forms.Form):
         label="Link", required=False, max_length=200, validators=[LINK], help_text="Your page, if you like."
     )
 
-    def __init__(self, *args: Any, node: Node | None = None, sponsor: Sponsor | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None,
+        *,
+        node: Node | None = None,
+        sponsor: Sponsor | None = None,
+        initial: Mapping[str, Any] | None = None,
+    ) -> None:
         self.node = node
         self.stretches = stretches(node) if node else []
-        initial = (told(node) if node else {}) | rows(self.stretches) | (kwargs.pop("initial", None) or {})
+        known = {**(told(node) if node else {}), **rows(self.stretches), **(initial or {})}
         if sponsor:
-            initial |= {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link}
-        super().__init__(*args, initial=initial, **kwargs)
+            known |= {"sponsor_name": sponsor.name, "sponsor_link": sponsor.link}
+        super().__init__(data, initial=known)
         field = self.fields["serves_track"]
         assert isinstance(field, forms.ChoiceField)
         field.choices = list(kinds.tracks().items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, time
 
 from django.conf import settings
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
@@ -51,12 +51,12 @@ class Wishes:
 
 
 @transaction.atomic
-def lend(owner: AbstractBaseUser, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node, str]:
+def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node, str]:
     """Make the node, which has yet to join, and the token with which it does. Raise TooManyNodes."""
     if Node.objects.filter(owner=owner.pk, token_hash=None, last_seen=None).count() >= WAITING_NODES:
         raise TooManyNodes
     told = {"gpus": gpus} if gpus else {}  # until the node has looked for itself
-    node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.wished_labels))  # type: ignore[misc]
+    node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.wished_labels))
     set_wishes(node, wishes)
     Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}; it has yet to join.")
     return node, auth.new_join_token(renews=node, owner=owner)
@@ -82,7 +82,7 @@ def set_wishes(node: Node, wishes: Wishes) -> None:
     )
 
 
-def introduce(user: AbstractBaseUser, name: str, link: str) -> Sponsor:
+def introduce(user: User, name: str, link: str) -> Sponsor:
     """Keep the name under which somebody lends."""
     sponsor, _ = Sponsor.objects.update_or_create(user=user, defaults={"name": name, "link": link})
     return sponsor
@@ -92,7 +92,7 @@ def introduce(user: AbstractBaseUser, name: str, link: str) -> Sponsor:
 
 
 @transaction.atomic
-def new_line(node: Node, by: AbstractBaseUser) -> str:
+def new_line(node: Node, by: User) -> str:
     """Return a token with which the node joins, as itself; earlier ones are worth nothing from now on.
 
     The token that the node has is good until the new one is used: nothing that runs is lost.

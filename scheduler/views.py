@@ -21,7 +21,7 @@ from django.views.decorators.http import condition, require_http_methods, requir
 from scheduler import auth, contributions, kinds, pool, sponsors
 from scheduler.badges import badge
 from scheduler.contributions import Given
-from scheduler.forms import LendForm, SponsorForm, WishesForm
+from scheduler.forms import LendForm, SponsorForm, WishesForm, stretches
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
 
 LIVE_SECONDS = 2
@@ -171,7 +171,7 @@ def node(request: HttpRequest, node_id: int) -> HttpResponse:
         "page": page,
         "more": more,
         "events": list(Event.objects.about(found).order_by("-pk")[:SERVED])[::-1],
-        "windows": found.windows.all(),
+        "windows": stretches(found),
         "track": kinds.tracks().get(found.serves_track, found.serves_track) if found.serves_track else "",
         "revision": revision(found),
     }

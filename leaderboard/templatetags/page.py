@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,7 +69,10 @@ def hardware(node: Node) -> str:
     facts = node.hardware
     memory = facts.get("memory_bytes")
     parts = [
-        *facts.get("gpus", []),
+        *(
+            f"{count}{figures.SPACE}× {gpu}" if count > 1 else gpu
+            for gpu, count in Counter(facts.get("gpus", [])).items()
+        ),
         f"{facts['cpus']} cores" if facts.get("cpus") else "",
         binary(memory) if memory else "",
     ]

@@ -10,7 +10,7 @@ from django.forms import BoundField
 
 from scheduler.contributions import Given
 from scheduler.forms import WEEKDAYS
-from scheduler.models import Node, Window
+from scheduler.models import Node
 
 register = template.Library()
 
@@ -35,6 +35,8 @@ def lent(given: Given) -> str:
     """12.3 GPU-hours, 34 GPU-minutes; CPU-hours where no GPU was among it."""
     cpu = given.cpu_seconds and not given.gpu_seconds
     seconds, what = (given.cpu_seconds, "CPU") if cpu else (given.gpu_seconds, "GPU")
+    if not seconds:
+        return f"0{SPACE}{what}-hours"
     for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= size:
             return f"{number(seconds / size)}{SPACE}{what}-{unit}"
@@ -51,7 +53,7 @@ def machine(node: Node) -> list[tuple[str, str]]:
     """Return what the node found out about itself and how it is, line by line; nothing of what it does not know."""
     facts, health = node.hardware, node.health
     cards = Counter(
-        f"{gpu.get('name', 'GPU')}, {gigabytes(gpu.get('memory_bytes') or 0)}{SPACE}GB"
+        f"{gpu.get('name', 'GPU')}, {(gpu.get('memory_bytes') or 0) / 2**30:.0f}{SPACE}GB"
         for gpu in facts.get("gpu_details") or ()
     )
     drivers = sorted({gpu["driver"] for gpu in facts.get("gpu_details") or () if gpu.get("driver")})
@@ -80,10 +82,12 @@ def state_word(node: Node) -> str:
 
 
 @register.filter
-def window(window: Window) -> str:
-    """Fr 19:00 to 07:00"""
-    whole = window.start == window.end == time()
-    return WEEKDAYS[window.weekday] + (", all day" if whole else f" {window.start:%H:%M} to {window.end:%H:%M}")
+def window(stretch: tuple[list[int], time, time]) -> str:
+    """Mo–Fr 19:00 to 07:00"""
+    days, start, end = stretch
+    row = len(days) > 2 and days == list(range(days[0], days[-1] + 1))
+    named = f"{WEEKDAYS[days[0]]}–{WEEKDAYS[days[-1]]}" if row else ", ".join(WEEKDAYS[day] for day in days)
+    return f"{named}, all day" if start == end == time() else f"{named} {start:%H:%M} to {end:%H:%M}"
 
 
 @register.filter

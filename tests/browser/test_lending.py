@@ -1,0 +1,237 @@
+"""The whole journey of a sponsor, in a real browser and with a real agent; and its pages for everybody."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
+from django.contrib.auth.models import User
+from django.test import Client
+from playwright.sync_api import Page, expect
+from pytest_django import Settings
+
+from leaderboard import runs
+from leaderboard.models import Run
+from scheduler import storage
+from scheduler.models import Job, Lease, Node, Sponsor
+from tests.agent import small_release
+from tests.browser import scene
+from tests.browser.test_access import AXE, PHONE
+from tests.scheduler.github import CLIENT_ID, SECRET, GitHub
+from trainer.sandbox import driver
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+# --- the journey -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Start what the page says to paste, from this checkout instead of from a package index."""
+    if (reason := driver("bubblewrap").why_not()) is not None:
+        pytest.skip(reason)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(line: str) -> subprocess.Popen[bytes]:
+        words = shlex.split(line)
+        command = [sys.executable, "-m", "trainer.cli", *words[words.index("node") :], "--home", str(tmp_path / "node")]
+        with (tmp_path / "agent.log").open("wb") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def waiting_run() -> Run:
+    """Queue a run that a node can do without torch: its release learns nothing."""
+    track = scene.track(config={"steps": 30, "pace": 0.03}, probe_seconds=0, expected_seconds=5)
+    track.season.tokenizer, track.season.dataset_hash = "bpe:256", "e" * 64
+    track.season.save()
+    run = scene.run(scene.entry(track, "Smeared keys"))
+    assert runs.queue(run, release=storage.keep(small_release.tar(small_release.FILES)))
+    return run
+
+
+def test_from_the_form_to_the_certificate(
+    open_page: Callable[..., Page],
+    site_url: str,
+    settings: Settings,
+    start_agent: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
+    settings.SITE_URL = site_url
+    run = waiting_run()
+    page = open_page("/", base_url=site_url)
+
+    # Sign in: with an account of this site, as in development.
+    page.get_by_role("link", name="Sponsors").click()
+    page.get_by_role("link", name="Lend a GPU").first.click()
+    page.get_by_role("link", name="Make an account").click()
+    page.get_by_label("Username").fill("ada")
+    for label in ("Password", "Password (again)"):
+        page.get_by_label(label, exact=True).fill("a password of this test only")
+    page.get_by_role("button", name="Make it").click()
+
+    # The form. One slip: nothing typed is lost.
+    expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
+    expect(page.get_by_label("Your time zone")).to_have_value("Europe/Berlin")  # hidden until it matters
+    page.get_by_label("Name", exact=True).fill("the loco")
+    page.get_by_label("GPUs", exact=True).select_option("0")
+    page.get_by_label("Labels of your own").fill("garage")
+    page.get_by_label("Your name there").fill("Ada’s garage")
+    page.get_by_role("button", name="On to the line to paste").click()
+    expect(page.get_by_role("alert")).to_contain_text("Letters, digits")
+    expect(page.get_by_label("Labels of your own")).to_have_value("garage")
+    page.get_by_label("Name", exact=True).fill("loco")
+    page.get_by_role("button", name="On to the line to paste").click()
+
+    # Paste the line; the page turns green by itself, and then shows what the node does.
+    expect(page.locator(".signal.is-waiting")).to_contain_text("Paste one of these on loco")
+    page.evaluate("window.sameDocument = true")
+    process = start_agent(page.locator("#pipx-line").inner_text())
+    expect(page.locator(".signal.is-clear")).to_contain_text("loco has joined", timeout=20_000)
+    expect(page.locator(".served")).to_contain_text("Smeared keys", timeout=20_000)
+    expect(page.locator("#now")).to_contain_text("Free", timeout=30_000)
+    assert page.evaluate("window.sameDocument")
+    assert Job.objects.get(run=run).state == Job.State.DONE
+    assert Node.objects.get().labels.count("garage") == 1
+
+    # Drain: the agent leaves in peace.
+    page.get_by_role("button", name="Drain").click()
+    expect(page.locator("h1 .status")).to_have_text("draining")
+    assert process.wait(20) == 0
+
+    # Thanks.
+    page.get_by_role("link", name="Certificate").click()
+    expect(page.get_by_role("heading", name="Ada’s garage")).to_be_visible()
+    expect(page.locator(".certificate")).to_contain_text("CPU-seconds")
+    page.goto("/sponsors/")
+    expect(page.get_by_role("row", name="Ada’s garage")).to_contain_text("CPU-seconds")
+
+
+def test_with_github_in_a_browser_that_holds_to_our_policy(
+    open_page: Callable[..., Page], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    github = GitHub()
+    for name, path in (("authorize", "/login/oauth/authorize"), ("access_token", "/login/oauth/access_token")):
+        monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", github.address + path)
+    monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{github.address}/user")
+    app = {"client_id": CLIENT_ID, "secret": SECRET}
+    settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
+    page = open_page("/sponsors/lend/")
+
+    page.get_by_role("button", name="Sign in with GitHub").click()
+
+    expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
+    expect(page.locator(".account")).to_have_text("octocat")
+    github.close()
+
+
+# --- its pages, for everybody ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def garage(live_server: Any) -> dict[str, Any]:
+    """A sponsor with a node that waits, one that works and one that is drained; and the way into the account."""
+    ada = User.objects.create_user("ada")
+    sponsor = Sponsor.objects.create(user=ada, name="Ada’s garage", link="https://example.org/ada")
+    values = {"owner": ada, "token_hash": None, "trusted": False}
+    gpu = {"gpus": ["NVIDIA GeForce RTX 3090"], "cpus": 16, "memory_bytes": 64 * 2**30, "sandboxes": ["bubblewrap"]}
+    loco = scene.node("loco", **{**values, "token_hash": "1" * 64, "hardware": gpu, "labels": ["1x24gb", "1x3090"]})
+    scene.node("steam", **{**values, "token_hash": "2" * 64, "state": Node.State.DRAINING, "reason": "It rests."})
+    train = scene.running(scene.entry(scene.track(), "Smeared keys"), 40)
+    held = scene.lease(train, loco)
+    Lease.objects.filter(pk=held.pk).update(gpus=1, accelerator=gpu["gpus"][0], seconds=9000)
+    client = Client()
+    client.force_login(ada)
+    session = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
+    return {"loco": loco, "sponsor": sponsor, "session": session}
+
+
+def enter(page: Page, garage: dict[str, Any]) -> Page:
+    page.context.add_cookies([garage["session"]])
+    return page
+
+
+def addresses(garage: dict[str, Any]) -> list[str]:
+    loco, sponsor = garage["loco"].pk, garage["sponsor"].pk
+    pages = ["", "lend/", "mine/", f"{sponsor}/certificate/", f"nodes/{loco}/", f"nodes/{loco}/wishes/"]
+    return [f"/sponsors/{path}" for path in pages]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_a_sponsors_pages(
+    open_page: Callable[..., Page], garage: dict[str, Any], scheme: str
+) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    page = open_page("/accounts/login/", color_scheme=scheme)
+    serious: list[str] = []
+
+    for path in ["/accounts/signup/", *addresses(garage)[:-1]]:
+        if path.startswith("/sponsors/"):
+            enter(page, garage)
+        page.goto(path)
+        page.evaluate(AXE.read_text())
+        serious += [
+            f"{path} {found['id']}: {found['help']} {[node['html'][:120] for node in found['nodes']]}"
+            for found in page.evaluate("axe.run()")["violations"]
+            if found["impact"] in ("serious", "critical")
+        ]
+
+    assert serious == []
+
+
+def test_a_sponsors_pages_fit_a_phone_and_ask_nobody_else_for_anything(
+    open_page: Callable[..., Page], garage: dict[str, Any], live_server: Any
+) -> None:
+    page = open_page("/accounts/login/", viewport=PHONE)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    over = {}
+    for path in ["/accounts/login/", *addresses(garage)]:
+        if path.startswith("/sponsors/"):
+            enter(page, garage)
+        page.goto(path)
+        for kind in page.locator('[name="available"]').all():  # the form shows other fields with each choice
+            kind.check()
+            over[path, kind.get_attribute("value")] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        over[path, ""] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+    assert {place: pixels for place, pixels in over.items() if pixels > 0} == {}
+    assert asked
+    assert all(url.startswith((live_server.url, "data:")) for url in asked)
+
+
+def test_the_form_works_by_keyboard_and_without_script(open_page: Callable[..., Page], garage: dict[str, Any]) -> None:
+    page = enter(open_page("/sponsors/", java_script_enabled=False), garage)
+    page.goto("/sponsors/lend/")
+    days = page.get_by_role("group", name="Stretch 1").get_by_role("checkbox")
+    expect(days.first).to_be_hidden()
+
+    page.get_by_label("Name", exact=True).focus()
+    page.keyboard.type("night-train")
+    page.get_by_label("Always").focus()
+    page.keyboard.press("ArrowDown")
+    expect(days.first).to_be_visible()
+    days.first.focus()
+    page.keyboard.press("Space")
+    page.get_by_label("From", exact=True).first.fill("19:00")
+    page.get_by_label("To", exact=True).first.fill("07:00")
+    page.get_by_label("Your time zone").select_option("Asia/Tokyo")
+    page.get_by_label("Your time zone").press("Enter")
+    page.get_by_role("button", name="On to the line to paste").press("Enter")
+
+    expect(page.locator("#docker-line")).to_contain_text("--name night-train")
+    made = Node.objects.get(name="night-train")
+    assert (made.timezone, made.windows.get().weekday) == ("Asia/Tokyo", 0)
