@@ -6,10 +6,10 @@ TESTS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node fmt lock
+.PHONY: help install run test check node chaos-pool fmt lock
 
 help:            ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
 install: .venv/installed  ## make .venv and put everything in it (about 2 GB, mostly torch for CPU)
 
@@ -40,6 +40,9 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
 	$(BIN)/python -m pytest
+
+chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
+	CHAOS_AGENTS=20 CHAOS_SECONDS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
 
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .

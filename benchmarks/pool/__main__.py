@@ -1,0 +1,133 @@
+"""Polls of a long queue: PostgreSQL, 10,000 nodes, 100,000 jobs, the real site behind real sockets.
+
+Starts a PostgreSQL of its own and as many web processes as there are cores, fills it, asks, prints a table; `--json`
+prints JSON alone. Half of the polls are given a job, the others find nothing that fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pool.postgres import NoPostgres, free_port, throwaway_postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def site(environment: dict[str, str], workers: int, log: Path) -> Iterator[int]:
+    """Yield the port of a running site."""
+    port = free_port()
+    serve = ["-m", "uvicorn", "dailytrain.asgi:application", "--port", str(port), "--workers", str(workers)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *serve, "--lifespan", "off", "--log-level", "warning", "--no-access-log"],
+            cwd=ROOT, env=environment, stdout=out, stderr=out,
+        )  # fmt: skip
+    try:
+        wait(f"http://127.0.0.1:{port}/healthz", process, log)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"The site did not start:\n{log.read_text()}"
+        try:
+            urllib.request.urlopen(address, timeout=5).close()  # noqa: S310
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise AssertionError(f"The site does not answer:\n{log.read_text()}")
+
+
+def ask(port: int, nodes: list[dict[str, Any]], **options: float) -> dict[str, Any]:
+    """Let an asker of its own process ask."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pool.load", "--port", str(port), *words],
+        cwd=ROOT, input=json.dumps(nodes), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def measure(nodes: int, jobs: int, seconds: float, workers: int, rate: float) -> dict[str, Any]:
+    with throwaway_postgres() as address, tempfile.TemporaryDirectory() as home:
+        environment = {
+            **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": "8", "LOG_LEVEL": "ERROR",
+            "DJANGO_SETTINGS_MODULE": "benchmarks.pool.settings", "LEASE_SECONDS": "600",
+        }  # fmt: skip
+        say(f"filling PostgreSQL with {nodes:,} nodes and {jobs:,} jobs")
+        fill = [sys.executable, "-m", "benchmarks.pool.fill", "--nodes", str(nodes), "--jobs", str(jobs)]
+        filled = json.loads(subprocess.run(fill, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+        asking = iter(filled["nodes"])
+        some = nodes // 20
+        with site(environment, workers, Path(home) / "site.log") as port:
+            say("warming up")
+            ask(port, [next(asking) for _ in range(some)], seconds=3)
+            say(f"{rate:g} polls a second, for {seconds:g} s")
+            steady = ask(port, [next(asking) for _ in range(int(rate * seconds * 1.1))], seconds=seconds, rate=rate)
+            say(f"as many as are answered, for {seconds:g} s")
+            flat = ask(port, list(asking), seconds=seconds)
+    return {"nodes": nodes, "jobs": jobs, "workers": workers, "cores": os.cpu_count(), "rate": rate,
+            "steady": steady, "flat_out": flat, "queries": filled["queries"]}  # fmt: skip
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['nodes']:,} nodes, {found['jobs']:,} jobs in the queue, PostgreSQL",
+        f"{found['workers']} web processes on {found['cores']} cores",
+        "",
+        f"{'':24}{'polls/s':>9}{'median':>9}{'95 %':>9}{'99 %':>9}   asker's CPU   answers",
+    ]
+    for name, title in (("steady", f"asked {found['rate']:g} a second"), ("flat_out", "asked without a pause")):
+        row = found[name]
+        lines.append(
+            f"{title:24}{row['per_second']:9,.0f}"
+            f"{row['median_ms']:6.1f} ms{row['p95_ms']:6.1f} ms{row['p99_ms']:6.1f} ms"
+            f"   {row['asker_cpu_share']:.0%} of a core   {row['answers']}"
+        )
+    lines += ["", f"queries of a poll: {found['queries']}"]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=10, help="of each of the two measurements (10)")
+    parser.add_argument("--rate", type=float, default=300, help="polls a second in the first (300)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="web processes (one for each core)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        found = measure(options.nodes, options.jobs, options.seconds, options.workers, options.rate)
+    except NoPostgres as error:
+        say(str(error))
+        return 2
+    print(json.dumps(found) if options.json else table(found))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
