@@ -109,7 +109,7 @@ Word = st.tuples(st.sampled_from(["beat", "late", "silent", "released", "checkpo
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(words=st.lists(Word, max_size=14))
 def test_no_second_is_charged_twice(db: None, words: list[tuple[str, float]]) -> None:
