@@ -127,7 +127,7 @@ def set_trust(node: Node, trusted: bool, by: str, sentence: str) -> bool:
 
 def set_state(node: Node, to: Node.State, by: str, why: str) -> bool:
     """From any other state; a ban stays a ban whatever else is asked."""
-    since = [state for state in Node.State if state not in (to, Node.State.BANNED)]
+    since: list[Node.State] = [state for state in Node.State if state not in (to, Node.State.BANNED)]
     return change(node, to, since=since, by=by, why=why)
 
 
