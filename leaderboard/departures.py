@@ -22,6 +22,8 @@ class Departure:
     position: int | None = None
     """Among all that waits for a node, on whatever track; None where it does not wait in the queue, or far back."""
     arrives_at: datetime | None = None
+    next_free: datetime | None = None
+    """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
 
 
 def departures(waiting: Sequence[Run], now: datetime) -> list[Departure]:
@@ -41,4 +43,4 @@ def departure(run: Run, outlook: Outlook | None) -> Departure:
         return Departure(run, None, run.reason)
     prospect = outlook.of(run.job)
     reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
-    return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at)
+    return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)

@@ -33,9 +33,16 @@ class Prospect:
     position: int | None
     """Jobs before it in the queue, and itself; None where it is further back than anybody looks, or does not wait."""
     reason: str
+    """In a sentence or two; the last is open where `next_free` ends it."""
     begins_at: datetime | None = None
     """None where nobody can say."""
     ends_at: datetime | None = None
+    next_free: datetime | None = None
+    """When the first of the nodes is free that it waits for, perhaps for another job."""
+
+    def sentence(self, now: datetime) -> str:
+        """Return the reason with its time, where no page puts that into the reader's zone."""
+        return f"{self.reason}, next free about {clock(self.next_free, now)}." if self.next_free else self.reason
 
 
 @dataclass
@@ -101,7 +108,7 @@ class Outlook:
         if found := self.prospects.get(job.pk):
             return found
         if job.state == Job.State.QUEUED:
-            return Prospect(None, self._reason(lines.line_of(job), None))
+            return self._prospect(None, lines.line_of(job), None, None)
         return Prospect(None, job.reason)
 
     def _lanes(self) -> Iterator[Lane]:
@@ -127,12 +134,10 @@ class Outlook:
             known = [lane for lane in self._fitting(line) if lane.next_at]
             lane = min(known, key=lambda lane: lane.next_at or self.now, default=None)
             begins = lane.next_at if lane else None
-            reason = self._reason(line, begins)
-            if lane is None or begins is None:
-                self.prospects[job.pk] = Prospect(position, reason)
-                continue
-            lane.next_at = begins + self.durations.of(job)
-            self.prospects[job.pk] = Prospect(position, reason, begins, lane.next_at)
+            ends = begins + self.durations.of(job) if begins else None
+            if lane is not None:
+                lane.next_at = ends
+            self.prospects[job.pk] = self._prospect(position, line, begins, ends)
 
     def _fitting(self, line: Line) -> list[Lane]:
         """Return the lanes that may serve the line, whenever they are free: those that are free soonest."""
@@ -142,21 +147,21 @@ class Outlook:
             self._fits[line.needs] = fitting[:HORIZON]
         return self._fits[line.needs]
 
-    def _reason(self, line: Line, begins: datetime | None) -> str:
-        """Return what a job of the line waits for, in a sentence or two."""
+    def _prospect(self, position: int | None, line: Line, begins: datetime | None, ends: datetime | None) -> Prospect:
+        """Return what can be said of a job of the line."""
         fitting, wanted = self._fitting(line), f"Waits for a node {matching.description(line)}"
         if not fitting:
-            return f"{wanted}: none is online. It leaves as soon as one is."
+            return Prospect(position, f"{wanted}: none is online. It leaves as soon as one is.")
         next_free = fitting[0].free_at
         if next_free is None:
-            return f"{wanted}: when one is lent again is not known."
+            return Prospect(position, f"{wanted}: when one is lent again is not known.")
+        if begins and begins <= self.now:
+            return Prospect(position, "The next free node takes it.", begins, ends)
         if next_free <= self.now:
-            return (
-                "The next free node takes it." if begins and begins <= self.now else f"{wanted}; others go before it."
-            )
+            return Prospect(position, f"{wanted}; others go before it.", begins, ends)
         busy = sum(lane.busy for lane in fitting)
         used = f"{busy} {'is' if busy == 1 else 'are'} in use" if busy else "none is lent just now"
-        return f"{wanted}; {used}, next free about {clock(next_free, self.now)}."
+        return Prospect(position, f"{wanted}; {used}", begins, ends, next_free)
 
 
 def clock(at: datetime, now: datetime) -> str:

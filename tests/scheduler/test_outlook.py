@@ -62,7 +62,7 @@ def test_what_it_waits_for_how_many_are_in_use_and_when_the_next_is_free() -> No
     job = make_job(needs_labels=["1x24gb"], expected_seconds=3600)
     now = timezone.now().replace(hour=1, minute=40, second=0, microsecond=0)
     prospect = of(job, now)
-    assert prospect.reason == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
+    assert prospect.sentence(now) == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
     assert about(prospect.begins_at, 2, now)
     assert about(prospect.ends_at, 3, now)
 
