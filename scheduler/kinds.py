@@ -73,3 +73,8 @@ def about(jobs: Iterable[Job]) -> dict[int, About]:
         known = kind_of(alike[0]).about(alike) if name in settings.JOB_KINDS else {}
         found |= {job.pk: known.get(job.pk) or About(f"{name} job {job.pk}") for job in alike}
     return found
+
+
+def tracks() -> dict[str, str]:
+    """Return the words that `Job.track` can be, each with its name: what a node can be lent to alone."""
+    return import_string(settings.POOL_TRACKS)()  # type: ignore[no-any-return]
