@@ -64,7 +64,7 @@ def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node,
 
 @transaction.atomic
 def change_wishes(node: Node, wishes: Wishes, by: str) -> None:
-    """Note new wishes; they hold from the node's next question on, not for what it does now."""
+    """Note new wishes; they hold from the node's next question on, the end of its time at once."""
     found = set(node.labels) - set(node.wished_labels)
     node.labels = sorted({*found, *wishes.wished_labels})
     set_wishes(node, wishes)

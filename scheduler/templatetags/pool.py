@@ -60,14 +60,21 @@ def machine(node: Node) -> list[tuple[str, str]]:
     speed, disk, heat = (
         facts.get("network_bytes_per_second"), facts.get("disk_free_bytes"), health.get("temperature_celsius")
     )  # fmt: skip
-    trouble = [health.get("trouble", ""), "slowed down by heat or power" if health.get("throttled") else ""]
+    trouble = [
+        health.get("trouble", ""),
+        "slowed down by heat or power" if health.get("throttled") else "",
+        "a GPU with nothing to do while a job runs" if health.get("idle_gpu") else "",
+    ]
+    used, probe = health.get("gpu_used_bytes"), health.get("probe") or {}
     lines = [
         *(("GPU", f"{count} × {card}" if count > 1 else card) for card, count in cards.items()),
         ("Driver", ", ".join([*drivers, *([f"CUDA {facts['cuda']}"] if facts.get("cuda") else [])])),
         ("Free disk", f"{gigabytes(disk)}{SPACE}GB" if disk else ""),
         ("Network", f"{speed * 8 / 1e6:,.0f}{SPACE}Mbit/s" if speed else ""),
         ("Temperature", f"{heat:.0f}{SPACE}°C" if heat is not None else ""),
+        ("GPU memory in use", f"{used / 2**30:.1f}{SPACE}GB" if used is not None else ""),
         ("Health", "; ".join(filter(None, trouble))),
+        ("Last probe", f"{probe['tokens_per_second']:,.0f} tokens/s" if probe else ""),
         ("Sandbox", (facts.get("sandboxes") or [""])[0]),
     ]
     return [(name, value) for name, value in lines if value]
