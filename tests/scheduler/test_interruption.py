@@ -202,14 +202,15 @@ def release() -> bytes:
 class Machine:
     """A real agent process of its own, without a sandbox; the dataset is there."""
 
-    def __init__(self, site: str, folder: Path) -> None:
+    def __init__(self, site: str, folder: Path, lanes: int) -> None:
         manifest = folder / "datasets" / PIN.hash / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text(json.dumps({"hash": PIN.hash}))
         self.name = folder.name
         self.output = folder.with_suffix(".stderr")
         words = ["--server", site, "--home", str(folder), "--name", self.name, "--sandbox", "none"]
-        token = auth.new_join_token()
+        node = Node.objects.create(name=self.name, lanes=lanes)  # as the form "Lend a GPU" does
+        token = auth.new_join_token(renews=node)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.cli", "node", *words, "--token", token], stdout=output, stderr=output
@@ -227,13 +228,16 @@ class Machine:
         self.process.wait()
 
 
+Start = Callable[..., Machine]
+
+
 @pytest.fixture
-def machine(site_url: str, tmp_path: Path, settings: Settings) -> Iterator[Callable[[str], Machine]]:
+def machine(site_url: str, tmp_path: Path, settings: Settings) -> Iterator[Start]:
     settings.LEASE_SECONDS = 1.5
     made: list[Machine] = []
 
-    def start(name: str) -> Machine:
-        made.append(Machine(site_url, tmp_path / name))
+    def start(name: str, lanes: int = 1) -> Machine:
+        made.append(Machine(site_url, tmp_path / name, lanes))
         return made[-1]
 
     yield start
@@ -288,9 +292,7 @@ def check_nothing_was_lost(job: Job, folder: Path, interruptions: int) -> None:
     assert all(lease.seconds <= most + 0.1 for lease, most in zip(leases, wall, strict=True))
 
 
-def test_a_machine_is_switched_off_and_another_goes_on(
-    machine: Callable[[str], Machine], job: Job, tmp_path: Path
-) -> None:
+def test_a_machine_is_switched_off_and_another_goes_on(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", 2 * EVERY))
     cellar.everything(signal.SIGKILL)
@@ -305,7 +307,7 @@ def test_a_machine_is_switched_off_and_another_goes_on(
 
 
 def test_a_lid_is_closed_and_opened_again_after_another_has_taken_over(
-    machine: Callable[[str], Machine], job: Job, tmp_path: Path
+    machine: Start, job: Job, tmp_path: Path
 ) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))
@@ -323,9 +325,7 @@ def test_a_lid_is_closed_and_opened_again_after_another_has_taken_over(
     assert cellar.process.wait(20) == 0, "it went on, and leaves as ever"
 
 
-def test_an_ended_window_hands_the_job_on_with_nothing_done_twice(
-    machine: Callable[[str], Machine], job: Job, tmp_path: Path
-) -> None:
+def test_an_ended_window_hands_the_job_on_with_nothing_done_twice(machine: Start, job: Job, tmp_path: Path) -> None:
     cellar = machine("cellar")
     until(under_way(job, "cellar", EVERY))
     cellar.process.send_signal(signal.SIGTERM)
@@ -336,6 +336,19 @@ def test_an_ended_window_hands_the_job_on_with_nothing_done_twice(
     first, _ = job.leases.order_by("pk")
     assert (first.state, first.reason) == (Lease.State.RELEASED, "The sponsor needs the machine.")
     check_nothing_was_lost(job, tmp_path, interruptions=0)
+
+
+def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job: Job, tmp_path: Path) -> None:
+    make_job(release=job.release, result=job.result, needs_sandbox=False)
+    cellar = machine("cellar", lanes=2)
+    active = Lease.objects.filter(state=Lease.State.ACTIVE, seconds__gt=0)
+    until(lambda: active.count() == 2)
+    assert sorted(active.values_list("lane", flat=True)) == [0, 1]
+    cellar.process.send_signal(signal.SIGTERM)
+    assert cellar.process.wait(20) == 0
+    assert list(Lease.objects.values_list("state", "reason").distinct()) == [
+        (Lease.State.RELEASED, "The sponsor needs the machine.")
+    ]
 
 
 @pytest.mark.django_db
