@@ -2,8 +2,9 @@
 
     python benchmarks/ablations.py [--budget 3e12flops] [--seeds 2] [--out FILE.json]
 
-A multiplier of 0.80 means: without this part the baseline does as well as with it on 80 % of the compute, so the part is
-worth a quarter. What is done is kept, as by `dailytrain try`; the budget is in FLOPs, so a busy machine changes nothing.
+A multiplier of 0.80 means: without this part the baseline does as well as with it on 80 % of the compute, so the part
+is worth a quarter. What is done is kept, as by `dailytrain try`; the budget is in FLOPs, so a busy machine changes
+nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,11 @@ from scheduler.models import Event
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
 DICTS = ("ARCHITECTURES", "PRESETS")
 """What an architecture entry may change in the dictionary's file."""
-ENTRY_SETS: dict[str, frozenset[str] | None] = {"model": None, "recipe": None, "train": frozenset({"batch", "micro_batch"})}
+ENTRY_SETS: dict[str, frozenset[str] | None] = {
+    "model": None,
+    "recipe": None,
+    "train": frozenset({"batch", "micro_batch"}),
+}
 """What an entry may set in a run's configuration (None: any name). Budget, seed, data and systems are the track's."""
 CONFIG_LENGTH = 10_000
 SITE = "site"
@@ -108,7 +112,8 @@ def without_dicts(source: bytes) -> str:
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in DICTS:
             plain = all(
-                isinstance(part, ast.Constant | ast.Tuple | ast.Dict | ast.expr_context) for part in ast.walk(node.value)
+                isinstance(part, ast.Constant | ast.Tuple | ast.Dict | ast.expr_context)
+                for part in ast.walk(node.value)
             )
             node.value = ast.Constant(None) if plain else node.value
     return ast.dump(tree)
