@@ -15,8 +15,8 @@ from trainer.sandbox import driver
 
 EVERYTHING = """
 import sys
-import trainer.agent.poll, trainer.agent.command, trainer.agent.signature
-heavy = {"torch", "django", "lightning", "numpy", "transformers"} & set(sys.modules)
+import trainer.agent.agent, trainer.agent.poll, trainer.agent.command, trainer.agent.signature
+heavy = {"torch", "django", "lightning", "numpy", "transformers", "pynvml"} & set(sys.modules)
 assert not heavy, heavy
 """
 
