@@ -3,7 +3,8 @@
 Jobs that are alike in everything that matters here wait in one **line**, and only the one that has waited longest
 competes. So the choice costs as much as there are different lines, however many jobs wait in each.
 
-The order: priority, then impact, then shorter, then the author who had less lately, then age. Age also lifts: each
+The order: priority, then impact, then the fewest GPUs left idle, then shorter, then the author who had less lately,
+then age. Age also lifts: each
 `LIFT` of waiting counts like the next higher priority, without end, so nothing starves.
 
 A node gets only what it can do (labels, GPUs, memory, disk), what its owner lends it for, and what comes to its first
@@ -16,7 +17,7 @@ import math
 import re
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from heapq import merge
@@ -191,7 +192,9 @@ class Queue:
 
     def fitting(self, node: Seeker) -> Iterator[Line]:
         """Yield the lines that this node may serve, best first."""
-        mine = (places for places, front in self._fronts() if obstacle(front, node) is None)
+        mine = (
+            on_node(places, idle_gpus(front, node)) for places, front in self._fronts() if obstacle(front, node) is None
+        )
         return (line for _, _, line in merge(*mine))
 
     def forget(self, line: Line) -> None:
@@ -202,9 +205,9 @@ class Queue:
     def served(self, line: Line) -> None:
         """A job of this line has been taken: its author has had that much more, and the others come first."""
         with self._lock:
-            if self._leave(line):
-                self.used[line.author] = self.used.get(line.author, 0.0) + line.expected_seconds
-                insort(self._places[line.needs], self._place(line))
+            self.used[line.author] = self.used.get(line.author, 0.0) + line.expected_seconds
+            if self._leave(line) and line.jobs > 1:
+                insort(self._places[line.needs], self._place(replace(line, jobs=line.jobs - 1)))
 
     def _leave(self, line: Line) -> bool:
         places = self._places[line.needs]
@@ -221,6 +224,16 @@ class Queue:
         """Return the lines of each need, with the first of them."""
         fronts = ((places, places[:1]) for places in list(self._places.values()))  # another thread may empty one
         return [(places, front[0][2]) for places, front in fronts if front]
+
+
+def on_node(places: Iterable[Place], idle: int) -> Iterator[tuple[tuple[object, ...], int, Line]]:
+    """Yield lines of one need as they stand on a node of which they would leave so many GPUs idle."""
+    for (level, impact, *rest), number, line in places:
+        yield (level, impact, idle, *rest), number, line
+
+
+def idle_gpus(line: Line, node: Seeker) -> int:
+    return node.gpus - max(line.needs_gpus, demand(line.needs_labels).gpus)
 
 
 def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: datetime) -> list[Line]:
@@ -319,5 +332,5 @@ def why_idle(lines: Collection[Line], node: Seeker) -> str:
         return "The queue is empty."
     obstacles = sorted({text for line in lines if (text := obstacle(line, node)) is not None})
     if not obstacles:
-        return "Another node was faster."
+        return "What waits now goes to other nodes."
     return f"What waits needs a node {'; or one '.join(obstacles[:3])}."

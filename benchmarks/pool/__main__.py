@@ -71,11 +71,11 @@ def ask(port: int, nodes: list[dict[str, Any]], **options: float) -> dict[str, A
     return result
 
 
-def measure(nodes: int, jobs: int, seconds: float, workers: int, rate: float) -> dict[str, Any]:
+def measure(nodes: int, jobs: int, seconds: float, workers: int, rate: float, pool: int) -> dict[str, Any]:
     with throwaway_postgres() as address, tempfile.TemporaryDirectory() as home:
         environment = {
-            **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": "8", "LOG_LEVEL": "ERROR",
-            "DJANGO_SETTINGS_MODULE": "benchmarks.pool.settings", "LEASE_SECONDS": "600",
+            **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": str(pool),
+            "LOG_LEVEL": "ERROR", "DJANGO_SETTINGS_MODULE": "benchmarks.pool.settings", "LEASE_SECONDS": "600",
         }  # fmt: skip
         say(f"filling PostgreSQL with {nodes:,} nodes and {jobs:,} jobs")
         fill = [sys.executable, "-m", "benchmarks.pool.fill", "--nodes", str(nodes), "--jobs", str(jobs)]
@@ -118,10 +118,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10, help="of each of the two measurements (10)")
     parser.add_argument("--rate", type=float, default=300, help="polls a second in the first (300)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="web processes (one for each core)")
+    parser.add_argument(
+        "--pool", type=int, default=8, help="connections that each of them keeps (8); 0: a new one each"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        found = measure(options.nodes, options.jobs, options.seconds, options.workers, options.rate)
+        found = measure(options.nodes, options.jobs, options.seconds, options.workers, options.rate, options.pool)
     except NoPostgres as error:
         say(str(error))
         return 2

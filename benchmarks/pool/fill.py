@@ -17,7 +17,7 @@ django.setup()
 
 from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
-from django.test.utils import CaptureQueriesContext  # noqa: E402
+from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from scheduler import auth, polls, storage  # noqa: E402
@@ -113,7 +113,7 @@ def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
     for able in (True, False):
         one = next(node for node in said if node["able"] is able)
         message = wire.Poll(hardware=wire.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
-        with CaptureQueriesContext(connection) as captured:
+        with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
             polls.Question(auth.node_of(str(one["token"])), message).first()
         counts["job" if able else "none"] = len(captured)
     return counts

@@ -43,7 +43,7 @@ FLEET = (
     Hardware("h100", 0.02, 8, 80, 13.9, 300),
     Hardware("", 0.07, 0, 0, 0.2, 100),
 )
-HABITS = (("always", 0.35), ("nights", 0.30), ("off-hours", 0.15), ("weekends", 0.10), ("bursts", 0.10))
+HABITS = {"always": 0.35, "nights": 0.30, "off-hours": 0.15, "weekends": 0.10, "bursts": 0.10}
 """When machines are lent, and the share of them."""
 
 
@@ -86,7 +86,7 @@ def make(number: int, hardware: Hardware, days: float, draw: random.Random) -> M
     found = found_out(hardware, draw)
     trusted = hardware.gpus == 1 and number % 8 == 0
     max_hours = draw.choice((None, None, None, 12.0))
-    habit = "always" if trusted or hardware.gpus >= 4 else draw.choices(*zip(*HABITS, strict=True))[0]
+    habit = "always" if trusted or hardware.gpus >= 4 else draw.choices(list(HABITS), list(HABITS.values()))[0]
     node = Node.objects.create(
         name=f"node-{number:05}",
         state=Node.State.ONLINE,

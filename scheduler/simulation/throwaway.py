@@ -13,6 +13,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.db.utils import load_backend
 from django.test.utils import override_settings
 
@@ -52,5 +53,6 @@ def throwaway_database() -> Iterator[None]:
 def make_tables(database: BaseDatabaseWrapper) -> None:
     """Make what the pool's rows need, as the models say: the migrations of the whole site would take seconds."""
     with database.schema_editor() as editor:
-        for model in (ContentType, Permission, Group, User, *apps.get_app_config("scheduler").get_models()):
+        models: list[type[Model]] = [ContentType, Permission, Group, User]
+        for model in (*models, *apps.get_app_config("scheduler").get_models()):
             editor.create_model(model)

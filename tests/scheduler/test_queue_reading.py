@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -107,7 +109,17 @@ def test_a_line_that_others_have_emptied_is_passed_over() -> None:
     granted = leases.claim(make_node()[0], queue=queue)
     assert granted is not None
     assert Job.objects.get(leases=granted.lease).author == "bob"
-    assert authors(queue) == ["bob"]
+    assert authors(queue) == [], "and of the other line there was one job, which is taken"
+
+
+def test_a_machine_of_many_gpus_takes_what_needs_many_before_what_is_short() -> None:
+    """Else small jobs would always be there first: the simulation had big ones wait for two days."""
+    make_job(author="small", expected_seconds=60, needs_gpus=1)
+    make_job(author="big", expected_seconds=36000, needs_gpus=4)
+    make_job(author="night", expected_seconds=80000, needs_gpus=1, priority=Job.Priority.NIGHTLY)
+    queue = lines.read(timezone.now())
+    assert [line.author for line in queue.fitting(replace(NODE, gpus=4))] == ["night", "big", "small"]
+    assert [line.author for line in queue.fitting(replace(NODE, gpus=1))] == ["night", "small"]
 
 
 # --- the queue by itself ---------------------------------------------------------------------------------------------
@@ -123,6 +135,7 @@ some_lines = st.builds(
     needs_trusted=st.booleans(),
     needs_sandbox=st.booleans(),
     needs_disk_bytes=st.sampled_from([0, 10**13]),
+    jobs=st.integers(1, 3),
     waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
 )
 changes = st.lists(st.tuples(st.sampled_from(["add", "served", "forget"]), some_lines, st.integers(0, 9)), max_size=12)
@@ -133,18 +146,22 @@ def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
     lines: list[matching.Line], changes: list[tuple[str, matching.Line, int]], used: dict[str, float]
 ) -> None:
     queue = matching.Queue(lines, used, NOW)
-    standing = list(lines)
+    waiting = sum((jobs_of(line) for line in lines), Counter[matching.Line]())
     for what, line, number in changes:
+        seen = list(queue.fitting(NODE))
         if what == "add":
             queue.add([line], NOW)
-            standing.append(line)
-        elif standing:
-            chosen = standing[number % len(standing)]
+            waiting += jobs_of(line)
+        elif seen:
+            chosen = seen[number % len(seen)]
             getattr(queue, what)(chosen)
-            if what == "forget":
-                standing = [line for line in standing if line is not chosen]
+            waiting -= jobs_of(chosen) if what == "forget" else Counter({replace(chosen, jobs=1): 1})
     seen = list(queue.fitting(NODE))
-    fits = [line for line in standing if matching.obstacle(line, NODE) is None]
-    assert sorted(map(id, seen)) == sorted(map(id, fits))
+    fits = Counter({line: jobs for line, jobs in waiting.items() if matching.obstacle(line, NODE) is None})
+    assert sum((jobs_of(line) for line in seen), Counter[matching.Line]()) == fits
     levels = [matching.rank(line, 0.0, NOW)[:3] for line in seen]
     assert levels == sorted(levels), "taking turns changes the order only among equals"
+
+
+def jobs_of(line: matching.Line) -> Counter[matching.Line]:
+    return Counter({replace(line, jobs=1): line.jobs})

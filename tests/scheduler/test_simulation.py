@@ -42,9 +42,10 @@ def test_the_sums_add_up(outcome: Outcome) -> None:
     assert 0 < outcome.fairness <= 1
 
 
-def test_a_seed_decides_everything(outcome: Outcome) -> None:
-    assert simulate(20, 2, 7) == outcome
-    assert simulate(20, 2, 8) != outcome
+def test_a_seed_decides_everything() -> None:
+    outcome = simulate(8, 0.7, 7)
+    assert simulate(8, 0.7, 7) == outcome
+    assert simulate(8, 0.7, 8) != outcome
 
 
 def test_what_is_promised_of_every_class_is_reported(outcome: Outcome) -> None:
@@ -62,7 +63,7 @@ def test_the_picture_is_an_image_with_its_numbers_in_words(outcome: Outcome) -> 
 
 def test_the_site_keeps_its_rows_its_clock_and_its_kinds() -> None:
     before = timezone.now()
-    simulate(5, 0.2, 1)
+    simulate(5, 0.1, 1)
     assert timezone.now() >= before
     assert not Node.objects.exists()
     assert not Job.objects.exists()
@@ -79,7 +80,7 @@ def test_the_virtual_clock_is_what_rows_are_stamped_with() -> None:
 def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     printed = StringIO()
     picture = tmp_path / "pool.svg"
-    call_command("simulate", nodes=5, days=0.2, seed=3, json=True, picture=picture, stdout=printed)
+    call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=picture, stdout=printed)
     assert set(json.loads(printed.getvalue())) == {
         *("utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
