@@ -123,7 +123,8 @@ def test_a_node_is_offered_what_it_may_serve_and_nothing_else(
 def test_the_order_does_not_depend_on_how_the_queue_was_read(queue: list[Line], used: dict[str, float]) -> None:
     def ranks(lines: list[Line]) -> list[tuple[object, ...]]:
         chosen = matching.order(lines, ANY_NODE, used, NOW)
-        return [matching.rank(line, used.get(line.author, 0.0), NOW) for line in chosen]
+        places = [(line, matching.rank(line, used.get(line.author, 0.0), NOW)) for line in chosen]
+        return [(*rank[:2], matching.idle_gpus(line, ANY_NODE), *rank[2:]) for line, rank in places]
 
     assert ranks(queue) == sorted(ranks(queue)) == ranks(list(reversed(queue)))
 
