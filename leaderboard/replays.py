@@ -56,10 +56,13 @@ def stretches(run: Run) -> list[Stretch]:
 
     None where they cannot be trained again.
     """
-    if runs.configuration(run).get("devices", 1) != 1:
+    devices = runs.configuration(run).get("devices")
+    if devices not in (None, 1):
         return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
-    return [Stretch(start, end) for start, end in zip([None, *ends], ends, strict=False) if end.step > 0]
+    pairs = [Stretch(start, end) for start, end in zip([None, *ends], ends, strict=False) if end.step > 0]
+    # Where the configuration leaves it open, a lane of several GPUs puts them all to work.
+    return [pair for pair in pairs if devices == 1 or pair.end.lease is None or pair.end.lease.gpus < 2]
 
 
 def after_training(run: Run) -> Replay | None:

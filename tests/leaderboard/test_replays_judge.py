@@ -121,6 +121,16 @@ def test_every_stretch_can_be_drawn_the_first_weights_among_them(run: Run, node:
     assert (replay.start_step, replay.end_step) in found
 
 
+def test_what_several_gpus_computed_together_is_not_compared_with_what_one_computes(run: Run, stranger: Node) -> None:
+    trained(run, stranger, 5, 10)
+    assert run.job
+    run.job.leases.update(gpus=2)
+    assert replays.stretches(run) == []
+    run.track.config = {**run.track.config, "devices": 1}
+    run.track.save()
+    assert len(replays.stretches(Run.objects.get(pk=run.pk))) == 2
+
+
 def test_a_trusted_nodes_run_counts_at_once_and_is_not_checked(run: Run, node: Node) -> None:
     assert scored(trained(run, node), node).trust == "scored"
     assert not run.replays.exists()
