@@ -31,7 +31,7 @@ NIGHT = 2 * HOUR
 """When the nightly train leaves."""
 PREPARES = (60.0, 240.0)
 """Seconds from the answer to the first step: fetching, unpacking, starting. Not counted as use."""
-FAREWELLS = (600, 240, 85, 60, 20)
+FAREWELLS = (85, 30)
 """Seconds before the end of a window, or of what an owner lends to one run, at which a heartbeat is simulated."""
 
 Happening = Callable[[], None]
