@@ -85,7 +85,7 @@ def test_it_learns() -> None:
     optimizers = optim.build(model, nanogpt.recipe(model.config))
     tokens = torch.arange(17).repeat(4, 1) * 3 % 100
     losses = []
-    for _ in range(12):
+    for _ in range(24):
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         losses.append(loss.item())
