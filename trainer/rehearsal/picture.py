@@ -20,6 +20,8 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 </style>"""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 64, 16, 44, 44
 COLUMNS, ROWS = 60, 14
+ROOM = 0.12
+"""Of the width, for a number on the axis."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class Frame:
         return share(loss, [point[1] for point in (*self.points, *self.curve)])
 
     def computes(self) -> list[float]:
-        """The baseline's rungs, roughly: compute values to name on the axis."""
-        rungs: dict[int, float] = {}
-        for compute, _, is_baseline in self.points:
-            if is_baseline:
-                rungs.setdefault(round(math.log2(compute) * 2), compute)
-        return sorted(rungs.values())
+        """Computes to name on the axis: of the points, those that leave their names room."""
+        named: list[float] = []
+        for compute in sorted(point[0] for point in self.points):
+            if not named or self.across(compute) - self.across(named[-1]) > ROOM:
+                named.append(compute)
+        return named
 
     def losses(self) -> list[float]:
         found = [point[1] for point in self.points]
