@@ -15,9 +15,10 @@ CHROMIUM = next(
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Playwright's loop runs in this thread, so Django thinks the tests are asynchronous. They are not.
+    # Playwright's loop runs in this thread, so Django thinks the tests are asynchronous. They are not. It ends with the
+    # module: tests of other folders call asynchronous views, which a running loop would forbid.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
