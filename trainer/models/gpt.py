@@ -4,8 +4,8 @@ Always there: no biases, RMSNorm without parameters before each block and at the
 is a field of `Config`, with a sentence and where it is from. One dial, depth, computes the rest: width is 64 x depth.
 
 The figures behind the defaults are nanochat's (https://github.com/karpathy/nanochat) and modded-nanogpt's
-(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in the open; `docs/benchmarks.md` has our
-own ablations. From top to bottom: `Config`, what blocks are told and remember, attention, MLP, block, model, recipe.
+(https://github.com/KellerJordan/modded-nanogpt), two recipes that were tuned in the open; `benchmarks/ablations.py`
+measures ours. From top to bottom: `Config`, what blocks are told and remember, attention, MLP, block, model, recipe.
 
 Not covered: dropout, fewer heads for keys than for queries.
 """
