@@ -21,7 +21,7 @@ from trainer.data.dataset import Dataset, cache_folder, prepare
 from trainer.rehearsal import picture
 from trainer.rehearsal.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, Plan, plan
 from trainer.rehearsal.work import TrialError, Workshop
-from trainer.scoring.multiplier import Board, compare, parse
+from trainer.scoring.multiplier import Axis, Board, compare, parse
 from trainer.scoring.multiplier_command import UNITS, show
 
 PRESET = "cpu-ladder"
@@ -62,13 +62,14 @@ def rehearse(options: argparse.Namespace, flags: Sequence[str], console: Console
     )
     records = train(laid, Workshop(dataset.folder, PRESET, options.jobs), console)
     board = judge(laid, records, options.axis)
-    drawn = keep(laid, records, board, options.folder)
+    frame = picture.Frame.of(board, parse(records))
+    drawn = keep(laid, records, board, frame, options.folder)
     if options.json:
         answer = {**board.to_dict(), "runs": records, "picture": str(drawn)}
         sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
         return DONE
     show(board)
-    sys.stdout.write(f"\n{picture.text(picture.Frame.of(board, parse(records)))}\n")
+    sys.stdout.write(f"\n{picture.text(frame)}\n")
     sys.stdout.write(f"bits per byte over training {UNITS[board.axis]}: o {laid.baseline.name}, x {laid.idea.name}\n")
     sys.stdout.write(f"Picture: {drawn}\n")
     return DONE
@@ -94,17 +95,21 @@ def train(laid: Plan, workshop: Workshop, console: Console) -> list[dict[str, An
     return [found[trial.folder] for trial in laid.trials]
 
 
-def judge(laid: Plan, records: Sequence[dict[str, Any]], axis: Any) -> Board:
-    """Compare; the full budget is what the baseline's full-budget runs used."""
-    return compare(parse(list(records)), laid.baseline.name, axis)
+def judge(laid: Plan, records: Sequence[dict[str, Any]], axis: Axis) -> Board:
+    """Compare; the full budget is what the baseline's runs at rung 1 used on average, None where that is not known."""
+    at_full = [
+        record[axis]
+        for trial, record in zip(laid.trials, records, strict=True)
+        if trial.entry == laid.baseline and trial.share == 1 and record[axis]
+    ]
+    return compare(parse(list(records)), laid.baseline.name, axis, sum(at_full) / len(at_full) if at_full else None)
 
 
-def keep(laid: Plan, records: Sequence[dict[str, Any]], board: Board, folder: Path) -> Path:
+def keep(laid: Plan, records: Sequence[dict[str, Any]], board: Board, frame: picture.Frame, folder: Path) -> Path:
     """Write the results and their picture; return the picture's place."""
     name = "".join(letter if letter.isalnum() else "-" for letter in laid.idea.name)[:80]
     (folder / f"{name}.json").write_text(json.dumps({"runs": list(records)}, indent=1))
     drawn = folder / f"{name}.svg"
-    frame = picture.Frame.of(board, parse(list(records)))
     title = f"{laid.idea.name} beside {laid.baseline.name}"
     drawn.write_text(picture.svg(frame, title, laid.baseline.name, laid.idea.name, UNITS[board.axis]))
     return drawn
