@@ -192,6 +192,8 @@ JOB_KINDS = {
     "score": "leaderboard.results.Scoring",
     "replay": "leaderboard.replays.Replaying",
 }
+EFFECT_KINDS: dict[str, str] = {}
+"""{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"
 """Function that names what a node can be lent to alone (`scheduler.kinds.tracks`)."""
 NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")

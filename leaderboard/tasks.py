@@ -6,7 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from leaderboard import confirmations as confirming
-from leaderboard import ladder, results
+from leaderboard import effects, ladder, results
 from leaderboard import nightly as nights
 
 
@@ -32,3 +32,15 @@ def fill_ladders() -> None:
 def confirmations() -> None:
     """Start, revive and decide the confirmation of record candidates."""
     confirming.catch_up()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def carry_out(effect: int) -> None:
+    """One effect outside of the site."""
+    effects.carry_out(effect)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def carry_out_due() -> None:
+    """Effects that no worker was told of."""
+    effects.catch_up()

@@ -74,6 +74,9 @@ class Entry(models.Model):
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="entries")
     hypothesis = models.TextField(blank=True)
     url = models.URLField(blank=True)
+    pull_request = models.ForeignKey(
+        "leaderboard.PullRequest", null=True, blank=True, on_delete=models.SET_NULL, related_name="entries"
+    )
     bundle = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     """Tar of the commit's `trainer/models/`."""
     base_sha = models.CharField(max_length=40, blank=True)

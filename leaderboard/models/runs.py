@@ -138,6 +138,7 @@ class Run(models.Model):
 
     class Purpose(models.TextChoices):
         NIGHTLY = "nightly"
+        MONTHLY = "monthly"  # one of the month's best entries, with a larger budget
         ENTRY = "entry"
         LADDER = "ladder"  # a seed of the baseline
         CONFIRMATION = "confirmation"  # of a record candidate: server's seed, unrelated trusted node

@@ -1,0 +1,131 @@
+"""Doing things outside of the site, once each, however often a process dies on the way.
+
+`want` writes the row, in the transaction that is its cause. `carry_out` claims it by a conditional UPDATE, calls its
+kind's handler and notes the result. A handler that may have died half-way looks first whether the thing is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from leaderboard.models import Effect
+
+logger = logging.getLogger(__name__)
+
+CLAIM = timedelta(minutes=10)
+"""So long a handler may take; then another process may try."""
+FIRST_RETRY = timedelta(seconds=10)
+LONGEST_RETRY = timedelta(hours=1)
+
+Handler = Callable[[Effect], Mapping[str, Any]]
+"""Makes it so, and returns what to keep in `Effect.result`."""
+
+
+class Later(Exception):
+    """It cannot be done just now. `after`: when to try again; None leaves it to us."""
+
+    def __init__(self, reason: str, after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class Refused(Exception):
+    """It cannot be done, however often it is tried; the message is a sentence for the operator."""
+
+
+def want(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
+    """Ask for an effect. The same key again: done again, with the new payload. Bring the transaction of its cause."""
+    fields = {"payload": dict(payload or {}), "state": Effect.State.WANTED, "not_before": timezone.now(), "attempts": 0}
+    with transaction.atomic():
+        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, **fields})
+        if not created:
+            # One that is being done is done once more: its version has changed when it is noted as done.
+            Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING).update(
+                payload=fields["payload"], version=F("version") + 1
+            )
+            Effect.objects.filter(pk=effect.pk).exclude(state=Effect.State.DOING).update(
+                version=F("version") + 1, problem="", **fields
+            )
+        transaction.on_commit(lambda: soon(effect.pk))
+    return effect
+
+
+def want_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
+    """Ask for an effect that happens once for ever: the same key again changes nothing."""
+    with transaction.atomic():
+        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, "payload": dict(payload or {})})
+        if created:
+            transaction.on_commit(lambda: soon(effect.pk))
+    return effect
+
+
+def soon(pk: int) -> None:
+    """Ask a worker to do it. Without a broker the schedule comes by within seconds."""
+    from leaderboard import tasks
+
+    try:
+        tasks.carry_out.apply_async((pk,), retry=False)
+    except Exception as error:  # the row is what counts
+        logger.warning("Effect %s waits for the schedule: %s", pk, error)
+
+
+def carry_out(pk: int) -> None:
+    """Do one effect if it is due and nobody else is at it."""
+    now = timezone.now()
+    claimed = (
+        Effect.objects.due()
+        .filter(pk=pk)
+        .order_by()
+        .update(state=Effect.State.DOING, claimed_until=now + CLAIM, attempts=F("attempts") + 1)
+    )
+    if not claimed:
+        return
+    effect = Effect.objects.get(pk=pk)
+    try:
+        result = handler(effect.kind)(effect)
+    except Refused as error:
+        end(effect, Effect.State.REFUSED, problem=str(error)[:500])
+    except Later as error:
+        put_off(effect, str(error), error.after)
+    except Exception as error:
+        logger.exception("Effect %s went wrong", effect.key)
+        put_off(effect, f"{type(error).__name__}: {error}", None)
+    else:
+        end(effect, Effect.State.DONE, problem="", result=dict(result), done_at=timezone.now(), attempts=0)
+
+
+def handler(kind: str) -> Handler:
+    return import_string(settings.EFFECT_KINDS[kind])  # type: ignore[no-any-return]
+
+
+def end(effect: Effect, state: Effect.State, **fields: Any) -> None:
+    """Note what became of it; where it was asked for again meanwhile, it is due again."""
+    mine = Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING, claimed_until=effect.claimed_until)
+    if mine.filter(version=effect.version).update(state=state, claimed_until=None, **fields):
+        return
+    if mine.update(state=Effect.State.WANTED, not_before=timezone.now(), claimed_until=None, **fields):
+        soon(effect.pk)
+
+
+def put_off(effect: Effect, problem: str, after: timedelta | None) -> None:
+    wait = after or min(FIRST_RETRY * 2 ** min(effect.attempts - 1, 20), LONGEST_RETRY)
+    Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING, claimed_until=effect.claimed_until).update(
+        state=Effect.State.WANTED, not_before=timezone.now() + wait, claimed_until=None, problem=problem[:500]
+    )
+
+
+def catch_up(limit: int = 50) -> int:
+    """Do what is due: whatever no worker was told of, or died over. Return how many were tried."""
+    due = list(Effect.objects.due().values_list("pk", flat=True)[:limit])
+    for pk in due:
+        carry_out(pk)
+    return len(due)

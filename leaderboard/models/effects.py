@@ -1,0 +1,54 @@
+"""What the site is to do outside of itself: a comment, a check, an upload, a notice. A row first, then done."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+
+class EffectQuerySet(models.QuerySet["Effect"]):
+    def due(self) -> EffectQuerySet:
+        """Return what is to be done now, oldest first: asked for, or begun by a process that has not been heard of."""
+        now = timezone.now()
+        asked = models.Q(state=Effect.State.WANTED, not_before__lte=now)
+        lost = models.Q(state=Effect.State.DOING, claimed_until__lt=now)
+        return self.filter(asked | lost).order_by("not_before", "pk")
+
+
+class Effect(models.Model):
+    """One thing outside of the site, known by its key. Asking for it again means: as it should be by now.
+
+    Its handler (`settings.EFFECT_KINDS`) works out from the rows what there should be, and makes it so.
+    """
+
+    class State(models.TextChoices):
+        WANTED = "wanted"
+        DOING = "doing"
+        DONE = "done"
+        REFUSED = "refused"  # cannot be done however often it is tried; asking again tries again
+
+    kind = models.CharField(max_length=40)
+    key = models.CharField(max_length=160, unique=True)
+    """Idempotency key: `github.comment:7`, `hub.run:12`."""
+    payload = models.JSONField(default=dict, blank=True)
+    state = models.CharField(max_length=8, choices=State.choices, default=State.WANTED)
+    version = models.BigIntegerField(default=1)
+    """Goes up with each asking."""
+    result = models.JSONField(default=dict, blank=True)
+    """What the handler keeps for next time: the comment's id."""
+    attempts = models.IntegerField(default=0)
+    """Since it was last asked for or done."""
+    problem = models.CharField(max_length=500, blank=True)
+    not_before = models.DateTimeField(default=timezone.now)
+    claimed_until = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    done_at = models.DateTimeField(null=True, blank=True)
+
+    objects = EffectQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        indexes = [models.Index(fields=["state", "not_before"])]
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.state})"
