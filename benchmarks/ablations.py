@@ -35,6 +35,14 @@ LEFT_OUT = {
     "soft cap": ("--model.softcap=0",),
     "untied head": ("--model.tied_head=true",),
     "ReLU^2 (SwiGLU instead)": ("--model.mlp=swiglu",),
+    "Muon (AdamW at 0.003 instead)": (
+        "--recipe.matrices.optimizer=adamw",
+        "--recipe.matrices.learning_rate=0.003",
+        "--recipe.matrices.normalised=false",
+    ),
+    "NorMuon's variance normalisation": ("--recipe.matrices.normalised=false",),
+    "cautious weight decay": ("--recipe.matrices.cautious=false",),
+    "decay to nothing (warmdown 0.2 instead of 0.6)": ("--recipe.schedule.warmdown=0.2",),
 }
 
 
