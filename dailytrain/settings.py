@@ -192,6 +192,11 @@ JOB_KINDS = {
     "score": "leaderboard.results.Scoring",
     "replay": "leaderboard.replays.Replaying",
 }
+SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
+"""Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
+"nobody", "known" (signed in, or approved before) or "anyone"."""
+if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
+    raise ImproperlyConfigured(f"SMOKE_UNAPPROVED is {SMOKE_UNAPPROVED!r}: it must be nobody, known or anyone.")
 EFFECT_KINDS: dict[str, str] = {}
 """{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"

@@ -137,9 +137,14 @@ def needs(run: Run, limits: wire.Limits) -> dict[str, Any]:
 
 def is_from_core(run: Run) -> bool:
     """Whether a core member asked for it, or the site itself: what nodes train that are lent to the core alone."""
-    asked_by = run.entry.requested_by
     if run.purpose != Run.Purpose.ENTRY or run.entry.kind == Entry.Kind.MAIN:
         return True
+    return is_core(run.entry)
+
+
+def is_core(entry: Entry) -> bool:
+    """Whether a core member asked for the entry."""
+    asked_by = entry.requested_by
     return asked_by is not None and (asked_by.is_staff or asked_by.groups.filter(name=CORE).exists())
 
 

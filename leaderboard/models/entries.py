@@ -83,6 +83,12 @@ class Entry(models.Model):
     """Where the commit left `main`; empty when the two have no history in common."""
     changed_files = models.JSONField(default=list, blank=True)
     """Paths that differ from `base_sha`."""
+    smoke_job = models.ForeignKey("scheduler.Job", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    """Of its last smoke run."""
+    smoke = models.JSONField(default=dict, blank=True)
+    """What that found: "passed" (None: it says nothing about the entry), and then as in `wire.Smoked`. Empty: none yet."""
+    smoke_sentence = models.CharField(max_length=500, blank=True)
+    """The same in a sentence."""
     confirmation = models.CharField(max_length=300, blank=True)
     """What came of its confirmation runs, decided once; empty until all of them are over."""
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
