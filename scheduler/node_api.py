@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import RequestDataTooBig
-from django.core.files.base import File
-from django.core.handlers.asgi import ASGIRequest
-from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 
-from scheduler import auth, leases, pace, partials, plain, polls, reports, signing, storage, uploads
+from scheduler import auth, downloads, leases, pace, partials, plain, polls, reports, signing, storage, uploads
 from scheduler.models import Lease, Node
 from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
 from trainer import wire
@@ -164,11 +161,11 @@ def how_far(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponse:
 
 @node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS)
 def get_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponseBase:
-    """A file that the lease's spec names: raw bytes, or a redirect to where they are."""
+    """A file that the lease's spec names: raw bytes, those from `Range: bytes=<first>-` on, or a redirect to them."""
     blob = uploads.readable(request.auth, sha256)
     if address := storage.address(blob):
         return HttpResponseRedirect(address)
-    return stream(request, storage.open_blob(blob), blob.size)
+    return downloads.send(request, blob)
 
 
 @node_api.post("/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
@@ -187,22 +184,6 @@ def finish(request: Asked, lease_id: int, message: wire.Finish) -> wire.Acknowle
 
 
 # --- answers that are not messages -----------------------------------------------------------------------------------
-
-
-def stream(request: HttpRequest, file: File[bytes], size: int) -> HttpResponseBase:
-    """Return a file piece by piece, in the way that this server waits for pieces."""
-    headers = {"Content-Length": str(size)}
-    if isinstance(request, ASGIRequest):
-        return StreamingHttpResponse(pieces(file), content_type="application/octet-stream", headers=headers)
-    return FileResponse(file, content_type="application/octet-stream", headers=headers)
-
-
-async def pieces(file: File[bytes]) -> AsyncIterator[bytes]:
-    try:
-        while piece := await sync_to_async(file.read)(storage.CHUNK):
-            yield piece
-    finally:
-        await sync_to_async(file.close)()
 
 
 def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:

@@ -26,7 +26,10 @@ class Message(BaseModel):
 
 
 class FileRef(Message):
-    """A file by content. Its bytes are at `GET /api/node/v1/leases/<lease>/blobs/<sha256>`."""
+    """A file by content. Its bytes are at `GET /api/node/v1/leases/<lease>/blobs/<sha256>`.
+
+    After a break `Range: bytes=<first>-` asks for the rest; whoever does not know ranges sends all of them again.
+    """
 
     path: str = Field(max_length=200)
     """Where it belongs, relative to the folder it is part of; forward slashes, never `..`."""

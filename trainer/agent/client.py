@@ -12,8 +12,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
-from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -117,33 +117,25 @@ class Client:
             raise Unreachable("The server's answer could not be understood.")
         return int(offset)
 
-    def download(self, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
-        """Write the bytes to `target`. Raise `Refused`, `Unreachable`, or `Damaged` if they are not those of `file`."""
-        digest, size, begun = hashlib.sha256(), 0, time.monotonic()
+    @contextmanager
+    def getting(self, path: str, first: int = 0) -> Iterator[httpx.Response]:
+        """The answer whose body is a file from byte `first` on, or (status 200) all of it where nobody can do that.
+
+        Raise `Refused` or `Unreachable`, also when it breaks off while it is read.
+        """
+        # As it is: a range of what a proxy has compressed would be of no use.
+        headers = self._headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={first}-"} if first else {})
         try:
             # A site with a bucket sends us there; httpx leaves our token behind, and the hash says what came.
             with self._http.stream(
-                "GET", self._url(path), headers=self._headers(), timeout=SECONDS, follow_redirects=True
+                "GET", self._url(path), headers=headers, timeout=SECONDS, follow_redirects=True
             ) as answer:
-                if answer.status_code != 200:
+                if answer.status_code not in (200, 206):
                     answer.read()
                     check(answer)
-                with target.open("wb") as out:
-                    for piece in answer.iter_bytes(CHUNK):
-                        size += len(piece)
-                        if size > file.size:
-                            break
-                        if give_up():
-                            raise GaveUp("The download was ended.")
-                        digest.update(piece)
-                        out.write(piece)
+                yield answer
         except httpx.HTTPError as error:
             raise Unreachable(explain(error)) from error
-        if size < file.size and digest.hexdigest() != file.sha256:
-            raise Unreachable("The connection broke off.")
-        if size != file.size or digest.hexdigest() != file.sha256:
-            raise Damaged(f"{file.path} is not the file that the order names (its SHA-256 differs).")
-        self.speed.note("down", size, time.monotonic() - begun)
 
     def _send(
         self, method: str, path: str, content: bytes | Iterator[bytes], headers: dict[str, str], patience: float

@@ -17,6 +17,7 @@ from trainer.agent.checkpoints import send
 from trainer.agent.client import Client, Damaged, GaveUp, Refused, persistently, reference
 from trainer.agent.console import say
 from trainer.agent.courier import Courier, refused
+from trainer.agent.download import download
 from trainer.agent.inside import Unsafe, one_line, open_file, relative
 from trainer.agent.kinds import KINDS
 from trainer.agent.log import LogLoop, Pump
@@ -70,10 +71,7 @@ class Job:
         """Download a file by its hash. Raise `Failed` if the server's bytes are others."""
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            persistently(
-                lambda: self.client.download(f"/leases/{self.lease}/blobs/{file.sha256}", file, target, self.unwanted),
-                self.unwanted,
-            )
+            download(self.client, f"/leases/{self.lease}/blobs/{file.sha256}", file, target, self.unwanted)
         except Damaged as error:
             raise Failed(f"{error} Nothing was run.") from error
 
