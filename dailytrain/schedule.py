@@ -12,6 +12,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Make room for nightlies": ("scheduler.tasks.make_room", 15),
     "Queue score jobs": ("leaderboard.tasks.queue_scores", 15),
     "Fill the ladders": ("leaderboard.tasks.fill_ladders", 15),
+    "Announce what happened": ("leaderboard.tasks.announce", 3),
     "Carry out effects": ("leaderboard.tasks.carry_out_due", 10),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),

@@ -6,7 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from leaderboard import confirmations as confirming
-from leaderboard import effects, ladder, results
+from leaderboard import announcing, effects, ladder, results
 from leaderboard import nightly as nights
 
 
@@ -44,3 +44,9 @@ def carry_out(effect: int) -> None:
 def carry_out_due() -> None:
     """Effects that no worker was told of."""
     effects.catch_up()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def announce() -> None:
+    """Tell pull requests and subscribers what has happened."""
+    announcing.announce()

@@ -21,12 +21,17 @@ class Event(models.Model):
     """Model name of the target: job, node, run, entry..."""
     target_id = models.BigIntegerField()
     sentence = models.CharField(max_length=500)
+    announced = models.BooleanField(default=False)
+    """Whether those who listen have been told (`leaderboard/announcing.py`); the one column that changes."""
 
     objects = EventQuerySet.as_manager()
 
     class Meta:
         ordering = ["at", "pk"]
-        indexes = [models.Index(fields=["target_kind", "target_id", "at"])]
+        indexes = [
+            models.Index(fields=["target_kind", "target_id", "at"]),
+            models.Index(fields=["id"], condition=models.Q(announced=False), name="events_to_announce"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.at:%Y-%m-%d %H:%M} {self.actor}: {self.sentence}"

@@ -75,6 +75,10 @@ class Job(models.Model):
     """Ids, sorted: of nodes that may not do this job, because they did what it is to check."""
     excluded_owners = models.JSONField(default=list, blank=True)
     """User ids, sorted: of people whose nodes may not do this job."""
+    not_before = models.DateTimeField(null=True, blank=True)
+    """No node begins it sooner, or goes on with it; null: at once. Whoever made the job keeps both up to date."""
+    not_after = models.DateTimeField(null=True, blank=True)
+    """Nor from then on; what has begun by then goes on. Null: without end."""
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     limits = models.JSONField(default=dict)
