@@ -14,11 +14,12 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import repositories, runs
+from leaderboard import repositories, roles, runs
 from leaderboard.models import Entry, Run, Track
 from leaderboard.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
 from scheduler.models import Event
+from trainer.budget import Budget
 
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
 DICTS = ("ARCHITECTURES", "PRESETS")
@@ -235,16 +236,29 @@ def checked_config(config: Mapping[str, Any]) -> None:
         raise IntakeError("The entry's configuration is too long.")
 
 
-def approve(entry: Entry, sha: str, user: AbstractBaseUser | None, *, sentence: str = "") -> list[Run]:
+def approve(
+    entry: Entry,
+    sha: str,
+    user: AbstractBaseUser | None,
+    *,
+    sentence: str = "",
+    actor: str = "",
+    budget: str = "",
+    impact: int | None = None,
+) -> list[Run]:
     """Let exactly this commit run, and return the entry's runs. Approving twice changes nothing.
 
-    `sha` is what the maintainer looked at; another one is refused. `user` is None for the site itself.
+    `sha` is what the maintainer looked at; another one is refused. `user` is None for the site itself, and for
+    somebody without an account here whose right the caller has checked: `actor` names him. `budget` is a smaller one
+    than the track's for the first run, `impact` its place within its priority. Raises IntakeError.
     """
+    check_right(user, "approve", entry)
     if sha != entry.sha:
         raise IntakeError(f"You looked at {sha[:8]}, but this entry is {entry.sha[:8]}: look again, then approve that.")
     if entry.bundle_id is None:
         raise IntakeError("This entry has no files to run.")
-    actor = user.get_username() if user else SITE
+    budget = checked_budget(entry, budget)
+    actor = actor or (user.get_username() if user else SITE)
     release = storage.release()
     open_states = [Entry.State.PROPOSED, Entry.State.SMOKE]
     with transaction.atomic():
@@ -255,19 +269,55 @@ def approve(entry: Entry, sha: str, user: AbstractBaseUser | None, *, sentence: 
         if entry.state != Entry.State.APPROVED:
             raise IntakeError(f"This entry is {entry.state}, so it cannot be approved.")
         if approved:
-            Event.record(actor, entry, sentence or f"Commit {sha[:8]} approved.")
+            said = sentence or f"Commit {sha[:8]} approved{f', with a budget of {budget}' if budget else ''}."
+            Event.record(actor, entry, said)
+            if impact is not None:
+                set_impact(entry, impact, actor)
             if not entry.runs.exists() and entry.kind != Entry.Kind.MAIN:
-                runs.first_run(entry, actor=actor)
+                runs.first_run(entry, budget=budget, actor=actor)
         for run in entry.runs.filter(state=Run.State.WAITING):
             runs.queue(run, actor=actor, release=release)
     return list(entry.runs.all())
 
 
-def reject(entry: Entry, reason: str, user: AbstractBaseUser) -> None:
-    """Refuse the entry, with a reason that its author reads; its waiting runs are cancelled."""
+def check_right(user: AbstractBaseUser | None, what: str, entry: Entry) -> None:
+    if user is not None and (reason := roles.why_not(user, what, entry)):
+        raise IntakeError(reason)
+
+
+def checked_budget(entry: Entry, budget: str) -> str:
+    """Return the budget as runs have it; empty for the track's own. Raises IntakeError for more than that."""
+    if not budget.strip() or budget.strip() == entry.track.budget:
+        return ""
+    try:
+        asked, whole = Budget.parse(budget), Budget.parse(entry.track.budget)
+    except ValueError as error:
+        raise IntakeError(f"That is an {error}.") from None
+    share = asked.share_of(whole)
+    if share is None:
+        raise IntakeError(f"The budget of {entry.track.name} is {whole}: name a part of it in the same unit.")
+    if share > 1:
+        raise IntakeError(f"{entry.track.name} has a budget of {whole}: an entry gets at most that.")
+    if entry.runs.exists() and share < 1:
+        raise IntakeError("It has a run already, whose budget stays as it is.")
+    return str(asked) if share < 1 else ""
+
+
+def set_impact(entry: Entry, impact: int, actor: str) -> None:
+    """Give the entry its place within its priority; what of it waits moves with it."""
+    if Entry.objects.filter(pk=entry.pk).exclude(impact=impact).update(impact=impact):
+        entry.impact = impact
+        Event.record(actor, entry, f"Its impact is {impact} now.")
+        runs.set_impact(entry)
+
+
+def reject(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: str = "") -> None:
+    """Refuse the entry, with a reason that its author reads; its waiting runs are cancelled. `user`: see `approve`."""
+    check_right(user, "reject", entry)
     if not reason.strip():
         raise IntakeError("A rejection needs a reason: its author reads it.")
-    close(entry, Entry.State.REJECTED, reason.strip(), user.get_username(), [Entry.State.PROPOSED, Entry.State.SMOKE])
+    actor = actor or (user.get_username() if user else SITE)
+    close(entry, Entry.State.REJECTED, reason.strip(), actor, [Entry.State.PROPOSED, Entry.State.SMOKE])
 
 
 def withdraw(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import trust
+from leaderboard import roles, trust
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import jobs, matching, storage
 from scheduler.models import Blob, Event, Job
@@ -20,9 +20,6 @@ from trainer.budget import Budget
 SITE = "site"
 SEEDS = 2**31
 """Seeds are drawn below this; small enough for every library's generator."""
-
-CORE = "core"
-"""Name of the group whose members' entries nodes train that are lent to the core alone; staff belongs to it."""
 CHECKPOINT_EVERY = "30s"
 """As `dailytrain train` has it where nothing else is said."""
 
@@ -145,7 +142,7 @@ def is_from_core(run: Run) -> bool:
 def is_core(entry: Entry) -> bool:
     """Whether a core member asked for the entry."""
     asked_by = entry.requested_by
-    return asked_by is not None and (asked_by.is_staff or asked_by.groups.filter(name=CORE).exists())
+    return asked_by is not None and roles.is_core(asked_by)
 
 
 def checkpoint_seconds(run: Run) -> float:
@@ -191,12 +188,12 @@ def priority(run: Run) -> Job.Priority:
     asked_by = run.entry.requested_by
     if run.track.kind == Track.Kind.PLAYGROUND:
         return Job.Priority.COMMUNITY  # whoever plays
-    return Job.Priority.MAINTAINER if asked_by and asked_by.is_staff else Job.Priority.COMMUNITY
+    return Job.Priority.MAINTAINER if asked_by and roles.is_maintainer(asked_by) else Job.Priority.COMMUNITY
 
 
-def first_run(entry: Entry, *, actor: str = SITE) -> Run:
-    """Return the waiting run with which an entry begins: its track's trial, where it has one."""
-    return make_run(entry, entry.track, budget=entry.track.trial_budget, actor=actor)
+def first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
+    """Return the waiting run with which an entry begins: of the budget it was given, or its track's trial, if any."""
+    return make_run(entry, entry.track, budget=budget or entry.track.trial_budget, actor=actor)
 
 
 def after_trial(run: Run) -> Run | None:
