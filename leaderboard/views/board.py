@@ -1,0 +1,108 @@
+"""The board: a track's table, with tonight's train on top."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.views.decorators.http import condition, require_safe
+from django_celery_beat.models import PeriodicTask
+
+from leaderboard import charts, standings
+from leaderboard import multiplier_pictures as pictures
+from leaderboard.departures import departures
+from leaderboard.models import Run, Track
+from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
+from leaderboard.views.results import axis_of, results, results_etag
+from trainer.scoring.multiplier import AXES
+
+FAILURES = 5
+NIGHTLY = "leaderboard.tasks.nightly"
+
+
+@require_safe
+def board(request: HttpRequest) -> HttpResponse:
+    """The default track's table, tonight's train on top; `?axis=seconds` compares what a user waits for."""
+    tracks = list(Track.objects.in_order())
+    default = min(tracks, key=lambda track: not track.is_default, default=None)
+    return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
+
+
+@require_safe
+def track(request: HttpRequest, slug: str) -> HttpResponse:
+    tracks = list(Track.objects.in_order())
+    found = next((track for track in tracks if track.slug == slug), None)
+    if found is None:
+        raise Http404
+    return track_page(request, found, tracks)
+
+
+def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
+    live = list(Run.objects.live())
+    here = [run for run in live if run.track_id == track.pk]
+    waiting = list(with_job(Run.objects.waiting()))
+    table = standings.of(track, axis_of(request))
+    scale = pictures.scale_of(table.rows)
+    context = {
+        "track": track,
+        "tracks": tracks,
+        "axes": AXES,
+        "standings": table,
+        "scale": scale,
+        "rows": [(row, pictures.whisker(row, scale)) for row in table.rows],
+        "ladder": pictures.ladder_picture(table),
+        **train(here),
+        "also": here[1:],
+        "departures": [line for line in departures(waiting, timezone.now()) if line.run.track_id == track.pk],
+        "next_night": None if here else next_night(),
+        "failures": Run.objects.failed().filter(track=track)[:FAILURES],
+        "revision": latest_event(),
+    }
+    return render(request, "leaderboard/board.html", context)
+
+
+def train(live: list[Run]) -> dict[str, Any]:
+    """Return what `parts/train.html` shows of the train that runs; the nightly one goes before others."""
+    live.sort(key=lambda run: run.purpose != Run.Purpose.NIGHTLY)
+    if not live:
+        return {"run": None}
+    return {"run": live[0], "picture": charts.picture(live[0], charts.curve_of(live[0]))}
+
+
+def next_night() -> datetime | None:
+    """Return when the nightly run is due, as set in the admin; None when it is switched off."""
+    task = PeriodicTask.objects.filter(task=NIGHTLY, enabled=True).select_related("crontab").first()
+    if task is None or task.crontab is None:
+        return None
+    now = timezone.now()
+    left: timedelta = task.crontab.schedule.remaining_estimate(now)
+    return now + left
+
+
+def track_etag(request: HttpRequest, slug: str) -> str:
+    return f'"{Run.objects.live().filter(track__slug=slug).version()}-{latest_event()}"'
+
+
+@require_safe
+@condition(etag_func=track_etag)
+def track_live(request: HttpRequest, slug: str) -> JsonResponse:
+    context = train(list(Run.objects.live().filter(track__slug=slug)))
+    return JsonResponse(
+        {
+            "parts": {"train": render_to_string("leaderboard/parts/train.html", context)} if context["run"] else {},
+            "revision": latest_event(),
+            "wait": LIVE_SECONDS if context["run"] else IDLE_SECONDS,
+        }
+    )
+
+
+@require_safe
+@condition(etag_func=results_etag)
+def track_results(request: HttpRequest, slug: str) -> JsonResponse:
+    """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
+    found = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    return results({**standings.of(found, axis_of(request)).to_dict()})

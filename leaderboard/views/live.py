@@ -1,0 +1,25 @@
+"""What every page that keeps itself current asks: has anything changed, and when to ask again."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from leaderboard.models import Run
+from scheduler.models import Event, Node
+
+LIVE_SECONDS = 2
+"""How soon a page asks again while something moves; `IDLE_SECONDS` while nothing does, 0 when it never will again."""
+IDLE_SECONDS = 10
+
+
+def latest_event() -> int:
+    """Return the number of the last change of any state: when it grows, a page loads itself anew."""
+    return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def online_nodes() -> int:
+    return Node.objects.filter(state__in=[Node.State.ONLINE, Node.State.DRAINING]).count()
+
+
+def with_job(runs: QuerySet[Run]) -> QuerySet[Run]:
+    return runs.select_related("entry", "track", "season", "job")

@@ -1,0 +1,24 @@
+"""The results behind a page's multipliers, as a file that anyone can check them with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, JsonResponse
+
+from leaderboard.models import Run
+from leaderboard.views.live import latest_event
+from trainer.scoring.multiplier import AXES, Axis
+
+
+def axis_of(request: HttpRequest) -> Axis:
+    """Return what compute means on this page: `?axis=`, FLOPs unless another one is named."""
+    return next((axis for axis in AXES if axis == request.GET.get("axis")), AXES[0])
+
+
+def results_etag(request: HttpRequest, **where: Any) -> str:
+    return f'"{axis_of(request)}-{Run.objects.filter(state=Run.State.FINISHED).version()}-{latest_event()}"'
+
+
+def results(content: dict[str, Any]) -> JsonResponse:
+    return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})
