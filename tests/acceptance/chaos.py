@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import small_release
+from graphics import GIB, Card, Smi
 from live import LiveSite
 
 STEPS, PACE, EVERY = 60, 0.03, 15
 """Of a job: steps, seconds of each, steps from checkpoint to checkpoint."""
 LEASE_SECONDS = 3.0
+CARDS = ((), ("NVIDIA GeForce RTX 3090",), ("NVIDIA GeForce RTX 3090",) * 2, ("NVIDIA H100 80GB HBM3",))
+"""What the agents are told that they have, in turns: credit depends on it, the jobs do not."""
 
 SETUP = """
 import base64, json
@@ -38,14 +41,20 @@ print(json.dumps([auth.new_join_token() for _ in range({agents})]))
 """
 BOOKS = """
 import json
-from scheduler.models import Job, Lease
+from scheduler import contributions
+from scheduler.models import Job, Lease, Node
 jobs = list(Job.objects.order_by("pk").values("id", "state", "reason", "attempts"))
 leases = [
     {"job": lease.job_id, "node": lease.node_id, "state": lease.state, "seconds": lease.seconds,
+     "gpus": lease.gpus, "accelerator": lease.accelerator,
      "began": lease.started_at.timestamp(), "ended": lease.ended_at and lease.ended_at.timestamp()}
     for lease in Lease.objects.order_by("job_id", "started_at")
 ]
-print(json.dumps({"jobs": jobs, "leases": leases}))
+credited = {
+    node: {"gpu_seconds": given.gpu_seconds, "cpu_seconds": given.cpu_seconds, "credit_hours": given.credit_hours}
+    for node, given in contributions.of_leases(Lease.objects.all()).items()
+}
+print(json.dumps({"jobs": jobs, "leases": leases, "credited": credited}))
 """
 
 
@@ -212,12 +221,22 @@ def make_pool(site: LiveSite, agents: int, jobs: int, seed: int) -> Pool:
     tokens = json.loads(site.manage("shell", "-c", setup).splitlines()[-1])
     wire = Wire(site.port, agents)
     made = [
-        Agent(number, site.folder / f"agent-{number}", port, token, site.environment)
+        Agent(number, site.folder / f"agent-{number}", port, token, machine(site, number))
         for number, (port, token) in enumerate(zip(wire.ports, tokens, strict=True))
     ]
     for agent in made:
         agent.start()
     return Pool(site, made, wire, random.Random(seed))
+
+
+def machine(site: LiveSite, number: int) -> dict[str, str]:
+    """Return the environment of an agent whose `nvidia-smi` shows it the cards whose turn it is."""
+    names = CARDS[number % len(CARDS)]
+    if not names:
+        return site.environment
+    cards = [Card(name, f"GPU-{number}-{card}", 24 * GIB) for card, name in enumerate(names)]
+    Smi(site.folder / f"cards-{number}", cards)
+    return {**site.environment, "PATH": f"{site.folder}/cards-{number}:{site.environment['PATH']}"}
 
 
 def encoded_release() -> str:

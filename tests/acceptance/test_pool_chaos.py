@@ -14,11 +14,14 @@ import pytest
 from chaos import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
 from live import LiveSite, database
 
+from trainer import accelerators
+
 AGENTS = int(os.environ.get("CHAOS_AGENTS", "6"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 JOBS = int(2 + AGENTS * SECONDS / 10)
 """About as many as keep the pool busy that long: half of the time goes into coming back."""
+SHORT = {"NVIDIA GeForce RTX 3090": "RTX 3090", "NVIDIA H100 80GB HBM3": "H100"}
 CLOCK = 0.5
 """Seconds by which a meter and the site's clock may disagree."""
 
@@ -42,8 +45,22 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
         finally:
             pool.stop()
             site.stop_all()
-        check(site, books(site))
-        print(f"{JOBS} jobs, {AGENTS} agents, {SECONDS:g} s: {dict(pool.done)}")  # noqa: T201
+        found = books(site)
+        check(site, found)
+        print(f"{JOBS} jobs, {AGENTS} agents, {SECONDS:g} s: {dict(pool.done)}; {told(found)}")  # noqa: T201
+
+
+def told(found: dict[str, Any]) -> str:
+    """Return what it came to, in a line."""
+    leases, given = found["leases"], found["credited"].values()
+    lost = sum(lease["state"] == "lost" for lease in leases)
+    charged = sum(lease["seconds"] for lease in leases)
+    lent = sum(node["gpu_seconds"] for node in given), sum(node["cpu_seconds"] for node in given)
+    hours = sum(node["credit_hours"] for node in given)
+    return (
+        f"{len(leases)} leases, {lost} of them lost, {charged:.1f} s charged; credited: {lent[0]:.1f} GPU-seconds, "
+        f"{lent[1]:.1f} s without one, {hours:.4f} hours of an H100"
+    )
 
 
 def all_over(site: LiveSite) -> bool:
@@ -63,6 +80,7 @@ def check(site: LiveSite, found: dict[str, Any]) -> None:
         check_times(leases)
         check_steps(steps(site, job["id"]), leases)
     assert sum(len(leases) for leases in by_job.values()) > JOBS, "somebody was interrupted"
+    check_credit(found["leases"], found["credited"])
 
 
 def check_times(leases: list[dict[str, Any]]) -> None:
@@ -72,6 +90,32 @@ def check_times(leases: list[dict[str, Any]]) -> None:
     for lease in leases:
         assert lease["state"] != "active"
         assert 0 <= lease["seconds"] <= lease["ended"] - lease["began"] + CLOCK
+
+
+def check_credit(leases: list[dict[str, Any]], credited: dict[str, dict[str, float]]) -> None:
+    """What nodes are thanked for is what was charged, to the second: nothing twice, nothing left out."""
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for lease in leases:
+        by_node.setdefault(str(lease["node"]), []).append(lease)
+    assert set(credited) == set(by_node)
+    for node, theirs in by_node.items():
+        assert credited[node] == pytest.approx(due(theirs), rel=1e-9), node
+    everything = {name: sum(given[name] for given in credited.values()) for name in due([])}
+    assert everything == pytest.approx(due(leases), rel=1e-9)
+    assert everything["credit_hours"] > 0, "some nodes have GPUs"
+
+
+def due(leases: list[dict[str, Any]]) -> dict[str, float]:
+    """Return what leases are worth, lease by lease."""
+    with_gpu = [(lease, lease["seconds"] * lease["gpus"]) for lease in leases if lease["gpus"]]
+    return {
+        "gpu_seconds": sum(seconds for _, seconds in with_gpu),
+        "cpu_seconds": sum(lease["seconds"] for lease in leases if not lease["gpus"]),
+        "credit_hours": sum(
+            seconds / 3600 * accelerators.PEAK[SHORT[lease["accelerator"]]] / accelerators.H100
+            for lease, seconds in with_gpu
+        ),
+    }
 
 
 def check_steps(heard: list[int], leases: list[dict[str, Any]]) -> None:
