@@ -57,6 +57,7 @@ def test_who_belongs_to_the_core(run: Run, maintainer: User) -> None:
     run.entry.requested_by = member
     assert not runs.is_from_core(run)
     member.groups.add(Group.objects.create(name="core"))
+    run.entry.requested_by = User.objects.get(pk=member.pk)
     assert runs.is_from_core(run)
     run.entry.requested_by = maintainer
     assert runs.is_from_core(run)
