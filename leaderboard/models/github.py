@@ -67,9 +67,15 @@ class PullRequest(models.Model):
     author = models.CharField(max_length=120, blank=True)
     """GitHub login."""
     author_id = models.BigIntegerField(null=True, blank=True)
-    head_sha = models.CharField(max_length=40)
+    body = models.TextField(blank=True)
+    """Its description, whose block of fields says what it asks for."""
+    draft = models.BooleanField(default=False)
+    head_sha = models.CharField(max_length=40, blank=True)
+    """Empty until GitHub has told of it, or was asked."""
+    head_at = models.DateTimeField(null=True, blank=True)
+    """Since when that commit is its head, at the latest; None: it was opened with it."""
     head_repository = models.CharField(max_length=400, blank=True)
-    """Clone address of the branch; empty when the fork is gone."""
+    """Clone address of the branch; that of `repository` when the fork is gone."""
     fields = models.JSONField(default=dict, blank=True)
     """Its front matter, checked: track, hypothesis, expected effect, contact, architecture."""
     problems = models.JSONField(default=list, blank=True)
