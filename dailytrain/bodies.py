@@ -14,6 +14,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 UPLOAD = re.compile(r"/api/node/v1/leases/\d+/blobs/[0-9a-f]{64}")
+WEBHOOK = "/github/webhook"
 ANSWER = b'{"detail": "That is larger than the site takes at this address."}'
 
 
@@ -55,8 +56,11 @@ class Counted:
 
 
 def limit_of(scope: Scope) -> int:
-    upload = scope["method"] == "PUT" and UPLOAD.fullmatch(scope["path"])
-    limit: int = settings.BLOB_MAX_BYTES if upload else settings.BODY_MAX_BYTES
+    limit: int = settings.BODY_MAX_BYTES
+    if scope["method"] == "PUT" and UPLOAD.fullmatch(scope["path"]):
+        limit = settings.BLOB_MAX_BYTES
+    elif scope["path"] == WEBHOOK:
+        limit = settings.GITHUB_WEBHOOK_MAX_BYTES
     return limit
 
 

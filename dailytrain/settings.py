@@ -154,6 +154,12 @@ CACHES = {
     }
     if text("REDIS_URL")
     else LOCAL_CACHE,
+    # GitHub's tokens and answers: they stay in the memory of the process that asked.
+    "github": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "github",
+        "OPTIONS": {"MAX_ENTRIES": 500},
+    },
 }
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -215,7 +221,22 @@ SIGNING_KEY = HOME / "keys" / "signing.key"
 LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
 QUEUE_READ_SECONDS = float(text("QUEUE_READ_SECONDS", "1"))
 """So long the questions of one process share a look at the queue; 0: each has its own."""
+
+# --- GitHub (docs/github.md; manage.py connect_github says what is missing) -----------------------------------------
+
+GITHUB_API_URL = text("GITHUB_API_URL", "https://api.github.com").rstrip("/")
+"""An Enterprise server's is https://its-name/api/v3."""
+GITHUB_REPOSITORY = text("GITHUB_REPOSITORY")
+"""owner/name, whose pull requests are entries; without it, MAIN_REPOSITORY if that is on github.com."""
+GITHUB_APP_ID = text("GITHUB_APP_ID")
+GITHUB_PRIVATE_KEY = text("GITHUB_PRIVATE_KEY").replace("\\n", "\n")
+"""Of the App, in PEM form; one line with \\n for line ends will do."""
+GITHUB_TOKEN = text("GITHUB_TOKEN")
+"""Instead of an App: a personal access token."""
 GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
+"""Without it the webhook takes nothing."""
+GITHUB_WEBHOOK_MAX_BYTES = 4 * 2**20
+"""A pull request's payload has some 30 kB; its text may have 64 k characters."""
 
 # --- sign-in ------------------------------------------------------------------------------------------------------
 
