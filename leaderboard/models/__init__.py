@@ -1,10 +1,13 @@
 """The public record: seasons, tracks, entries, their runs, the curves and the scores."""
 
+from leaderboard.models.bounties import Bounty
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.effects import Effect
 from leaderboard.models.entries import Entry
 from leaderboard.models.github import Delivery, Installation, PullRequest
-from leaderboard.models.nights import Night
+from leaderboard.models.hours import TrackHours
+from leaderboard.models.nights import Month, Night
+from leaderboard.models.notices import Subscription
 from leaderboard.models.replays import Replay
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
@@ -12,11 +15,13 @@ from leaderboard.models.tokens import ApiToken
 
 __all__ = [
     "ApiToken",
+    "Bounty",
     "CurvePoint",
     "Delivery",
     "Effect",
     "Entry",
     "Installation",
+    "Month",
     "Night",
     "PullRequest",
     "Replay",
@@ -24,5 +29,7 @@ __all__ = [
     "Sample",
     "Score",
     "Season",
+    "Subscription",
     "Track",
+    "TrackHours",
 ]

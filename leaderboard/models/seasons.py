@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from scheduler import windows
 from trainer import wire
 from trainer.budget import Budget
 
@@ -22,6 +23,7 @@ DISK_BYTES = 4 * 2**30
 PROCESSES = 128
 
 MOST_SEEDS = 20
+MOST_MONTHLY = 10
 RUNGS = (1 / 64, 64)
 """Smallest and largest part of the budget that a rung may be; beyond, it is a slip of the finger."""
 
@@ -80,6 +82,11 @@ class TrackDict(TypedDict):
     nightly: bool
     is_default: bool
     page: str
+
+
+def known_zone(name: str) -> None:
+    if windows.zone(name) is None:
+        raise ValidationError(f"{name} is no time zone; try Europe/Berlin or UTC.")
 
 
 def check_ladder(ladder: object) -> None:
@@ -178,6 +185,10 @@ class Track(models.Model):
     is_default = models.BooleanField(default=False)
     nightly = models.BooleanField(default=False)
     """The nightly run of `main` is on this track."""
+    monthly = models.PositiveSmallIntegerField(default=0, validators=[MaxValueValidator(MOST_MONTHLY)])
+    """So many of a month's best entries take the monthly train, with seven times the budget; 0: there is none."""
+    hours_zone = models.CharField(max_length=64, default="UTC", validators=[known_zone])
+    """IANA time zone in which `hours` are told: when jobs of this track may start."""
     position = models.IntegerField(default=0)
 
     kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.COMPETITION)
