@@ -14,6 +14,8 @@ EVERY: dict[str, tuple[str, int]] = {
     "Fill the ladders": ("leaderboard.tasks.fill_ladders", 15),
     "Announce what happened": ("leaderboard.tasks.announce", 3),
     "Carry out effects": ("leaderboard.tasks.carry_out_due", 10),
+    "Read what GitHub told": ("leaderboard.tasks.read_deliveries", 3),
+    "Forget what GitHub told": ("leaderboard.tasks.forget_deliveries", 3600),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }

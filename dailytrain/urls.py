@@ -12,6 +12,7 @@ from django.views.generic import RedirectView
 from dailytrain.health import healthz
 from dailytrain.signing_in import leads_to_github
 from leaderboard.api import api
+from leaderboard.github.webhook import webhook
 from scheduler.node_api import node_api
 
 # Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
@@ -34,6 +35,7 @@ urlpatterns = [
     path("api/v1/", api.urls),
     path("api/node/v1/", node_api.urls),
     path("accounts/", include(accounts)),
+    path("github/webhook", webhook, name="github-webhook"),
     path("sponsors/", include("scheduler.urls")),
     path("", include("leaderboard.urls")),
 ]

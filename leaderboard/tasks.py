@@ -8,6 +8,7 @@ from django.utils import timezone
 from leaderboard import confirmations as confirming
 from leaderboard import announcing, effects, ladder, results
 from leaderboard import nightly as nights
+from leaderboard.github import deliveries
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -50,3 +51,15 @@ def carry_out_due() -> None:
 def announce() -> None:
     """Tell pull requests and subscribers what has happened."""
     announcing.announce()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def read_deliveries() -> None:
+    """What GitHub told the site."""
+    deliveries.catch_up()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def forget_deliveries() -> None:
+    """Payloads that nobody needs any more."""
+    deliveries.forget_old()

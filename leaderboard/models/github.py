@@ -6,6 +6,14 @@ from django.db import models
 from django.utils import timezone
 
 
+class DeliveryQuerySet(models.QuerySet["Delivery"]):
+    def due(self) -> DeliveryQuerySet:
+        """Return what is to be worked on now, in the order of its arrival."""
+        now = timezone.now()
+        free = models.Q(claimed_until=None) | models.Q(claimed_until__lt=now)
+        return self.filter(free, state=Delivery.State.NEW, not_before__lte=now).order_by("pk")
+
+
 class Delivery(models.Model):
     """One delivery of the webhook, kept as it came. Its id is why a replay does nothing."""
 
@@ -19,16 +27,25 @@ class Delivery(models.Model):
     """X-GitHub-Delivery."""
     event = models.CharField(max_length=60)
     action = models.CharField(max_length=60, blank=True)
+    digest = models.CharField(max_length=64, unique=True, null=True)  # noqa: DJ001  older rows have none
+    """SHA-256 of the body: the same again under another id is a replay, too."""
+    subject = models.CharField(max_length=220, blank=True)
+    """What it is about: `owner/name#7`. Deliveries about one thing are worked through in order."""
     payload = models.JSONField()
     state = models.CharField(max_length=8, choices=State.choices, default=State.NEW, db_index=True)
     attempts = models.IntegerField(default=0)
+    not_before = models.DateTimeField(default=timezone.now)
+    claimed_until = models.DateTimeField(null=True, blank=True)
     problem = models.CharField(max_length=500, blank=True)
     received_at = models.DateTimeField(default=timezone.now)
     done_at = models.DateTimeField(null=True, blank=True)
 
+    objects = DeliveryQuerySet.as_manager()
+
     class Meta:
         verbose_name_plural = "deliveries"
         ordering = ["-received_at", "-pk"]
+        indexes = [models.Index(fields=["subject", "state"], name="leaderboard_subject_deliv_idx")]
 
     def __str__(self) -> str:
         return f"{self.event}.{self.action} {self.guid}"
