@@ -8,14 +8,17 @@ from datetime import UTC, datetime, timedelta
 from django.conf import settings
 from django.db import connection
 from django.db.models import (
+    BigIntegerField,
     Case,
     Count,
+    DateTimeField,
     DurationField,
     Exists,
     ExpressionWrapper,
     F,
     Min,
     OuterRef,
+    Q,
     QuerySet,
     Sum,
     When,
@@ -24,6 +27,7 @@ from django.db.models.functions import Greatest
 
 from scheduler import matching
 from scheduler.models import Job, Lease, Node
+from scheduler.prepared import Later, Prepared
 
 SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
@@ -36,6 +40,7 @@ RECENT = timedelta(seconds=10)
 CLOCKS_DIFFER = timedelta(seconds=2)
 """Between the web processes."""
 FIELDS = (
+    "kind",
     "priority",
     "impact",
     "expected_seconds",
@@ -57,9 +62,14 @@ LISTS = ("needs_labels", "excluded_nodes", "excluded_owners")
 """Of these: JSON in a row, tuples in a line."""
 
 
-def waiting_lines(since: datetime | None = None) -> list[matching.Line]:
+def in_its_hours(now: datetime) -> Q:
+    """A job that may begin now; where somebody has given it hours, it is within them."""
+    return (Q(not_before=None) | Q(not_before__lte=now)) & (Q(not_after=None) | Q(not_after__gt=now))
+
+
+def waiting_lines(now: datetime, since: datetime | None = None) -> list[matching.Line]:
     """Return the queue, or what has come into it since then. One query, whatever its length."""
-    waiting = Job.objects.filter(state=Job.State.QUEUED)
+    waiting = Job.objects.filter(in_its_hours(now), state=Job.State.QUEUED)
     if since is not None:
         waiting = waiting.filter(state_since__gt=since)
     rows = waiting.order_by().values(*FIELDS).annotate(waiting_since=Min("queued_at"), jobs=Count("pk"))
@@ -119,7 +129,7 @@ class Reader:
     def _look(self, now: datetime) -> matching.Queue:
         last = self._last  # perhaps another thread has just renewed it
         if last is not None and timedelta() <= now - self._whole_at < last.jobs * self._job_lasts:
-            last.add(waiting_lines(last.read_at - CLOCKS_DIFFER), now)
+            last.add(waiting_lines(now, last.read_at - CLOCKS_DIFFER), now)
             return last
         self._last, self._whole_at = read(now), now
         return self._last
@@ -135,7 +145,7 @@ def queue(now: datetime) -> matching.Queue:
 
 def read(now: datetime) -> matching.Queue:
     """Return the queue. Two queries, whatever its length."""
-    return matching.Queue(waiting_lines(), seconds_used(now), now)
+    return matching.Queue(waiting_lines(now), seconds_used(now), now)
 
 
 # --- from a line to a job --------------------------------------------------------------------------------------------
@@ -145,18 +155,28 @@ def first_of(line: matching.Line, node: Node, now: datetime) -> Job | None:
     """Return the job of this line that has waited longest, that nobody else is just taking, and that this node has not
     given its hours already. Bring a transaction."""
     alike = {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
-    queued = Job.objects.filter(state=Job.State.QUEUED, **alike)
-    waiting = queued.select_related("release", "entry").order_by("queued_at", "pk")
-    if node.max_hours is not None:
-        waiting = waiting.filter(~Exists(hours_given(node, now)))
+    if node.max_hours is None:
+        return FIRST.first(**alike)
+    half = timedelta(hours=node.max_hours) / 2
+    return FIRST_FOR_HOURS.first(**alike, node=node.pk, since=now - HANDED_ON, half=half)
+
+
+def firsts() -> QuerySet[Job]:
+    """Return the first job of a line whose FIELDS are told later."""
+    alike = {name: Later(name, Job._meta.get_field(name)) for name in FIELDS}
+    waiting = Job.objects.filter(state=Job.State.QUEUED, **alike).select_related("release", "entry")
     if connection.features.has_select_for_update_skip_locked:
         waiting = waiting.select_for_update(skip_locked=True, of=("self",))
-    return waiting.first()
+    return waiting.order_by("queued_at", "pk")
 
 
-def hours_given(node: Node, now: datetime) -> QuerySet[Lease]:
-    """Return the node's leases of the outer job that lately took more than half of what its owner lends to one run."""
-    assert node.max_hours is not None, "ask only where there is an end"
+def hours_given() -> QuerySet[Lease]:
+    """Return a node's leases of the outer job that lately took more than half of what its owner lends to one run."""
     lasted = ExpressionWrapper(F("ended_at") - F("started_at"), output_field=DurationField())
-    ended = Lease.objects.filter(job=OuterRef("pk"), node=node, ended_at__gt=now - HANDED_ON)
-    return ended.alias(lasted=lasted).filter(lasted__gt=timedelta(hours=node.max_hours) / 2)
+    node, since = Later("node", BigIntegerField()), Later("since", DateTimeField())
+    ended = Lease.objects.filter(job=OuterRef("pk"), node=node, ended_at__gt=since)
+    return ended.alias(lasted=lasted).filter(lasted__gt=Later("half", DurationField()))
+
+
+FIRST = Prepared(lambda: firsts()[:1])
+FIRST_FOR_HOURS = Prepared(lambda: firsts().filter(~Exists(hours_given()))[:1])

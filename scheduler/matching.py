@@ -55,6 +55,8 @@ class Seeker:
     gpu_memory_bytes: int = 0
     """Of the smallest of them."""
     memory_bytes: int = 0
+    kinds: frozenset[str] | None = None
+    """Of job that its agent knows; None: any."""
     serves: str = "everyone"
     """`Node.Serves`: everyone, core, or the track `serves_track` alone."""
     serves_track: str = ""
@@ -89,6 +91,7 @@ class Line:
     """To the first checkpoint and between two; 0: it leaves none, and has to be done in one go."""
     excluded_nodes: tuple[int, ...] = ()
     excluded_owners: tuple[int, ...] = ()
+    kind: str = "train"
     waiting_since: datetime
     """When the first of the line was queued."""
     jobs: int = 1
@@ -105,7 +108,7 @@ class Line:
         return (
             *(self.needs_labels, self.needs_trusted, self.needs_sandbox, self.needs_disk_bytes, self.needs_gpus),
             *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.stretch),
-            *(self.excluded_nodes, self.excluded_owners),
+            *(self.excluded_nodes, self.excluded_owners, self.kind),
         )
 
 
@@ -261,6 +264,8 @@ def length(seconds: float) -> int:
 
 def obstacle(line: Line, node: Seeker) -> str | None:
     """Return why this node may not serve the line, as the rest of a sentence ("waits for a node ..."), or None."""
+    if node.kinds is not None and line.kind not in node.kinds:
+        return "whose agent is up to date"
     if line.needs_trusted and not node.trusted:
         return "that is trusted to score"
     if line.needs_sandbox and not node.sandboxed:

@@ -220,4 +220,6 @@ def no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
 def unacceptable(request: HttpRequest, error: ValidationError) -> HttpResponse:
     first = error.errors[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "path", "message"))
+    if first["type"] == "extra_forbidden":
+        return refuse(request, 422, f"The message says {where}, which this site does not know: is the agent newer?")
     return refuse(request, 422, f"The message cannot be right at {where or 'its root'}: {first['msg']}.")

@@ -34,6 +34,7 @@ def seeker(
         gpus=gpus,
         gpu_memory_bytes=least,
         memory_bytes=int(facts.get("memory_bytes") or 0) // lanes,
+        kinds=None if facts.get("kinds") is None else frozenset(facts["kinds"]),
         serves=node.serves,
         serves_track=node.serves_track,
         seconds_left=seconds_left(node, now, lent),

@@ -1,7 +1,16 @@
 """What the server, the agent and the processes it starts say to each other. Versioned, frozen, checked on both sides.
 
-Changing a message: adding an optional field keeps `VERSION`; anything else raises it, and a node with another
-version is told to update (`Register.version`).
+Agents are older than their site, or as old, never newer. So that a site can move on before its nodes do:
+
+- What nodes send is read strictly: a field that the site does not know is refused.
+- The site's answers may hold fields that an older agent does not know: it passes over them (`heard`).
+- A signed spec is read strictly, from the very bytes that were signed: nobody carries out a part of an order. What is
+  None is not written (`encode`), so a new field that is None by default reaches an older agent only in a job that needs
+  it; that agent hands the job back, asks to be updated, and has run nothing.
+- A new kind of order goes to agents that know it (`Hardware.kinds`).
+
+So a new optional field (None) and a new kind keep `VERSION`. Anything else raises it, and a node of another version is
+told to update (`Register.version`, `Poll.version`).
 """
 
 from __future__ import annotations
@@ -204,6 +213,8 @@ class Hardware(Message):
     """As its own transfers to and from the site went lately, the slower direction; None until there was a large one."""
     found_labels: tuple[Annotated[str, Field(max_length=40)], ...] = Field(default=(), max_length=64)
     """What follows from all that: `2x3090`, `2x24gb`, `500gb`."""
+    kinds: tuple[Annotated[str, Field(max_length=40)], ...] | None = Field(default=None, max_length=64)
+    """Kinds of order that its agent can carry out; None: it does not say, and gets any."""
 
     def gpus_of(self, lane: int, lanes: int) -> tuple[Gpu, ...]:
         """Return the GPUs of one of the node's lanes."""
@@ -377,6 +388,17 @@ class Refusal(Message):
     """A sentence: what happened, what is safe, what to do."""
 
 
+Heard = TypeVar("Heard", bound=Message)
+
+
 def encode(message: Message) -> str:
-    """Canonical JSON: what is signed and hashed."""
-    return message.model_dump_json()
+    """Canonical JSON: what is signed and hashed. Optional fields that are None are left out."""
+    return message.model_dump_json(exclude_none=True)
+
+
+def heard(kind: type[Heard], content: str | bytes) -> Heard:
+    """Read an answer of the site's, which may be newer than we are: what we do not know, at any depth, is passed over.
+
+    Raises pydantic's ValidationError. Never for a signed spec.
+    """
+    return kind.model_validate_json(content, extra="ignore")

@@ -59,6 +59,7 @@ queues = st.lists(
         checkpoint_seconds=st.sampled_from([0.0, 60.0, 900.0]),
         excluded_nodes=ids.map(tuple),
         excluded_owners=ids.map(tuple),
+        kind=st.sampled_from(["train", "score"]),
         waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
     ),
     max_size=12,
@@ -72,6 +73,7 @@ nodes = st.builds(
     gpus=st.integers(0, 2),
     gpu_memory_bytes=st.sampled_from([0, 25 * 10**9, 85 * 10**9]),
     memory_bytes=st.sampled_from([0, 10**11]),
+    kinds=st.sampled_from([None, frozenset({"train"}), frozenset({"train", "score"})]),
     serves=st.sampled_from(["everyone", "core", "track"]),
     serves_track=tracks,
     seconds_left=st.none() | st.floats(0, 1e5),
@@ -105,6 +107,7 @@ def may(line: Line, node: Seeker) -> bool:
         and line.needs_memory_bytes <= node.memory_bytes
         and node.node not in line.excluded_nodes
         and node.owner not in line.excluded_owners
+        and (node.kinds is None or line.kind in node.kinds)
         and {"everyone": True, "core": line.from_core, "track": line.track == node.serves_track}[node.serves]
         and worked + matching.LEEWAY_SECONDS <= left
     )

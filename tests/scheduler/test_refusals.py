@@ -143,3 +143,17 @@ def test_a_node_that_was_removed_is_unknown(agent: Agent) -> None:
     Node.objects.all().delete()
     assert agent.poll().status_code == 401
     assert agent.poll(hardware=HARDWARE).status_code == 401
+
+
+def test_what_a_newer_agent_says_beyond_our_words_is_refused_with_a_sentence(agent: Agent) -> None:
+    words = json.loads(wire.encode(wire.Poll(hardware=HARDWARE))) | {"mood": "good"}
+    answer = agent.call("/poll", json.dumps(words))
+    assert answer.status_code == 422
+    assert sentence(answer) == "The message says mood, which this site does not know: is the agent newer?"
+
+
+def test_a_kind_of_job_that_an_older_agent_does_not_know_waits_for_another(agent: Agent) -> None:
+    make_job(kind="train")
+    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).lease is None
+    assert "up to date" in agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).reason
+    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score", "train")})).lease is not None

@@ -23,6 +23,7 @@ from trainer.agent.gpus import reader
 from trainer.agent.hardware import detect, processors
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
+from trainer.agent.kinds import KINDS
 from trainer.agent.lanes import split
 from trainer.agent.place import Place
 from trainer.agent.poll import PollLoop
@@ -91,7 +92,8 @@ class Agent:
         return self._wanted != self._lanes
 
     def hardware(self) -> wire.Hardware:
-        return detect(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
+        found = detect(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
+        return found.model_copy(update={"kinds": tuple(KINDS)})
 
     def patiently(self, attempt: Callable[[], Answer]) -> Answer:
         """Try without end, telling the sponsor once; raise `GaveUp` when the sponsor stops us."""

@@ -21,7 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from trainer.agent.network import Speed
-from trainer.wire import Acknowledged, FileRef, Message, Refusal
+from trainer.wire import Acknowledged, FileRef, Message, Refusal, heard
 
 PREFIX = "/api/node/v1"
 SECONDS = 15.0
@@ -172,7 +172,7 @@ def binary(size: int) -> dict[str, str]:
 def understood(answer: httpx.Response, reply: type[Reply]) -> Reply:
     """Raise `Unreachable` for what is no such message: it is a proxy's."""
     try:
-        return reply.model_validate_json(answer.content)
+        return heard(reply, answer.content)
     except ValidationError as error:
         raise Unreachable("The server's answer could not be understood.") from error
 
@@ -193,7 +193,7 @@ def check(answer: httpx.Response) -> None:
             status, f"The server sends us elsewhere: start with --server {answer.headers.get('Location', '')}."
         )
     try:
-        detail = Refusal.model_validate_json(answer.content).detail
+        detail = heard(Refusal, answer.content).detail
     except ValidationError:
         detail = f"The server refused with {status} and no reason."
     raise Refused(status, detail)
