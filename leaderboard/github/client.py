@@ -25,7 +25,9 @@ Status = Literal["queued", "in_progress", "completed"]
 Conclusion = Literal["success", "failure", "neutral", "cancelled", "timed_out", "action_required", "skipped"]
 
 MINIMISE = """
-mutation($id: ID!) { minimizeComment(input: {subjectId: $id, classifier: OUTDATED}) { minimizedComment { isMinimized } } }
+mutation($id: ID!) {
+  minimizeComment(input: {subjectId: $id, classifier: OUTDATED}) { minimizedComment { isMinimized } }
+}
 """
 OURS_SECONDS = 3600
 COMMIT_STATES = {"success": "success", "neutral": "success", "skipped": "success", "cancelled": "error"}
@@ -100,7 +102,9 @@ class Client:
         """
         assert (status == "completed") == (conclusion is not None)
         if not self.connection.credentials.is_app:
-            return self.commit_status(sha, name, COMMIT_STATES.get(conclusion or "", "failure") if conclusion else "pending", title, url)
+            return self.commit_status(
+                sha, name, COMMIT_STATES.get(conclusion or "", "failure") if conclusion else "pending", title, url
+            )
         body: dict[str, Any] = {"name": name, "status": status, "external_id": external_id}
         body["output"] = {"title": title[:255], "summary": (summary or title)[:SUMMARY_LENGTH]}
         body |= {"conclusion": conclusion} if conclusion else {}
@@ -113,7 +117,9 @@ class Client:
     def find_check(self, sha: str, name: str, external_id: str = "") -> int | None:
         """Return the id of the App's own check of that name, the newest one."""
         address = f"{self.at}/commits/{sha}/check-runs"
-        asked = {"check_name": name, "filter": "all"} | ({"app_id": settings.GITHUB_APP_ID} if settings.GITHUB_APP_ID.isdecimal() else {})
+        asked = {"check_name": name, "filter": "all"} | (
+            {"app_id": settings.GITHUB_APP_ID} if settings.GITHUB_APP_ID.isdecimal() else {}
+        )
         rows = self.connection.pages(address, "check_runs", **asked)
         return max((row["id"] for row in rows if (row.get("external_id") or "") == external_id), default=None)
 
@@ -148,13 +154,17 @@ class Client:
         name = f"ours-{self.connection.credentials.identity}"
         login: str | None = caches["github"].get(name)
         if login is None:
-            login = f"{app().get('/app')['slug']}[bot]" if self.connection.credentials.is_app else self.connection.get("/user")["login"]
+            login = (
+                f"{app().get('/app')['slug']}[bot]"
+                if self.connection.credentials.is_app
+                else self.connection.get("/user")["login"]
+            )
             caches["github"].set(name, login, OURS_SECONDS)
         return login
 
 
 def for_repository(repository: str) -> Client:
-    """Return a client for `owner/name`. Raises NotConnected, a sentence for the operator, where the site has no access."""
+    """Return a client for `owner/name`. Raises NotConnected, with a sentence, where the site has no access."""
     if app_token() is not None:
         return Client(repository, Connection(InstallationToken(app(), installation(repository).number)))
     if settings.GITHUB_TOKEN:

@@ -1,7 +1,7 @@
 """GitHub's REST and GraphQL interfaces over HTTP: tokens, pages, ETags, limits, and a sentence for each refusal.
 
-Why httpx and no client library: githubkit 0.16 does not import with the hishel 2.0 that it asks for, and brings 56 MB of
-schemas for the dozen calls that we make; PyGithub sleeps in the call where an effect is to be put off, and keeps no ETags.
+Why httpx and no client library: githubkit 0.16.1 does not import with hishel 2.0, the newest that it allows, and brings
+56 MB of schemas for the dozen calls that we make; PyGithub sleeps in the call where an effect is to be put off.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class Connection:
             caches["github"].set(name, (etag, answer), KEPT_SECONDS)
         return answer
 
-    def ask(self, method: str, address: str, *, headers: Mapping[str, str] | None = None, json: Any = None) -> httpx.Response:
+    def ask(
+        self, method: str, address: str, *, headers: Mapping[str, str] | None = None, json: Any = None
+    ) -> httpx.Response:
         """Ask once, and once more with another token where GitHub no longer takes ours."""
         self.heed_pause()
         response = self.exchange(method, address, headers or {}, json)

@@ -1,4 +1,4 @@
-"""What GitHub told the site: kept as it came, then worked through in the order of its arrival, pull request by pull request.
+"""What GitHub told the site: kept as it came, then worked through in its order, pull request by pull request.
 
 `keep` is all that happens while GitHub waits for its answer: one row, no broker. The schedule reads the rows
 (`catch_up`). A handler may run twice, where a process died over it: what it does is conditional UPDATEs and effects.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.models import F
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -119,9 +119,7 @@ def claim(about: str) -> Delivery | None:
     first = new.filter(not_before__lte=now).order_by("pk").first()
     if first is None or new.filter(claimed_until__gte=now).exists():
         return None
-    mine = Delivery.objects.filter(pk=first.pk, state=Delivery.State.NEW, claimed_until=first.claimed_until)
-    # A NULL equals nothing in SQL: Django writes IS NULL for the comparison with None.
-    if not mine.update(claimed_until=now + CLAIM, attempts=F("attempts") + 1):
+    if not mine(first).update(claimed_until=now + CLAIM, attempts=F("attempts") + 1):
         return None
     first.refresh_from_db()
     return first
@@ -151,7 +149,8 @@ def handler(event: str) -> Handler:
     return import_string(EVENTS[event])  # type: ignore[no-any-return]
 
 
-def mine(delivery: Delivery) -> Any:
+def mine(delivery: Delivery) -> models.QuerySet[Delivery]:
+    """Return the row, if nobody else has claimed it since it was read."""
     return Delivery.objects.filter(pk=delivery.pk, state=Delivery.State.NEW, claimed_until=delivery.claimed_until)
 
 

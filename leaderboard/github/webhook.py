@@ -66,7 +66,9 @@ def signed_body(request: HttpRequest) -> bytes:
     said = request.headers.get("X-Hub-Signature-256", "").encode("utf-8", "replace")
     right = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}".encode()
     if not hmac.compare_digest(said, right):
-        raise Refusal(401, "The signature is not right: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same.")
+        raise Refusal(
+            401, "The signature is not right: the webhook's secret and GITHUB_WEBHOOK_SECRET must be the same."
+        )
     return body
 
 

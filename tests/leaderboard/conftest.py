@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import github_server
 import pytest
 from django.contrib.auth.models import User
+from django.core.cache import caches
 from django.utils import timezone
+from github_server import GitHub
 
 from leaderboard import intake
 from leaderboard.models import Entry, Run, Season, Track
@@ -94,6 +98,19 @@ def site(main: Repository, tmp_path: Path, settings: Any) -> Any:
         },
     }
     return settings
+
+
+@pytest.fixture
+def github(settings: Any, db: None) -> Iterator[GitHub]:
+    """A GitHub on a socket; the site is its App, installed for `trains`, and knows the repository `trains/daily`."""
+    caches["github"].clear()
+    with github_server.running() as server:
+        server.repository("trains/daily")
+        settings.GITHUB_API_URL = server.url
+        settings.GITHUB_REPOSITORY = "trains/daily"
+        settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY = github_server.APP, github_server.private_key()
+        settings.GITHUB_WEBHOOK_SECRET = server.hook["secret"] = "between us"
+        yield server
 
 
 @pytest.fixture
