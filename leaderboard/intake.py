@@ -15,7 +15,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from leaderboard import repositories, roles, runs
-from leaderboard.models import Entry, Run, Track
+from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
 from scheduler.models import Event
@@ -170,6 +170,7 @@ def enter(
     config: Mapping[str, Any] | None = None,
     kind: Entry.Kind | None = None,
     requested_by: AbstractBaseUser | None = None,
+    pull_request: PullRequest | None = None,
     actor: str = SITE,
 ) -> Entry:
     """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
@@ -197,6 +198,7 @@ def enter(
         url=url,
         config=dict(config or {}),
         requested_by=requested_by,
+        pull_request=pull_request,
     )
 
 
@@ -273,7 +275,8 @@ def approve(
             Event.record(actor, entry, said)
             if impact is not None:
                 set_impact(entry, impact, actor)
-            if not entry.runs.exists() and entry.kind != Entry.Kind.MAIN:
+            # One that was withdrawn and is asked for again begins anew: what was cancelled stays so.
+            if not entry.runs.exclude(state=Run.State.CANCELLED).exists() and entry.kind != Entry.Kind.MAIN:
                 runs.first_run(entry, budget=budget, actor=actor)
         for run in entry.runs.filter(state=Run.State.WAITING):
             runs.queue(run, actor=actor, release=release)
@@ -323,6 +326,32 @@ def reject(entry: Entry, reason: str, user: AbstractBaseUser | None, *, actor: s
 def withdraw(entry: Entry, reason: str = "Withdrawn by its author.", actor: str = SITE) -> None:
     """Take the entry back; whatever of it waits or runs is cancelled."""
     close(entry, Entry.State.WITHDRAWN, reason, actor, [Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED])
+
+
+def reopen(entry: Entry, reason: str, actor: str = SITE) -> bool:
+    """Let a withdrawn entry wait for approval again; return whether this call did."""
+    with transaction.atomic():
+        opened = Entry.objects.filter(pk=entry.pk, state=Entry.State.WITHDRAWN).update(
+            state=Entry.State.PROPOSED, reason="", approved_by=None, approved_at=None
+        )
+        if opened:
+            Event.record(actor, entry, f"Entry proposed again: {reason}")
+    entry.refresh_from_db()
+    return opened == 1
+
+
+def reword(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
+    """Bring what an entry says of itself up to date while nobody has decided about it. Return whether what it
+    trains with has changed. Once it is approved it stays as it was when the maintainer looked."""
+    checked_config(config)
+    fields = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis, "config": dict(config)}
+    other_config = entry.config != fields["config"]
+    if all(getattr(entry, name) == value for name, value in fields.items()):
+        return False
+    undecided = Entry.objects.filter(pk=entry.pk, state__in=[Entry.State.PROPOSED, Entry.State.SMOKE])
+    reworded = undecided.update(**fields)
+    entry.refresh_from_db()
+    return bool(reworded) and other_config
 
 
 def close(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[Entry.State]) -> None:

@@ -46,6 +46,10 @@ class RepositoryError(ValueError):
     """The repository cannot be read as asked; the message is one sentence for whoever asked."""
 
 
+class Unreachable(RepositoryError):
+    """It could not be fetched. That may be over in a while."""
+
+
 def checked_address(address: str) -> str:
     """Return the address in the form that git gets; raise RepositoryError for what we do not read.
 
@@ -172,7 +176,8 @@ class Mirror:
             with self.locked():
                 self.git("fetch", *QUIET, "--", self.url, sha)
         except RepositoryError:
-            raise RepositoryError(f"{self.address} has no commit {sha}.") from None
+            # GitHub tells of a push before every machine of its own has it.
+            raise Unreachable(f"{self.address} has no commit {sha}.") from None
         if self.commit(sha) is None:
             raise RepositoryError(f"{sha} in {self.address} is not a commit.")
 
@@ -247,9 +252,11 @@ class Mirror:
         try:
             done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, env=environment())
         except subprocess.TimeoutExpired:
-            raise RepositoryError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
+            raise Unreachable(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
         if done.returncode != 0:
-            raise RepositoryError(f"{self.address} cannot be read: {last_line(done.stderr)}")
+            raise (Unreachable if fetches else RepositoryError)(
+                f"{self.address} cannot be read: {last_line(done.stderr)}"
+            )
         return done.stdout
 
 

@@ -61,7 +61,7 @@ class NotUnderstood(ValueError):
 
 
 def read(text: str) -> list[Said | Misread]:
-    """Return what a comment asks, in its order. Lines of quotations and of code ask nothing, nor do others' commands."""
+    """Return what a comment asks, in its order. Quotations and code ask nothing, nor do other programs' commands."""
     found = [one for line in spoken(text) if (one := read_line(line))]
     return found[:MOST]
 
