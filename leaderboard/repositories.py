@@ -34,6 +34,8 @@ READ_SECONDS = 20.0
 FETCH_BLOCKS = 4 * 2**20
 """Largest file a fetch may write, in the shell's blocks of 512 bytes: 2 GiB."""
 DIFF_LENGTH = 400_000
+SOURCE_BYTES = 8 * 2**20
+"""Largest file that is read for a page."""
 LISTED_FILES = 300
 """So many changed files are kept for the page; an entry that changes more is no reading matter anyway."""
 
@@ -206,6 +208,16 @@ class Mirror:
         """Return what changed, for a person to read, cut after `DIFF_LENGTH` characters."""
         text = self.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", base, sha, "--")
         return text.decode(errors="replace")[:DIFF_LENGTH]
+
+    def source(self, sha: str, path: str) -> bytes:
+        """Return a file of a commit; nothing where there is none of this name, or one over `SOURCE_BYTES`."""
+        name = f"{sha}:{path}"
+        try:
+            if int(self.git("cat-file", "-s", name)) <= SOURCE_BYTES:
+                return self.git("cat-file", "blob", name)
+        except RepositoryError:
+            pass
+        return b""
 
     def model_files(self, sha: str) -> list[TreeFile]:
         """Return the commit's files under `trainer/models/`; raise RepositoryError for what no entry may bring."""
