@@ -16,6 +16,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Carry out effects": ("leaderboard.tasks.carry_out_due", 10),
     "Read what GitHub told": ("leaderboard.tasks.read_deliveries", 3),
     "Forget what GitHub told": ("leaderboard.tasks.forget_deliveries", 3600),
+    "Keep the tracks' hours": ("leaderboard.tasks.keep_hours", 15),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }
@@ -23,6 +24,8 @@ EVERY: dict[str, tuple[str, int]] = {
 AT: dict[str, tuple[str, dict[str, Any]]] = {
     # name: task, crontab (UTC)
     "Tonight's train": ("leaderboard.tasks.nightly", {"hour": "20", "minute": "0"}),
+    "The monthly train": ("leaderboard.tasks.monthly", {"hour": "21", "minute": "0", "day_of_month": "1"}),
+    "The morning post": ("leaderboard.tasks.morning_post", {"hour": "8", "minute": "0"}),
 }
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Listener = Callable[[Sequence[Event]], None]
 """Gets Events in the order of their ids, inside a transaction: it writes rows and sends nothing."""
 
-LISTENERS: tuple[str, ...] = ()
+LISTENERS: tuple[str, ...] = ("leaderboard.commit_status.heard",)
 """Dotted paths of `Listener`s, in the order in which they are told."""
 AT_ONCE = 200
 

@@ -125,7 +125,9 @@ def choose(
     confirming = Counter(run.entry for run in judged if is_confirmation(run) and run.entry != baseline)
     counted, left_out = [], []
     for run in judged:
-        if run.trust in NOT_RELIED_ON:
+        if run.purpose == Run.Purpose.MONTHLY:
+            left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
+        elif run.trust in NOT_RELIED_ON:
             left_out.append((run, NOT_RELIED_ON[Run.Trust(run.trust)]))
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):
             left_out.append((run, "Its entry is judged by its confirmation runs alone."))

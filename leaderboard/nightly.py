@@ -1,4 +1,8 @@
-"""Tonight's train: `main` if it has moved, else a seed of the baseline; never two on one track."""
+"""Tonight's train: `main` if it has moved, else a seed of the baseline; never two on one track.
+
+While an earlier night's run still holds the track, nothing new departs. Where no node that fits is online, the run
+waits in the queue and says so. Where `main` is broken, the baseline goes instead, and main's commit is told.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ from datetime import UTC, date, datetime
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
-from leaderboard import intake, ladder, runs
+from leaderboard import commit_status, intake, ladder, repositories, runs
 from leaderboard.intake import IntakeError, Reading
 from leaderboard.models import Entry, Night, Run, Track
-from scheduler import storage
+from leaderboard.repositories import RepositoryError
+from scheduler import outlook, storage
 from scheduler.models import Blob, Event
 
 logger = logging.getLogger(__name__)
@@ -28,6 +34,8 @@ class Head:
     reading: Reading | None
     problem: str
     """Why it cannot be trained; empty when it can."""
+    sha: str = ""
+    """Of a broken `main`; empty where it could not even be fetched."""
 
 
 def tonight(now: datetime) -> list[Night]:
@@ -47,7 +55,17 @@ def look() -> Head:
         return Head(intake.read(settings.MAIN_REPOSITORY, settings.MAIN_BRANCH), "")
     except IntakeError as error:
         logger.warning("main cannot be trained tonight: %s", error)
-        return Head(None, str(error))
+        return Head(None, str(error), broken_head())
+
+
+def broken_head() -> str:
+    """Return the newest commit of a `main` that cannot be read; empty where it cannot be fetched either."""
+    try:
+        source = repositories.mirror(settings.MAIN_REPOSITORY)
+        source.fetch()
+        return source.resolve(settings.MAIN_BRANCH)
+    except RepositoryError:
+        return ""
 
 
 def depart(track: Track, day: date, head: Head) -> Night | None:
@@ -58,17 +76,21 @@ def depart(track: Track, day: date, head: Head) -> Night | None:
         try:
             entry = main_entry(track, day, head.reading)
         except IntakeError as error:
-            head = Head(None, str(error))
+            head = Head(None, str(error), head.reading.sha)
     release = storage.release()
     try:
         with transaction.atomic():
-            night = Night.objects.create(date=day, track=track, sha=head.reading.sha if head.reading else "")
+            night = Night.objects.create(date=day, track=track, sha=head.reading.sha if head.reading else head.sha)
             if occupied:
                 stand_aside(night, occupied)
             elif entry:
                 train_main(night, entry, release)
             else:
                 train_baseline(night, head, release)
+            if not occupied:
+                night.problem = head.problem[:300]
+                commit_status.tell(night.sha)
+                night.sentence = f"{night.sentence}{no_platform(night.run)}"
             night.sentence = night.sentence[:500]
             night.save()
             Event.record(runs.SITE, track, f"Night of {day}: {night.sentence}")
@@ -77,6 +99,14 @@ def depart(track: Track, day: date, head: Head) -> Night | None:
         if Night.objects.filter(date=day, track=track).exists():
             return None
         raise
+
+
+def no_platform(run: Run | None) -> str:
+    """Return, where no node that is online could take the run, a sentence that says so."""
+    if run is None or run.job is None or run.state != Run.State.QUEUED:
+        return ""
+    prospect = outlook.of(run.job, timezone.now())
+    return "" if prospect.begins_at else f" {prospect.reason}"
 
 
 def unfinished(track: Track) -> Run | None:

@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import roles, trust
+from leaderboard import hours, roles, trust
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import jobs, matching, storage
 from scheduler.models import Blob, Event, Job
@@ -108,8 +108,9 @@ def train_job(run: Run, release: Blob) -> dict[str, Any]:
         "author": run.entry.author,
         "needs_sandbox": needs_sandbox(run),
         "checkpoint_seconds": checkpoint_seconds(run),
-        "preemptible": run.track.kind == Track.Kind.PLAYGROUND,
+        "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
         **needs(run, limits),
+        **hours.of(run),
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
@@ -185,6 +186,8 @@ def priority(run: Run) -> Job.Priority:
         return Job.Priority.CONFIRMATION
     if run.purpose == Run.Purpose.LADDER:
         return Job.Priority.LADDER
+    if run.purpose == Run.Purpose.MONTHLY:
+        return Job.Priority.MAINTAINER  # it takes days: nights and confirmations go before it, until age lifts it
     asked_by = run.entry.requested_by
     if run.track.kind == Track.Kind.PLAYGROUND:
         return Job.Priority.COMMUNITY  # whoever plays
@@ -276,7 +279,8 @@ def retry(run: Run, *, actor: str) -> None:
 
 def rerun(run: Run, *, actor: str) -> Run:
     """Return a new, queued run of the same entry on the same track, of the same budget, with a seed of its own."""
-    purpose = Run.Purpose.LADDER if run.purpose == Run.Purpose.LADDER else Run.Purpose.ENTRY
+    kept = (Run.Purpose.LADDER, Run.Purpose.MONTHLY)
+    purpose = Run.Purpose(run.purpose) if run.purpose in kept else Run.Purpose.ENTRY
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
     queue(again, actor=actor)
     return again

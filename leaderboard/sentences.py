@@ -175,7 +175,9 @@ def capital(text: str) -> str:
 
 
 def part_played(run: Run) -> str:
-    """baseline, 1/4 of the budget, seed 2: what a run of the ladder is; empty for other runs."""
+    """baseline, 1/4 of the budget, seed 2: what a run of the ladder is; monthly train; empty for other runs."""
+    if run.purpose == Run.Purpose.MONTHLY:
+        return f"monthly train, {share(run.part)}"
     if run.purpose != Run.Purpose.LADDER:
         return ""
     return f"baseline, {share(run.part)}, seed {run.seed}"

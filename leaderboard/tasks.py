@@ -6,7 +6,8 @@ from celery import shared_task
 from django.utils import timezone
 
 from leaderboard import confirmations as confirming
-from leaderboard import announcing, effects, ladder, results
+from leaderboard import announcing, effects, hours, ladder, results
+from leaderboard import monthly as months
 from leaderboard import nightly as nights
 from leaderboard.github import deliveries
 
@@ -15,6 +16,18 @@ from leaderboard.github import deliveries
 def nightly() -> None:
     """Tonight's train."""
     nights.tonight(timezone.now())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def monthly() -> None:
+    """The month's best entries, with seven times the budget."""
+    months.depart_all(timezone.now())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def keep_hours() -> None:
+    """Move jobs on to the next hours of their tracks."""
+    hours.keep()
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -107,6 +107,8 @@ class Outlook:
         """Return what can be said of a job. No query."""
         if found := self.prospects.get(job.pk):
             return found
+        if out_of_hours(job, self.now):
+            return Prospect(None, waits_for_hours(job, self.now), job.not_before)
         if job.state == Job.State.QUEUED:
             return self._prospect(None, lines.line_of(job), None, None)
         return Prospect(None, job.reason)
@@ -170,10 +172,19 @@ def clock(at: datetime, now: datetime) -> str:
     return f"{at.astimezone(UTC):{pattern}} UTC"
 
 
+def out_of_hours(job: Job, now: datetime) -> bool:
+    return job.state == Job.State.QUEUED and job.not_before is not None and job.not_before > now
+
+
+def waits_for_hours(job: Job, now: datetime) -> str:
+    assert job.not_before is not None, "only a job with hours waits for them"
+    return f"It starts in the hours of its track only. They begin at {clock(job.not_before, now)}."
+
+
 def in_order(now: datetime) -> list[tuple[Job, Line]]:
     """Return the jobs that wait, each as a line of its own, in the order in which they will be taken. Two queries."""
-    waiting = Job.objects.filter(state=Job.State.QUEUED).order_by(*(Job._meta.ordering or ()))[:HORIZON]
-    each = [(job, lines.line_of(job)) for job in waiting]
+    waiting = Job.objects.filter(lines.in_its_hours(now), state=Job.State.QUEUED)
+    each = [(job, lines.line_of(job)) for job in waiting.order_by(*(Job._meta.ordering or ()))[:HORIZON]]
     each.sort(key=lambda pair: (pair[1].author, matching.rank(pair[1], 0.0, now), pair[0].pk))
     used = lines.seconds_used(now)
     ranked = []

@@ -267,7 +267,7 @@ def check_all_is_as_wished() -> None:
     for node in idle:
         assert leases.claim(node) is None or connection.vendor == "postgresql", "skipped while another was taking it"
     for node in Node.objects.exclude(leases__state=Lease.State.ACTIVE):
-        for line in lines.waiting_lines():
+        for line in lines.waiting_lines(now):
             assert matching.obstacle(line, seekers.seeker(node, now)) is not None
 
 
@@ -279,7 +279,7 @@ def test_a_claim_is_what_matching_says(db: None, pool: list[dict[str, Any]], que
     with transaction.atomic():
         for node in build(pool, queue):
             now = timezone.now()
-            best = matching.order(lines.waiting_lines(), seekers.seeker(node, now), lines.seconds_used(now), now)
+            best = matching.order(lines.waiting_lines(now), seekers.seeker(node, now), lines.seconds_used(now), now)
             granted = leases.claim(node)
             assert (granted is None) == (not best)
             if granted:
