@@ -42,6 +42,8 @@ class Base:
     tokens: int
     """Tokens seen up to here, those of the checkpoints that it started from itself included."""
     tokenizer: Path | None
+    tokenizer_sha256: str | None
+    """None: it came without, and nobody says."""
     outside: bool
     """Whether litgpt wrote it."""
 
@@ -60,9 +62,9 @@ class Base:
 
     def speaks(self, tokenizer: Tokenizer) -> bool:
         """Is this its tokenizer? One that came without is taken to speak any that it has room for."""
-        if self.tokenizer is None:
+        if self.tokenizer_sha256 is None:
             return tokenizer.vocabulary_size <= self.model["vocabulary_size"]
-        return Tokenizer.load(self.tokenizer).sha256 == tokenizer.sha256
+        return self.tokenizer_sha256 == tokenizer.sha256
 
 
 def find(folder: Path) -> Base:
@@ -83,6 +85,7 @@ def ours(run_folder: Path, folder: Path) -> Base:
     run, state = checkpoint.read_run(run_folder), checkpoint.verified(folder, ("state.json",))
     before = (run.get("from") or {}).get("tokens", 0)
     tokenizer = run_folder / "tokenizer.json"
+    told = (run.get("dataset") or {}).get("tokenizer_sha256")
     return Base(
         folder=folder,
         name=f"{run_folder.resolve().name}/{folder.name}",
@@ -91,6 +94,7 @@ def ours(run_folder: Path, folder: Path) -> Base:
         step=state["step"],
         tokens=before + state.get("spent", {}).get("tokens", 0),
         tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer_sha256=Tokenizer.load(tokenizer).sha256 if tokenizer.is_file() else told,
         outside=False,
     )
 
@@ -110,6 +114,7 @@ def outside(folder: Path) -> Base:
         step=0,
         tokens=0,
         tokenizer=tokenizer,
+        tokenizer_sha256=Tokenizer.load(tokenizer).sha256,
         outside=True,
     )
 
@@ -141,7 +146,8 @@ def vocabulary_size(base: Base | None, dataset: Dataset, given: bool) -> int:
     if given:
         raise ConfigError(
             f"--dataset {dataset.folder} was prepared with another tokenizer than {base.name} was trained with: "
-            f"prepare it with --tokenizer {base.tokenizer}, or give --corpus instead"
+            f"prepare it with {f'--tokenizer {base.tokenizer}' if base.tokenizer else 'that one'}, "
+            "or give --corpus instead"
         )
     return own
 

@@ -53,6 +53,16 @@ class Checkpoint(Message):
     files: tuple[FileRef, ...]
 
 
+class Base(Message):
+    """Weights that a run starts from: what another run ended with."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
+    """What `run.json` calls it, under `from`."""
+    run: FileRef
+    """Its `run.json`."""
+    checkpoint: Checkpoint
+
+
 class DatasetPin(Message):
     """A dataset by name and by hash. A node whose copy has another hash refuses the job."""
 
@@ -112,6 +122,8 @@ class TrainOrder(Message):
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
     resume: Checkpoint | None = None
     probe: Probe | None = None
+    base: Base | None = None
+    """What it starts from; None: from scratch. No configuration says so: its `from` is not read on a node."""
 
 
 class ScoreOrder(Message):
@@ -135,6 +147,8 @@ class ReplayOrder(Message):
     """As in the `TrainOrder` of that run."""
     start: Checkpoint | None = None
     """Where the stretch begins; None: with the first weights."""
+    base: Base | None = None
+    """As in that order."""
     claimed: Checkpoint
     """Where it ended, as its node said. The entry's code never sees it."""
 

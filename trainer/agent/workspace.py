@@ -4,6 +4,7 @@
     work/<lease>/source     the release with the entry laid over it: what the sandbox runs from
     work/<lease>/out        what the job writes (a training's run folder)
     work/<lease>/run        what the scorer reads
+    work/<lease>/base       the run whose weights a training starts from
     work/<lease>/scratch    temporary files of trusted code
 
 A folder that is still there when an agent starts is a lease that the last agent held when it was killed.
@@ -23,13 +24,14 @@ class Workspace:
         self.source = self.root / "source"
         self.out = self.root / "out"
         self.run = self.root / "run"
+        self.base = self.root / "base"
         self.scratch = self.root / "scratch"
         self.config = self.root / "config.json"
         self.output = self.root / "output.log"
 
     def create(self) -> None:
         wipe(self.root)
-        for folder in (self.release, self.source, self.out, self.run, self.scratch):
+        for folder in (self.release, self.source, self.out, self.run, self.base, self.scratch):
             folder.mkdir(parents=True)
 
     def wipe(self, remember: bool = False) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trainer.agent.checkpoints import FOLDER, step_of
 from trainer.agent.datasets import PYTHON, dataset, trusted
 from trainer.agent.inside import Unsafe, names, open_file, parse_object
-from trainer.agent.kinds.train import box, resume
+from trainer.agent.kinds.train import box, configure, lay_out_base, resume
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Limits, Mount, driver
 from trainer.wire import Checkpoint, FileRef, Replayed, ReplayOrder
@@ -38,6 +38,7 @@ def run(job: Job) -> Outcome:
     job.unpack()
     data = dataset(job, order.dataset)
     lay_out(job, order)
+    configure(job, order.config, lay_out_base(job, order.base))
     told = job.workspace.root / "told.json"
     told.write_text(json.dumps(machines_word(job.workspace.run / "claimed" / STATE)))
     words = ("--until", str(order.claimed.step), "--told", str(told))
@@ -53,7 +54,6 @@ def run(job: Job) -> Outcome:
 def lay_out(job: Job, order: ReplayOrder) -> None:
     """Put the start where the trainer looks for it, and both ends where only the comparison does."""
     work = job.workspace
-    work.config.write_text(json.dumps(order.config))
     job.fetch_into(needed(order.claimed, WEIGHTS, STATE), work.run / "claimed")
     if order.start:
         job.fetch_into(needed(order.start, WEIGHTS), work.run / "start")

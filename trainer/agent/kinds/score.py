@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.agent.checkpoints import FOLDER
 from trainer.agent.datasets import PYTHON, dataset, trusted
 from trainer.agent.inside import one_line, parse_object
+from trainer.agent.kinds.train import OPTIMIZER
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Limits, driver
 from trainer.wire import ScoreOrder
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 DOING = "scoring"
 FILES = ("items.jsonl.gz",)
 """Stay with the job: what two runs are compared by, item by item."""
-OPTIMIZER = "optimizer.pt"
-"""Nothing that the scorer needs, and the larger part of a checkpoint."""
 ANSWER_BYTES = 4 << 20
 MISBEHAVED = 3
 OURS = 16

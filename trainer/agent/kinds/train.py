@@ -15,7 +15,7 @@ from trainer.agent.inside import one_line, read_object
 from trainer.agent.metrics import MetricsLoop
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Box, Limits, Mount, Process
-from trainer.wire import Checkpoint, Probes, TrainOrder
+from trainer.wire import Base, Checkpoint, Probes, TrainOrder
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DOING = "training"
 FILES = ("run.json",)
 """Stay with the job."""
+OPTIMIZER = "optimizer.pt"
+"""Of a checkpoint: nothing that a scorer or another run needs, and the larger part."""
 RESULT_BYTES = 256_000
 VISIBLE = ("manifest.json", "tokenizer.json", "train", "dev")
 """Of the dataset. The test split is not there."""
@@ -48,7 +50,8 @@ def run(job: Job) -> Outcome:
     job.unpack()
     data = dataset(job, order.dataset)
     last = resume(job, order.resume) if order.resume else -1
-    job.workspace.config.write_text(json.dumps(order.config | devices(order.config, len(job.place.lane.gpus))))
+    start = lay_out_base(job, order.base)
+    configure(job, order.config | devices(order.config, len(job.place.lane.gpus)), start)
     before = probes.before(job, order.probe) if order.probe else None
     loops = (
         MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
@@ -78,6 +81,24 @@ def devices(config: dict[str, Any], gpus: int) -> dict[str, int]:
     return {"devices": max(fitting)}
 
 
+def configure(job: Job, config: dict[str, Any], start: Path | None) -> None:
+    """Write the run's configuration. What it starts from is the order's word, never an entry's."""
+    own = {name: value for name, value in config.items() if name != "from"}
+    job.workspace.config.write_text(json.dumps(own | ({"from": str(start)} if start else {})))
+
+
+def lay_out_base(job: Job, base: Base | None) -> Path | None:
+    """Fetch the weights that the run starts from; return the folder of their checkpoint, in one of their run."""
+    if base is None:
+        return None
+    job.say(f"fetching {base.name}, which it starts from.")
+    run = job.workspace.base / base.name
+    job.fetch(base.run, run / "run.json")
+    folder = run / FOLDER / f"step-{base.checkpoint.step:08d}"
+    job.fetch_into([file for file in base.checkpoint.files if file.path != OPTIMIZER], folder)
+    return folder
+
+
 def resume(job: Job, checkpoint: Checkpoint) -> int:
     """Lay the checkpoint where the trainer looks for it; return its step."""
     if sum(file.size for file in checkpoint.files) > job.spec.limits.disk_bytes:
@@ -98,7 +119,7 @@ def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    mounts = [Mount(work.source), Mount(work.config), Mount(work.out, writable=True), *beside]
+    mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True), *beside]
     mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
     return Box(command, environment, mounts, work.out, Limits(**job.spec.limits.model_dump()))
 
