@@ -15,6 +15,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Announce what happened": ("leaderboard.tasks.announce", 3),
     "Carry out effects": ("leaderboard.tasks.carry_out_due", 10),
     "Read what GitHub told": ("leaderboard.tasks.read_deliveries", 3),
+    "Tell pull requests how far they are": ("leaderboard.tasks.tell_progress", 60),
     "Forget what GitHub told": ("leaderboard.tasks.forget_deliveries", 3600),
     "Keep the tracks' hours": ("leaderboard.tasks.keep_hours", 15),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),

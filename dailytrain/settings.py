@@ -203,7 +203,15 @@ SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 "nobody", "known" (signed in, or approved before) or "anyone"."""
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
     raise ImproperlyConfigured(f"SMOKE_UNAPPROVED is {SMOKE_UNAPPROVED!r}: it must be nobody, known or anyone.")
-EFFECT_KINDS: dict[str, str] = {}
+EFFECT_KINDS: dict[str, str] = {
+    "github.follow": "leaderboard.github.flow.follow",
+    "github.command": "leaderboard.github.obeying.obey",
+    "github.comment": "leaderboard.github.telling.comment",
+    "github.check": "leaderboard.github.telling.check",
+    "github.answer": "leaderboard.github.telling.answer",
+    "github.commit": "leaderboard.commit_status.carry_out",
+    "notice": "leaderboard.notices.sending.carry_out",
+}
 """{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"
 """Function that names what a node can be lent to alone (`scheduler.kinds.tracks`)."""

@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 Listener = Callable[[Sequence[Event]], None]
 """Gets Events in the order of their ids, inside a transaction: it writes rows and sends nothing."""
 
-LISTENERS: tuple[str, ...] = ("leaderboard.commit_status.heard",)
+LISTENERS: tuple[str, ...] = (
+    "leaderboard.github.telling.heard",
+    "leaderboard.commit_status.heard",
+)
 """Dotted paths of `Listener`s, in the order in which they are told."""
 AT_ONCE = 200
 

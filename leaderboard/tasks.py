@@ -5,11 +5,11 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from leaderboard import confirmations as confirming
 from leaderboard import announcing, effects, hours, ladder, results
+from leaderboard import confirmations as confirming
 from leaderboard import monthly as months
 from leaderboard import nightly as nights
-from leaderboard.github import deliveries
+from leaderboard.github import deliveries, telling
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -64,6 +64,12 @@ def carry_out_due() -> None:
 def announce() -> None:
     """Tell pull requests and subscribers what has happened."""
     announcing.announce()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def tell_progress() -> None:
+    """Tell pull requests how far their trainings are."""
+    telling.progress()
 
 
 @shared_task  # type: ignore[untyped-decorator]

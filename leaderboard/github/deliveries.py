@@ -26,6 +26,9 @@ Handler = Callable[[dict[str, Any], int | None], str | None]
 """Takes the payload and the installation's number; returns why it meant nothing to us, or None."""
 
 EVENTS: dict[str, str] = {
+    "pull_request": "leaderboard.github.flow.pull_request",
+    "issue_comment": "leaderboard.github.obeying.issue_comment",
+    "check_run": "leaderboard.github.obeying.check_run",
     "installation": "leaderboard.github.installations.installation",
     "installation_repositories": "leaderboard.github.installations.repositories",
 }

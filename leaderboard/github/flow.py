@@ -27,7 +27,6 @@ from scheduler import jobs
 FOLLOW = "github.follow"
 TRIES = 8
 """How often a commit is fetched that cannot be had; about three quarters of an hour."""
-NO_BLOCK = "The description has no block that says what to train."
 CLOSED = "The pull request was closed."
 
 
@@ -193,14 +192,20 @@ def take_up(pull: PullRequest, *, patient: bool) -> None:
             first = entries[0]
         except IntakeError as error:
             problems = [unfetched(error, patient)]
-    fields = {} if asked is None else asked.to_dict()
-    also = pull.fields.get("also", [])
-    PullRequest.objects.filter(pk=pull.pk, head_sha=pull.head_sha, seen_at=pull.seen_at).update(
-        fields={**fields, **({"also": also} if also else {})}, problems=problems, entry=first
-    )
-    pull.refresh_from_db()
+    keep(pull, asked, problems, first)
     if patient and problems and problems[0].startswith(UNFETCHED):
         raise Later(problems[0])
+
+
+@transaction.atomic
+def keep(pull: PullRequest, asked: Asked | None, problems: list[str], entry: Entry | None) -> None:
+    """Note what it asks for and what came of it, unless it is another pull request by now."""
+    row = PullRequest.objects.select_for_update().get(pk=pull.pk)
+    if (row.head_sha, row.seen_at) == (pull.head_sha, pull.seen_at):
+        also = row.fields.get("also", [])  # comments add to it meanwhile
+        fields = {**({} if asked is None else asked.to_dict()), **({"also": also} if also else {})}
+        PullRequest.objects.filter(pk=pull.pk).update(fields=fields, problems=problems, entry=entry)
+    pull.refresh_from_db()
 
 
 UNFETCHED = "The commit could not be fetched"
@@ -225,7 +230,7 @@ def what_it_asks(pull: PullRequest, patient: bool) -> tuple[Asked | None, list[s
         touched = intake.read(pull.head_repository, pull.head_sha).changed_files
     except IntakeError as error:
         return None, [unfetched(error, patient)] if patient and isinstance(error.__cause__, Unreachable) else []
-    return None, [NO_BLOCK] if any(path.startswith(MODELS) for path in touched) else []
+    return None, [frontmatter.NO_BLOCK] if any(path.startswith(MODELS) for path in touched) else []
 
 
 def tracks_of(pull: PullRequest, asked: Asked) -> list[Track]:

@@ -38,6 +38,7 @@ NEEDED = {
 }
 NO_RUN = "none"
 """A `track` that asks for no run at all."""
+NO_BLOCK = "The description has no block that says what to train."
 LONGEST = 60_000
 """Characters of a description that are looked at; GitHub allows 65,536."""
 MOST_LINES = 200

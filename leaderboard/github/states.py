@@ -78,7 +78,8 @@ def of_smoke(entry: Entry) -> State | None:
         return State(
             "Smoke run failed",
             f"The smoke run failed: {entry.smoke_sentence}",
-            f"Push a commit that puts it right. `dailytrain smoke {entry.architecture}` finds the same on your machine.",
+            "Push a commit that puts it right. "
+            f"`dailytrain smoke {entry.architecture}` finds the same on your own machine.",
             conclusion="failure",
         )
     return None
