@@ -21,7 +21,7 @@ from django.db import transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import outcomes, runs, trust
+from leaderboard import bases, outcomes, runs, trust
 from leaderboard.models import Replay, Run
 from leaderboard.sanitise import plain_text
 from scheduler import vetting
@@ -132,6 +132,7 @@ class Replaying:
             dataset=replay.run.season.dataset(),
             config=runs.configuration(replay.run),
             start=start,
+            base=bases.of(replay.run),
             claimed=wire.Checkpoint.model_validate(replay.claimed.manifest),
         )
 

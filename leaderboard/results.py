@@ -11,7 +11,8 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from leaderboard import charges, metrics, outcomes, probes, replays, runs, trust
+from leaderboard import bases, charges, metrics, outcomes, probes, replays, runs, trust
+from leaderboard.bases import RUN_FILE
 from leaderboard.models import Run, Score
 from leaderboard.sanitise import plain_json, plain_text
 from leaderboard.verdicts import Verdict
@@ -22,7 +23,6 @@ from trainer import wire
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = "run.json"
 RUN_FILE_BYTES = 256_000
 COUNTS_FROM = 0.1
 """A run cancelled after this share of its budget counts against its entry (scoring.md)."""
@@ -43,7 +43,11 @@ class Training:
     def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
         return wire.TrainOrder(
-            dataset=run.season.dataset(), config=runs.configuration(run), resume=resume, probe=probes.order(run.track)
+            dataset=run.season.dataset(),
+            config=runs.configuration(run),
+            resume=resume,
+            probe=probes.order(run.track),
+            base=bases.of(run),
         )
 
     def leased(self, job: Job, lease: Lease) -> None:

@@ -54,7 +54,12 @@ def make_run(
             track=track,
             seed=draw_seed() if seed is None else seed,
             budget=budget or track.budget,
-            defaults={"season": track.season, "purpose": purpose, "reason": "Waits for a maintainer's approval."},
+            defaults={
+                "season": track.season,
+                "start_run": track.start_run,
+                "purpose": purpose,
+                "reason": "Waits for a maintainer's approval.",
+            },
         )
         if created:
             Event.record(actor, run, f"Run of {entry.title} on {track.name} with seed {run.seed}.")

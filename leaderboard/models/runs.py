@@ -160,6 +160,8 @@ class Run(models.Model):
     """The final one: what was scored."""
     config = models.JSONField(default=dict, blank=True)
     """What the node resolved (`run.json`)."""
+    start_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    """Whose final weights it starts from; null: from scratch."""
     node_name = models.CharField(max_length=80, blank=True)
     node_class = models.CharField(max_length=120, blank=True)
     revision = models.BigIntegerField(default=0)

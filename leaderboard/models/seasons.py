@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
+from leaderboard import bases
 from scheduler import windows
 from trainer import wire
 from trainer.budget import Budget
@@ -195,6 +196,15 @@ class Track(models.Model):
     trial = models.JSONField(default=dict, blank=True)
     """How much smaller an entry's first run is: {"part": 0.1, "config": {"model": {"depth": 4}}}, its part of the
     budget and what its configuration says instead. When that has arrived, the whole one follows. Empty: none."""
+    start_run = models.ForeignKey(
+        "Run",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        verbose_name="starts from",
+        help_text="Number of a finished run: the track's runs start from its weights. Empty: from scratch.",
+    )
     needs_memory_bytes = models.BigIntegerField(default=0)
     """A node must have as much; what its job may take of it is in `limits`."""
 
@@ -218,8 +228,16 @@ class Track(models.Model):
             check_trial(self.trial, self.ladder)
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
+            self.check_start()
         except ValueError as error:
             raise ValidationError(str(error)) from error
+
+    def check_start(self) -> None:
+        """Raise ValueError, with one line, where nothing can start from what is named, or other runs did not."""
+        if refusal := bases.refusal(self.start_run):
+            raise ValueError(f"starts from: {refusal}")
+        if self.pk and self.runs.exclude(start_run=self.start_run_id).exists():
+            raise ValueError("starts from: the track has runs that start from something else; make another track")
 
     def rungs(self) -> dict[str, float]:
         """Return the ladder: each rung's budget and which part of the track's it is, smallest first.

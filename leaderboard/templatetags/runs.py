@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from django import template
+from django.utils.html import format_html
 
 from leaderboard import figures
 from leaderboard.models import Entry, Run
@@ -145,6 +146,9 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
     yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or figures.MISSING
     yield "Season", run.season.name
+    if start := run.start_run:
+        link = format_html('<a href="{}">run {}</a>', start.get_absolute_url(), start.pk)
+        yield "Starts from", format_html("{}, {}", link, start.entry.title)
     if run.node_name:
         yield "Node", f"{run.node_name}, {run.node_class}" if run.node_class else run.node_name
     if size:
@@ -166,6 +170,8 @@ def reproduce(run: Run) -> str:
     entry, season = run.entry, run.season
     flags: dict[str, Any] = {"arch": entry.architecture, "budget": run.budget, "seed": run.seed}
     flags |= {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit-bytes": season.limit_bytes}
+    if run.start_run_id:
+        flags["from"] = f"run-{run.start_run_id}"
     for section in ("model", "train"):
         given = {**run.track.config.get(section, {}), **entry.config.get(section, {})}
         flags |= {f"{section}.{name}": value for name, value in given.items()}
