@@ -10,6 +10,7 @@ COMMANDS = {
     "prepare": ("trainer.data.prepare_command:main", "make a dataset from a corpus, or find it in the cache"),
     "train": ("trainer.train:command", "train an architecture within a budget"),
     "presets": ("trainer.presets:main", "list the presets of train"),
+    "smoke": ("trainer.smoke.command:main", "find most mistakes of an architecture in a minute"),
     "try": ("trainer.rehearsal.command:main", "what an idea is worth, on a small ladder at home"),
     "score": ("trainer.scoring.command:main", "score a run on held-out text"),
     "sample": ("trainer.sample_command:main", "have a run's model write"),

@@ -1,0 +1,10 @@
+"""`python -m trainer.smoke`: what a node starts."""
+
+from __future__ import annotations
+
+import sys
+
+from trainer.smoke.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The small model asked through the scorer's own door: does it look ahead, or remember what it was asked?"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.agent.inside import Unsafe, names, open_file
+from trainer.data.dataset import Dataset
+from trainer.sandbox import Driver
+from trainer.scoring import heldout, verdicts
+from trainer.scoring.door import Door, Patience
+from trainer.scoring.examine import examine
+from trainer.scoring.runs import Run, RunError
+from trainer.smoke.findings import Check
+
+TOKENS = 4096
+"""Of text that it is asked about."""
+PATIENCE = Patience(load=120, answer=60, wall=600)
+
+
+def causal(
+    left: Path, private: Path, dataset: Dataset, driver: Driver, source: Path | None, output: IO[bytes] | None = None
+) -> Check:
+    """Return the verdict on the run that the sandbox left in `left`; `private`: an empty folder of our own."""
+    try:
+        bring_out(left, private)
+        run = Run.open(private)
+    except (OSError, Unsafe, RunError):
+        return Check("causal", False, "The training left no model to ask.")
+    texts = heldout.of_dataset(dataset, TOKENS)
+    doors = [Door(run, driver, model_source=source, patience=PATIENCE, output=output) for _ in range(2)]
+    try:
+        with doors[0] as probe, doors[1] as full:
+            lengths = dataset.tokenizer.byte_lengths()
+            found = examine(probe, full, texts, lengths, dataset.tokenizer.end_of_text, lambda *_: None)
+    except verdicts.Misbehaved as error:
+        return Check("causal", False, error.sentence + (f" ({error.detail})" if error.detail else ""))
+    return Check("causal", True, seen(found.checks))
+
+
+def seen(checks: dict[str, Any]) -> str:
+    cuts = checks["prefix"]["cuts"]
+    return f"{cuts} texts cut short get the same answers as the whole ones, and so in any order"
+
+
+def bring_out(left: Path, private: Path) -> None:
+    """Copy what the checks need out of a folder that a stranger wrote: plain files of the newest checkpoint."""
+    steps = [name for name in names(left, "checkpoints") if name.startswith("step-")]
+    if not steps:
+        raise Unsafe("There is no checkpoint.")
+    folder = f"checkpoints/{max(steps)}"
+    for name in ("run.json", *(f"{folder}/{file}" for file in ("manifest.json", "model.safetensors", "state.json"))):
+        target = private / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_file(left, name) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
