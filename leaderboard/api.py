@@ -75,6 +75,8 @@ class RunDetail(RunDict):
     scores: list[ScoreDict]
     dataset_hash: str
     bundle: str | None
+    start_run: int | None
+    """Whose weights it starts from; null: from scratch."""
 
 
 class BoardRun(RunDict):
@@ -168,6 +170,7 @@ def run(request: HttpRequest, run_id: int) -> RunDetail:
         "scores": [score.to_dict() for score in found.scores.all()],
         "dataset_hash": found.season.dataset_hash,
         "bundle": found.entry.bundle_id,
+        "start_run": found.start_run_id,
     }
 
 

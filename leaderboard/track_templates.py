@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leaderboard.models import Season, Track
+from leaderboard.models import Run, Season, Track
 
 GIB = 2**30
 ONE_CARD: dict[str, Any] = {"sequence_length": 1024, "batch": 64, "micro_batch": 16}
@@ -62,7 +62,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
     "tune-1b5-2x24gb": {
         "name": "1.5 billion on two cards of 24 GB",
-        "description": "All weights of a model of 1.5 billion, each card holding half of them and of AdamW's momenta.",
+        "description": "All weights of a model of 1.5 billion, each card holding half of them and of AdamW's momenta. "
+        "Its runs start from the weights that the track names.",
         "budget": "50M-tokens",
         "expected_seconds": 9_000.0,
         "needs_labels": ["2x24gb"],
@@ -123,13 +124,16 @@ class TrackExists(ValueError):
     """There is a track with this slug."""
 
 
-def create(template: str, season: Season, *, slug: str = "", name: str = "") -> Track:
-    """Make a track of the season from a template; raise TrackExists where its slug is taken."""
+def create(template: str, season: Season, *, slug: str = "", name: str = "", start: Run | None = None) -> Track:
+    """Make a track of the season from a template; raise TrackExists where its slug is taken.
+
+    `start`: the run whose weights its runs start from.
+    """
     slug = slug or template
     if Track.objects.filter(slug=slug).exists():
         raise TrackExists(f"There is a track {slug} already; give another --slug.")
     values = {**TEMPLATES[template], **({"name": name} if name else {})}
-    track = Track(slug=slug, season=season, **values)
+    track = Track(slug=slug, season=season, start_run=start, **values)
     track.full_clean()
     track.save()
     return track

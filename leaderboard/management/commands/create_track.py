@@ -8,7 +8,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard.models import Season
+from leaderboard.models import Run, Season
 from leaderboard.track_templates import TEMPLATES, TrackExists, create
 
 
@@ -24,13 +24,17 @@ class Command(BaseCommand):
         parser.add_argument("template", choices=TEMPLATES, metavar="template")
         parser.add_argument("--slug", default="", help="in its address; the template's name if not given")
         parser.add_argument("--name", default="")
+        parser.add_argument("--start", type=int, metavar="RUN", help="its runs start from the weights of this run")
 
     def handle(self, *args: Any, **options: Any) -> None:
         season = Season.objects.current()
         if season is None:
             raise CommandError("There is no season yet: manage.py prepare_season makes one.")
+        start = Run.objects.filter(pk=options["start"]).first()
+        if options["start"] and start is None:
+            raise CommandError(f"There is no run {options['start']}.")
         try:
-            track = create(options["template"], season, slug=options["slug"], name=options["name"])
+            track = create(options["template"], season, slug=options["slug"], name=options["name"], start=start)
         except (TrackExists, ValidationError) as error:
             raise CommandError(
                 " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
