@@ -60,7 +60,7 @@ SITE_URL = text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
 SITE_NAME = text("SITE_NAME", "The Daily Train")
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "dailytrain.apps.TrainAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -70,6 +70,7 @@ INSTALLED_APPS = [
     "django_celery_beat",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.github",
     "ninja",
@@ -197,6 +198,7 @@ JOB_KINDS = {
     "train": "leaderboard.results.Training",
     "score": "leaderboard.results.Scoring",
     "replay": "leaderboard.replays.Replaying",
+    "smoke": "leaderboard.smoking.Smoking",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
@@ -246,6 +248,12 @@ GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
 GITHUB_WEBHOOK_MAX_BYTES = 4 * 2**20
 """A pull request's payload has some 30 kB; its text may have 64 k characters."""
 
+MAIL_URL = text("MAIL_URL")
+"""The site's SMTP server, as apprise writes it: mailtos://user:password@smtp.example.org?from=train@example.org.
+Without it nobody can have notices by e-mail."""
+NOTICES_TO_PRIVATE_HOSTS = boolean("NOTICES_TO_PRIVATE_HOSTS", False)
+"""Webhooks of subscribers may be hosts of this network, and plain http: for a site whose users all belong to it."""
+
 # --- sign-in ------------------------------------------------------------------------------------------------------
 
 GITHUB_CLIENT_ID = text("GITHUB_CLIENT_ID")
@@ -253,7 +261,11 @@ GITHUB_CLIENT_SECRET = text("GITHUB_CLIENT_SECRET")
 """Of an OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/."""
 LOCAL_ACCOUNTS = boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
 """Anybody may make an account with a password: for development. Off as soon as there is GitHub."""
-AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.roles.Rights"]
+STAFF_TWO_STEP = boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
+"""Before the admin opens to staff: a code from an app."""
+MFA_ADAPTER = "dailytrain.two_step.TwoStep"
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
 ACCOUNT_ADAPTER = "dailytrain.signing_in.Accounts"

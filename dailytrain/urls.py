@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from allauth.account import views as account
+from allauth.mfa.base import views as second_step
+from allauth.mfa.recovery_codes import views as recovery_codes
+from allauth.mfa.totp import views as codes
 from allauth.socialaccount import views as social
 from allauth.socialaccount.providers.github import views as github
 from django.contrib import admin
@@ -21,7 +24,15 @@ accounts: list[URLPattern] = [
     path("login/", leads_to_github(account.login), name="account_login"),
     path("signup/", leads_to_github(account.signup), name="account_signup"),
     path("logout/", account.logout, name="account_logout"),
+    path("reauthenticate/", account.reauthenticate, name="account_reauthenticate"),
     path("inactive/", account.account_inactive, name="account_inactive"),
+    path("two-step/", second_step.index, name="mfa_index"),
+    path("two-step/code/", second_step.authenticate, name="mfa_authenticate"),
+    path("two-step/again/", second_step.reauthenticate, name="mfa_reauthenticate"),
+    path("two-step/app/", codes.activate_totp, name="mfa_activate_totp"),
+    path("two-step/app/remove/", codes.deactivate_totp, name="mfa_deactivate_totp"),
+    path("two-step/recovery-codes/", recovery_codes.view_recovery_codes, name="mfa_view_recovery_codes"),
+    path("two-step/recovery-codes/new/", recovery_codes.generate_recovery_codes, name="mfa_generate_recovery_codes"),
     path("github/login/", leads_to_github(github.oauth2_login), name="github_login"),
     path("github/login/callback/", github.oauth2_callback, name="github_callback"),
     path("github/cancelled/", social.login_cancelled, name="socialaccount_login_cancelled"),

@@ -1,4 +1,4 @@
-"""What maintainers do: approve and reject entries, stop and repeat runs, keep seasons, tracks and tokens."""
+"""What maintainers do: stop and repeat runs, keep seasons, tracks and tokens. Entries: `leaderboard/entry_admin.py`."""
 
 from __future__ import annotations
 
@@ -8,48 +8,38 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import get_object_or_404
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
 from django.utils.cache import add_never_cache_headers
-from django.views.decorators.http import require_POST
 
-from leaderboard import asking, confirmations, intake, replays, repositories, runs, standings, trust
+from leaderboard import asking, confirmations, replays, runs, trust
 from leaderboard.confirmations import ConfirmationError
-from leaderboard.intake import IntakeError
+from leaderboard.entry_admin import EntryAdmin, maintainer
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track
+from leaderboard.people_admin import PeopleAdmin
 from leaderboard.replays import ReplayError
-from leaderboard.repositories import RepositoryError
 from leaderboard.runs import RunError
 from scheduler import jobs
 
 if TYPE_CHECKING:
     SeasonModelAdmin = admin.ModelAdmin[Season]
     TrackModelAdmin = admin.ModelAdmin[Track]
-    EntryModelAdmin = admin.ModelAdmin[Entry]
     RunModelAdmin = admin.ModelAdmin[Run]
     NightModelAdmin = admin.ModelAdmin[Night]
     ReplayModelAdmin = admin.ModelAdmin[Replay]
     ApiTokenModelAdmin = admin.ModelAdmin[ApiToken]
 else:
-    SeasonModelAdmin = TrackModelAdmin = EntryModelAdmin = admin.ModelAdmin
+    SeasonModelAdmin = TrackModelAdmin = admin.ModelAdmin
     RunModelAdmin = NightModelAdmin = ReplayModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
 
-
-SEEDS_AT_ONCE = 10
-"""What one click queues at most, however many seeds would settle it."""
-
-
-def field_names(model: type[models.Model], *, but: tuple[str, ...] = ()) -> list[str]:
-    return [field.name for field in model._meta.fields if field.name not in but]
+admin.site.register(Entry, EntryAdmin)
+admin.site.unregister(User)
+admin.site.register(User, PeopleAdmin)
 
 
-def maintainer(request: HttpRequest) -> User:
-    assert isinstance(request.user, User), "the admin lets in nobody else"
-    return request.user
+def field_names(model: type[models.Model]) -> list[str]:
+    return [field.name for field in model._meta.fields]
 
 
 @admin.register(Season)
@@ -68,113 +58,7 @@ class TrackAdmin(TrackModelAdmin):
     list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
     list_select_related = ("season",)
     prepopulated_fields = {"slug": ("name",)}
-
-
-@admin.register(Entry)
-class EntryAdmin(EntryModelAdmin):
-    """The queue of approvals. A decision is about the SHA that its page showed, never about "the entry"."""
-
-    list_display = ("title", "short_sha", "architecture", "author", "kind", "state", "track", "created_at")
-    list_filter = ("state", "kind", "track")
-    search_fields = ("title", "author", "sha", "architecture")
-    list_select_related = ("track",)
-    readonly_fields = field_names(Entry, but=("impact", "hypothesis", "title"))
-    actions = ("run_one_more_seed", "run_needed_seeds")
-
-    @admin.display(description="commit", ordering="sha")
-    def short_sha(self, entry: Entry) -> str:
-        return entry.sha[:8]
-
-    @admin.action(description="Run one more seed", permissions=["change"])
-    def run_one_more_seed(self, request: HttpRequest, chosen: models.QuerySet[Entry]) -> None:
-        for entry in chosen.select_related("track__season"):
-            self.queue_seeds(request, entry, 1)
-
-    @admin.action(description="Run the seeds that it still needs to be resolved", permissions=["change"])
-    def run_needed_seeds(self, request: HttpRequest, chosen: models.QuerySet[Entry]) -> None:
-        for entry in chosen.select_related("track__season"):
-            row = standings.of(entry.track).row(entry.pk)
-            needed = row.estimate.seeds_needed if row and row.estimate else None
-            if not needed:
-                self.message_user(request, f"{entry.title}: no number of seeds is known that it needs.")
-            else:
-                self.queue_seeds(request, entry, min(needed, SEEDS_AT_ONCE))
-
-    def queue_seeds(self, request: HttpRequest, entry: Entry, count: int) -> None:
-        try:
-            more = runs.more_seeds(entry, count, actor=maintainer(request).get_username())
-            self.message_user(request, f"{entry.title}: {len(more)} more queued.", messages.SUCCESS)
-        except RunError as error:
-            self.message_user(request, f"{entry.title}: {error}", messages.ERROR)
-
-    def save_model(self, request: HttpRequest, obj: Entry, form: forms.ModelForm[Entry], change: bool) -> None:
-        """Another impact holds for what waits, too."""
-        super().save_model(request, obj, form, change)
-        if "impact" in form.changed_data:
-            runs.set_impact(obj)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
-        return False
-
-    def get_urls(self) -> list[URLPattern]:
-        own = [
-            path(
-                "<int:entry_id>/approve/", self.admin_site.admin_view(require_POST(self.approve)), name=url("approve")
-            ),
-            path("<int:entry_id>/reject/", self.admin_site.admin_view(require_POST(self.reject)), name=url("reject")),
-        ]
-        return own + super().get_urls()
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        entry = self.get_object(request, object_id)
-        context = decision_context(entry) if entry and self.has_change_permission(request, entry) else {}
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
-
-    def approve(self, request: HttpRequest, entry_id: int) -> HttpResponse:
-        entry = self.decided(request, entry_id)
-        try:
-            for run in intake.approve(entry, request.POST.get("sha", ""), maintainer(request)):
-                self.message_user(request, f"Run {run.pk} is {run.state}.", messages.SUCCESS)
-        except IntakeError as error:
-            self.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_change", args=[entry_id]))
-
-    def reject(self, request: HttpRequest, entry_id: int) -> HttpResponse:
-        entry = self.decided(request, entry_id)
-        try:
-            intake.reject(entry, request.POST.get("reason", ""), maintainer(request))
-            self.message_user(request, "Rejected; its author reads the reason.", messages.SUCCESS)
-        except IntakeError as error:
-            self.message_user(request, str(error), messages.ERROR)
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_change", args=[entry_id]))
-
-    def decided(self, request: HttpRequest, entry_id: int) -> Entry:
-        entry = get_object_or_404(Entry, pk=entry_id)
-        if not self.has_change_permission(request, entry):
-            raise PermissionDenied
-        return entry
-
-
-def url(action: str) -> str:
-    return f"leaderboard_entry_{action}"
-
-
-def decision_context(entry: Entry) -> dict[str, Any]:
-    """Return what a maintainer must see before deciding: the difference from main, read from our own mirror."""
-    context: dict[str, Any] = {"may_decide": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE)}
-    if entry.repository.startswith("https://github.com/") and entry.base_sha:
-        context["compare_url"] = f"{entry.repository.removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"
-    try:
-        if entry.base_sha:
-            context["diff"] = repositories.mirror(entry.repository).diff(entry.sha, entry.base_sha)
-    except RepositoryError as error:
-        context["diff_problem"] = f"The difference cannot be shown: {error}"
-    return context
+    raw_id_fields = ("start_run",)
 
 
 @admin.register(Run)

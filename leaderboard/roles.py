@@ -98,8 +98,11 @@ def demand(user: Person, what: str, entry: Entry) -> None:
 # --- giving and taking -----------------------------------------------------------------------------------------------
 
 
-def give(user: User, role: str, giver: User) -> bool:
-    """Give somebody a role, and with it the door of the admin where the role needs it; return whether it is new."""
+def give(user: User, role: str, giver: User | None) -> bool:
+    """Give somebody a role, and with it the door of the admin where the role needs it; return whether it is new.
+
+    Without a giver it is whoever runs the site.
+    """
     may_hand_out(role, giver)
     group, _ = Group.objects.get_or_create(name=role)
     with transaction.atomic():
@@ -108,11 +111,11 @@ def give(user: User, role: str, giver: User) -> bool:
         user.groups.add(group)
         if role in STAFF:
             User.objects.filter(pk=user.pk).update(is_staff=True)
-        Event.record(giver.get_username(), user, f"{user.get_username()} is {named(role)} now.")
+        Event.record(name_of(giver), user, f"{user.get_username()} is {named(role)} now.")
     return forget(user)
 
 
-def take(user: User, role: str, taker: User) -> bool:
+def take(user: User, role: str, taker: User | None) -> bool:
     """Take a role from somebody; return whether he had it. Without any of `STAFF` the admin is closed to him."""
     may_hand_out(role, taker)
     with transaction.atomic():
@@ -121,7 +124,7 @@ def take(user: User, role: str, taker: User) -> bool:
         user.groups.remove(Group.objects.get(name=role))
         if not user.is_superuser and not user.groups.filter(name__in=STAFF).exists():
             User.objects.filter(pk=user.pk).update(is_staff=False)
-        Event.record(taker.get_username(), user, f"{user.get_username()} is {named(role)} no longer.")
+        Event.record(name_of(taker), user, f"{user.get_username()} is {named(role)} no longer.")
     return forget(user)
 
 
@@ -135,8 +138,14 @@ def forget(user: User) -> bool:
     return True
 
 
-def may_hand_out(role: str, giver: User) -> None:
+def name_of(giver: User | None) -> str:
+    return giver.get_username() if giver else "site"
+
+
+def may_hand_out(role: str, giver: User | None) -> None:
     """Raise NotAllowed unless the giver may: superusers make maintainers, maintainers the others."""
+    if giver is None:
+        return
     if role == MAINTAINER and not (giver.is_active and giver.is_superuser):
         raise NotAllowed("Only a superuser makes maintainers.")
     if not is_maintainer(giver):

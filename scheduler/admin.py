@@ -11,7 +11,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from scheduler import auth, jobs, pool
+from scheduler.event_admin import EventAdmin
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
+
+admin.site.register(Event, EventAdmin)
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -187,14 +190,6 @@ class LeaseAdmin(ReadOnly):
     list_filter = ["state"]
     list_select_related = ["job", "node"]
     exclude = ["token_hash", "uploads"]
-
-
-@admin.register(Event)
-class EventAdmin(ReadOnly):
-    list_display = ["at", "actor", "target_kind", "target_id", "sentence"]
-    list_filter = ["target_kind"]
-    search_fields = ["sentence", "actor"]
-    ordering = ["-pk"]
 
 
 @admin.register(Judgement)

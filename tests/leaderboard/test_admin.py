@@ -42,7 +42,7 @@ def test_the_page_shows_the_difference_as_text(mara: Client, main: Repository, t
     entry = intake.enter(str(main.path), "idea", "Idea", "gpt", track)
     assert entry.base_sha == start
     page = mara.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
-    assert "+x = &#x27;&lt;script&gt;alert(1)&lt;/script&gt;&#x27;" in page
+    assert '<td class="sign">+</td><td><code>x = &#x27;&lt;script&gt;alert(1)&lt;/script&gt;&#x27;</code>' in page
     assert "<code>trainer/models/gpt.py</code>" in page
 
 

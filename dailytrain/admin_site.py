@@ -1,0 +1,60 @@
+"""The admin: its door, its first page, and what it writes into the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.conf import settings
+from django.contrib.admin import AdminSite
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from dailytrain import two_step
+from leaderboard.models import Entry
+from scheduler.models import Event
+
+DONE = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
+
+
+class TrainAdmin(AdminSite):
+    site_title = site_header = "The Daily Train"
+    index_title = "Everything"
+    enable_nav_sidebar = False
+
+    def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
+        """Where staff signs in with two steps, no page of the admin opens before the second."""
+        inner = super().admin_view(view, cacheable)
+
+        def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if two_step.is_needed(request):
+                return HttpResponseRedirect(two_step.page(request))
+            return inner(request, *args, **kwargs)
+
+        answer.__name__ = getattr(view, "__name__", "answer")
+        return answer
+
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """With two steps there is one way to sign in, the site's: Django's own form knows of no second step."""
+        if settings.STAFF_TWO_STEP and not request.user.is_authenticated:
+            return redirect_to_login(request.GET.get("next", "/admin/"))
+        return super().login(request, extra_context)
+
+    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        context = {"waiting_entries": Entry.objects.proposed().count(), **(extra_context or {})}
+        return super().index(request, context)
+
+
+def logged(instance: LogEntry, created: bool, **kwargs: Any) -> None:
+    """Write what was edited by hand into the audit log, beside what its actions write themselves."""
+    if not created or instance.content_type is None or not str(instance.object_id).isdigit():
+        return
+    said = f"{DONE.get(instance.action_flag, 'Changed')} {instance.object_repr}"
+    detail = instance.get_change_message()
+    Event.objects.create(
+        actor=instance.user.get_username(),
+        target_kind=instance.content_type.model,
+        target_id=int(str(instance.object_id)),
+        sentence=f"{said}: {detail}"[:500] if detail and instance.action_flag == CHANGE else f"{said}."[:500],
+    )
