@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import repositories, roles, runs
+from leaderboard import repositories, roles, runs, smoking
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
@@ -278,6 +278,8 @@ def approve(
             # One that was withdrawn and is asked for again begins anew: what was cancelled stays so.
             if not entry.runs.exclude(state=Run.State.CANCELLED).exists() and entry.kind != Entry.Kind.MAIN:
                 runs.first_run(entry, budget=budget, actor=actor)
+            if smoking.is_due(entry) and smoking.begin(entry, actor=actor, release=release):
+                entry.refresh_from_db()
         for run in entry.runs.filter(state=Run.State.WAITING):
             runs.queue(run, actor=actor, release=release)
     return list(entry.runs.all())
@@ -364,5 +366,6 @@ def close(entry: Entry, to: Entry.State, reason: str, actor: str, since: list[En
             raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")
         Event.record(actor, entry, f"Entry {to}: {reason}")
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
+        smoking.cancel(entry, f"The entry was {to}: {reason}", actor)
         for run in entry.runs.filter(state__in=Run.UNFINISHED):
             runs.cancel(run, f"The entry was {to}: {reason}", actor)

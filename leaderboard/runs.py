@@ -69,8 +69,8 @@ def make_run(
 def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority: Job.Priority | None = None) -> bool:
     """Put a waiting run of an approved entry into the queue, once; return whether it is there now because of us.
 
-    Without a priority it has that of its purpose. Until the season's dataset is prepared the run goes on waiting and
-    says so (`queue_waiting` comes back to it).
+    Without a priority it has that of its purpose. Until the season's dataset is prepared, and while the entry's smoke
+    run is under way, the run goes on waiting and says so (`queue_waiting` and `smoking.let_go` come back to it).
     """
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
@@ -78,6 +78,11 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
     if not run.season.is_prepared:
         Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
             reason="Approved; waits until the season's dataset is prepared.", revision=F("revision") + 1
+        )
+        return False
+    if entry.smoke_job is not None and entry.smoke_job.state not in jobs.OVER:
+        Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
+            reason="Approved; waits for its smoke run.", revision=F("revision") + 1
         )
         return False
     release = release or storage.release()
@@ -95,7 +100,8 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
 def queue_waiting(season: Season, *, actor: str = SITE) -> int:
     """Queue the approved runs that waited for the season's dataset; return how many."""
     waiting = Run.objects.with_entry().filter(season=season, state=Run.State.WAITING, entry__state=Entry.State.APPROVED)
-    return sum(queue(run, actor=actor) for run in waiting.order_by("pk"))
+    failed = [run.pk for run in waiting if run.entry.smoke.get("passed") is False]  # a maintainer's word is wanted
+    return sum(queue(run, actor=actor) for run in waiting.exclude(pk__in=failed).order_by("pk"))
 
 
 def tracks() -> dict[str, str]:

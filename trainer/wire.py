@@ -164,7 +164,66 @@ class Replayed(Message):
     """|replayed - claimed| over the distance that the claimed weights moved in the stretch."""
 
 
-Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder, Field(discriminator="kind")]
+class SmokeOrder(Message):
+    """Find an entry's mistakes on a CPU, before anything trains on a GPU (`trainer.smoke`)."""
+
+    kind: Literal["smoke"] = "smoke"
+    config: dict[str, Any]
+    """As in the `TrainOrder` of the run it is about, whose size is counted: what is trained here is small."""
+    tokenizer: str
+    """As in a `DatasetPin`: how many tokens that run's vocabulary has."""
+    memory_bytes: float | None = Field(default=None, gt=0)
+    """Of the machines that run is for: their GPUs', all together, or the job's; None: not known."""
+    peak: float | None = Field(default=None, gt=0)
+    """FLOP/s of those; None: not known."""
+
+
+class SmokeCheck(Message):
+    name: Literal["starts", "fits", "learns", "causal"]
+    passed: bool
+    text: str = Field(max_length=1000)
+    """A sentence where it failed, else what was seen."""
+
+
+Count = Annotated[float, Field(ge=0, lt=1e30)]
+
+
+class Smoked(Message):
+    """The result of a smoke run. Advisory: the entry's code ran beside it. None: not known, or not reached."""
+
+    version: Literal[1] = 1
+    passed: bool
+    sentence: str = Field(max_length=1000)
+    checks: tuple[SmokeCheck, ...] = Field(max_length=8)
+    file: str = Field(default="", max_length=200)
+    """Where in the entry's files it failed, with `line` and the text there; empty where nobody can say."""
+    line: int = Field(default=0, ge=0)
+    code: str = Field(default="", max_length=200)
+    hints: tuple[Annotated[str, Field(max_length=500)], ...] = Field(default=(), max_length=8)
+    """What is no mistake, and worth a look."""
+    parameters: Count | None = None
+    """Of the run's size, not of the small model; so are the next six."""
+    parameters_embedding: Count | None = None
+    flops_per_token: Count | None = None
+    state_bytes: Count | None = None
+    """Of weights, gradients and optimizer."""
+    tokens_per_step: Count | None = None
+    depth: Count | None = None
+    sequence_length: Count | None = None
+    steps: Count | None = None
+    """Of the small model; so is all that follows."""
+    train_seconds: Count | None = None
+    """Of one core."""
+    tokens_per_second: Count | None = None
+    memory_bytes: Count | None = None
+    first_loss: Count | None = None
+    """On dev, nats a token: before the first step, and after the last."""
+    last_loss: Count | None = None
+    sandbox: str = Field(default="", max_length=40)
+    seconds: Count = 0
+
+
+Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder, Field(discriminator="kind")]
 
 
 class Limits(Message):
@@ -388,7 +447,8 @@ class Finish(Message):
     reason: str = Field(default="", max_length=500)
     """A sentence that the contributor understands."""
     result: dict[str, Any] = {}
-    """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, a `Replayed`."""
+    """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, `Replayed`,
+    `Smoked`."""
     files: tuple[FileRef, ...] = ()
     """Small files that stay with the job (`run.json`), uploaded like blobs."""
     seconds: float | None = None

@@ -172,8 +172,8 @@ def learns(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Ch
         return Check(
             "learns",
             False,
-            f"Too slow: {steps:,.0f} of {asked.steps} small steps in {seconds:,.0f} s of one core, where the baseline takes "
-            "under ten for all of them. Is there a loop over positions that could be one product?",
+            f"Too slow: {steps:,.0f} of {asked.steps} small steps in {seconds:,.0f} s of one core, where the baseline "
+            "takes under ten for all of them. Is there a loop over positions that could be one product?",
         )
     first, last = losses[0], losses[-1]
     if last > first - FALL:

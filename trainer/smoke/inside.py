@@ -176,7 +176,12 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
     resolved = resolve(config, "cuda" if config.device == "cuda" else "cpu")
     size = f"depth {resolved.depth}, {resolved.sequence_length} tokens a row"
     shape = {"depth": resolved.depth, "sequence_length": resolved.sequence_length}
-    numbers: dict[str, Any] = {**shape, "preset": config.preset, "tokens_per_step": resolved.tokens_per_step, "budget": str(config.parsed_budget())}
+    numbers: dict[str, Any] = {
+        **shape,
+        "preset": config.preset,
+        "tokens_per_step": resolved.tokens_per_step,
+        "budget": str(config.parsed_budget()),
+    }
     with FakeTensorMode(allow_non_fake_inputs=True):
         try:
             model_config = configure(module, config, resolved, tokenizer, vocabulary(config, find))
