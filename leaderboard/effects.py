@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.core.cache import cache
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Case, F, Value, When
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -25,6 +26,8 @@ CLAIM = timedelta(minutes=10)
 """So long a handler may take; then another process may try."""
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(hours=1)
+NO_BROKER, NO_BROKER_SECONDS = "no-broker", 30
+"""In this process's cache: the broker did not answer just now."""
 
 Handler = Callable[[Effect], Mapping[str, Any]]
 """Makes it so, and returns what to keep in `Effect.result`."""
@@ -44,19 +47,27 @@ class Refused(Exception):
 
 def want(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
     """Ask for an effect. The same key again: done again, with the new payload. Bring the transaction of its cause."""
-    fields = {"payload": dict(payload or {}), "state": Effect.State.WANTED, "not_before": timezone.now(), "attempts": 0}
+    wanted = dict(payload or {})
     with transaction.atomic():
-        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, **fields})
+        effect, created = Effect.objects.get_or_create(key=key, defaults={"kind": kind, "payload": wanted})
         if not created:
-            # One that is being done is done once more: its version has changed when it is noted as done.
-            Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING).update(
-                payload=fields["payload"], version=F("version") + 1
-            )
-            Effect.objects.filter(pk=effect.pk).exclude(state=Effect.State.DOING).update(
-                version=F("version") + 1, problem="", **fields
+            # One UPDATE, so that no claim comes in between. One that is being done stays so, and is done once more:
+            # its version has changed when it is noted as done.
+            Effect.objects.filter(pk=effect.pk).update(
+                payload=wanted,
+                version=F("version") + 1,
+                state=unless_doing("state", Effect.State.WANTED),
+                not_before=unless_doing("not_before", timezone.now()),
+                attempts=unless_doing("attempts", 0),
+                problem=unless_doing("problem", ""),
             )
         transaction.on_commit(lambda: soon(effect.pk))
     return effect
+
+
+def unless_doing(field: str, value: Any) -> Case:
+    """Return SQL for `value`, or what the field has while the effect is being done."""
+    return Case(When(state=Effect.State.DOING, then=F(field)), default=Value(value, Effect._meta.get_field(field)))
 
 
 def want_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:
@@ -69,13 +80,19 @@ def want_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> 
 
 
 def soon(pk: int) -> None:
-    """Ask a worker to do it. Without a broker the schedule comes by within seconds."""
+    """Ask a worker to do it. The row is what counts: without a broker the schedule comes by within seconds.
+
+    A broker that did not answer is left alone for a while, lest every request wait for it.
+    """
     from leaderboard import tasks
 
+    if cache.get(NO_BROKER):
+        return
     try:
         tasks.carry_out.apply_async((pk,), retry=False)
-    except Exception as error:  # the row is what counts
+    except Exception as error:
         logger.warning("Effect %s waits for the schedule: %s", pk, error)
+        cache.set(NO_BROKER, True, NO_BROKER_SECONDS)
 
 
 def carry_out(pk: int) -> None:

@@ -23,7 +23,8 @@ from leaderboard.effects import Later, Refused
 from leaderboard.github.credentials import Credentials
 
 VERSION = "2022-11-28"
-TIMEOUT = 20.0
+TIMEOUT = httpx.Timeout(20.0, connect=5.0)
+OUTAGE_WAIT = timedelta(seconds=10)
 SECONDARY_WAIT = timedelta(minutes=1)
 """What GitHub asks for when it names no time of its own."""
 LONGEST_WAIT = timedelta(hours=1)
@@ -118,7 +119,9 @@ class Connection:
         except httpx.InvalidURL as error:
             raise Refused("GITHUB_API_URL is not an address.") from error
         except httpx.TransportError as error:
-            raise Later(f"GitHub cannot be reached: {error or type(error).__name__}") from error
+            reason = f"GitHub cannot be reached: {error or type(error).__name__}"
+            self.pause(OUTAGE_WAIT, reason)  # what else is due does not wait for the same timeout, one after another
+            raise Later(reason) from error
 
     def judge(self, response: httpx.Response) -> None:
         """Raise what a caller should know of an answer that is not a success."""
