@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from trainer.data.loader import in_order
+from trainer.data.loader import NOT_LEARNED, in_order
 from trainer.failures import ModelFailure, models_fault
 from trainer.metrics import Metrics
 from trainer.progress import TrainingProgress
@@ -32,7 +32,7 @@ def validate(run: Run, metrics: Metrics, progress: TrainingProgress) -> None:
 @torch.no_grad()
 def dev_loss(run: Run) -> dict[str, float]:
     """Return nats per token and bits per byte of text. Targets that stand for no text (end of text) are left out, so
-    that another tokenizer or a scorer of single documents measures the same thing."""
+    that another tokenizer or a scorer of single documents measures the same thing; so are those not learned."""
     resolved, device = run.resolved, run.fabric.device
     bytes_of = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -43,10 +43,11 @@ def dev_loss(run: Run) -> dict[str, float]:
         y = targets.to(device).flatten()
         with models_fault("while it was evaluated"):
             losses = run.model(inputs.to(device), targets.to(device), each=True)
-        counted = bytes_of[y] > 0
+        sizes = bytes_of[y.clamp(min=0)] * (y != NOT_LEARNED)
+        counted = sizes > 0
         nats += losses[counted].double().sum()
         tokens += counted.sum()
-        text_bytes += bytes_of[y].sum()
+        text_bytes += sizes.sum()
     return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
 
 

@@ -28,7 +28,7 @@ from trainer import checkpoint, failures, flops, integrity, launch, optim
 from trainer.budget import Budget
 from trainer.config import TrainConfig, parse
 from trainer.data.dataset import DamagedDataset
-from trainer.data.loader import in_order
+from trainer.data.loader import NOT_LEARNED, in_order
 from trainer.devices import memory_bytes
 from trainer.evaluation import validate
 from trainer.failures import Interrupted, ModelFailure, models_fault
@@ -172,14 +172,15 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
     optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction))
     inputs, targets = run.loader.next()
     total = torch.zeros((), device=run.fabric.device)
+    learned = max(1, int((targets != NOT_LEARNED).sum()))
     for part in range(0, run.resolved.rows, run.resolved.micro_batch):
         rows = slice(part, part + run.resolved.micro_batch)
         x, y = (half[rows].to(run.fabric.device, non_blocking=True) for half in (inputs, targets))
         # Other devices are waited for once a step.
         with run.fabric.no_backward_sync(run.model, enabled=rows.stop < run.resolved.rows):
             with models_fault("in a forward pass"):
-                # Each part's share of the mean over this device's rows; gradients are averaged over devices.
-                loss = run.model(x, y) / targets.numel()
+                # Each part's share of the mean over this device's targets; gradients are averaged over devices.
+                loss = run.model(x, y) / learned
             with models_fault("in a backward pass"):
                 run.fabric.backward(loss)
         total += loss.detach()

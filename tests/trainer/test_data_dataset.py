@@ -209,7 +209,7 @@ def test_a_damaged_file_is_named(books: Path, tmp_path: Path) -> None:
     [
         (lambda text: text[:100], "cannot be read"),
         (lambda text: "[]", "not of format 1"),
-        (lambda text: text.replace('"format": 1', '"format": 2'), "not of format 1"),
+        (lambda text: text.replace('"format": 1', '"format": 3'), "not of format 1"),
         (lambda text: text.replace('"documents"', '"papers"'), "lacks 'documents'"),
         (lambda text: text.replace('"bytes": ', '"bytes": 1'), "its hash does not fit"),
         (lambda text: text.replace("train/00000.bin", "../../secret"), "its hash does not fit"),

@@ -2,7 +2,8 @@
 
 manifest.json         written last: counts, hashes, where it came from
 tokenizer.json
-train/00000.bin ...   little-endian uint16 or uint32; every document after an end-of-text token
+train/00000.bin ...   little-endian uint16 or uint32; every document after an end-of-text token. In format 2 always
+                      uint32, with the highest bit set in the tokens of a prompt, which are read and not learned
 dev/00000.bin
 test/documents.jsonl  {"id", "text"} one per line; absent where only training happens
 """
@@ -23,7 +24,7 @@ import tokenizers
 
 from trainer.data.corpora import Document, find_corpus
 from trainer.data.locks import locked
-from trainer.data.preparation import FORMAT, MANIFEST, SPLITS, build, content_hash
+from trainer.data.preparation import FORMAT, MANIFEST, PROMPTED, SPLITS, build, content_hash
 from trainer.data.progress import Reporter
 from trainer.data.shards import DamagedDataset, DatasetError, Shard, TokenStream, damaged, token_type
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec
@@ -65,7 +66,8 @@ class Dataset:
         """The shards of train or dev."""
         assert split in ("train", "dev"), f"the {split} split has no tokens on disk"
         self._check_sizes(split)
-        dtype = token_type(self.manifest["tokenizer"]["vocabulary_size"])
+        prompted = self.manifest["format"] == PROMPTED
+        dtype = token_type(self.manifest["tokenizer"]["vocabulary_size"], prompted)
         rows = self.manifest["splits"][split]["shards"]
         return [Shard(self.folder / row["path"], dtype, row["tokens"]) for row in rows]
 
@@ -214,8 +216,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DatasetError(f"{path} is not of format {FORMAT}, the one that this version reads")
+    if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, PROMPTED):
+        raise DatasetError(f"{path} is not of format {FORMAT} or {PROMPTED}, which this version reads")
     try:
         correct = content_hash(manifest) == manifest["hash"] and set(manifest["splits"]) == set(SPLITS)
         paths = [shard["path"] for split in manifest["splits"].values() for shard in split["shards"]]

@@ -15,7 +15,10 @@ import torch
 
 from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.permutation import shuffled
-from trainer.data.shards import TokenStream
+from trainer.data.shards import GIVEN, TokenStream
+
+NOT_LEARNED = -100
+"""In place of a target that no loss is taken of (cross-entropy's `ignore_index`): a part of a prompt."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 State = dict[str, Any]
@@ -29,7 +32,7 @@ class Loader(Protocol):
     """The share of the text's tokens that rows leave out."""
 
     def next(self) -> Batch:
-        """(inputs [B, T], targets [B, T]), int64 on the CPU: targets are the inputs one step on."""
+        """(inputs [B, T], targets [B, T]), int64 on the CPU: targets are the inputs one step on, or NOT_LEARNED."""
 
     def state(self) -> State:
         """All that it takes to go on behind the last batch."""
@@ -109,6 +112,8 @@ def batch_of(stream: TokenStream, starts: list[int] | range, length: int) -> Bat
 
 
 def in_and_out(rows: np.ndarray) -> Batch:
-    """Inputs and targets of rows `[B, T + 1]`."""
-    tokens = torch.from_numpy(rows)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    """Inputs and targets of rows `[B, T + 1]`, in which tokens may be `GIVEN`."""
+    learned = rows
+    if (given := rows >= GIVEN).any():
+        rows, learned = np.where(given, rows - GIVEN, rows), np.where(given, NOT_LEARNED, rows)
+    return torch.from_numpy(rows)[:, :-1].contiguous(), torch.from_numpy(learned)[:, 1:].contiguous()

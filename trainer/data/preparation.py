@@ -19,15 +19,18 @@ import numpy as np
 from trainer.data import splits
 from trainer.data.corpora import Corpus, Document
 from trainer.data.progress import Reporter
-from trainer.data.shards import DatasetError, FileWriter, ShardWriter, token_type
+from trainer.data.shards import GIVEN, DatasetError, FileWriter, ShardWriter, token_type
 from trainer.data.spool import Spool
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, train_bpe
 
 FORMAT = 1
+PROMPTED = 2
+"""The format of a dataset in which some documents begin with a prompt."""
 MANIFEST = "manifest.json"
 SAMPLE = 4 << 20  # bytes of text that a tokenizer is trained on, spread over the train split
 BATCH = 2 << 20  # bytes of text tokenised at once
 Advance = Callable[[int], None]  # called with bytes of text done
+Encoded = tuple[Document, list[int]]  # with `GIVEN` in the ids of its prompt
 SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 
 
@@ -71,10 +74,11 @@ def _write(
         spool, assigned = _split(documents, pieces)
         tokenizer = spec.given or _train_tokenizer(spool, assigned, spec, reporter)
         tokenizer.save(folder / "tokenizer.json")
-        rows = _tokenise(folder, spool, assigned, tokenizer, reporter)
+        dtype = token_type(tokenizer.vocabulary_size, documents.prompted)
+        rows = _tokenise(folder, spool, assigned, tokenizer, dtype, reporter)
     shutil.rmtree(work)
     manifest = {
-        "format": FORMAT,
+        "format": PROMPTED if documents.prompted else FORMAT,
         **about,
         "tokenizer": {
             "spec": spec.text,
@@ -165,15 +169,24 @@ def _sample(spool: Spool, numbers: np.ndarray) -> Iterator[str]:
 
 
 def _tokenise(
-    folder: Path, spool: Spool, assigned: np.ndarray, tokenizer: Tokenizer, reporter: Reporter
+    folder: Path,
+    spool: Spool,
+    assigned: np.ndarray,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+    reporter: Reporter,
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     with reporter.phase("Tokenising", int(spool.lengths.sum())) as phase:
         for split, code in SPLITS.items():
             numbers = np.flatnonzero(assigned == code)
             batches = _batches(spool, numbers)
-            write = _write_documents if split == "test" else _write_tokens
-            shards = write(folder, split, batches, tokenizer, phase.advance)
+            encoded = _encoded(batches, tokenizer, phase.advance)
+            shards = (
+                _write_documents(folder, split, encoded)
+                if split == "test"
+                else _write_tokens(folder, split, encoded, tokenizer.end_of_text, dtype)
+            )
             rows[split] = {
                 "documents": len(numbers),
                 "tokens": sum(shard["tokens"] for shard in shards),
@@ -197,35 +210,39 @@ def _batches(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
 
 
 def _write_tokens(
-    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
+    folder: Path, split: str, encoded: Iterator[Encoded], end_of_text: int, dtype: np.dtype[Any]
 ) -> list[dict[str, Any]]:
     """Packed tokens: each document after an end-of-text token, which is what a model sees before any text."""
-    with ShardWriter(folder, split, token_type(tokenizer.vocabulary_size)) as writer:
-        for _, ids in _encoded(batches, tokenizer, advance):
-            writer.add([tokenizer.end_of_text, *ids])
+    with ShardWriter(folder, split, dtype) as writer:
+        for _, ids in encoded:
+            writer.add([end_of_text, *ids])
         return writer.finish()
 
 
-def _write_documents(
-    folder: Path, split: str, batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
-) -> list[dict[str, Any]]:
+def _write_documents(folder: Path, split: str, encoded: Iterator[Encoded]) -> list[dict[str, Any]]:
     """Text, for the scorer: it is scored whatever a model's tokenizer is. Tokens are counted as in the other splits."""
     path, tokens = f"{split}/documents.jsonl", 0
     with FileWriter(folder / path) as writer:
-        for document, ids in _encoded(batches, tokenizer, advance):
+        for document, ids in encoded:
             line = json.dumps({"id": document.id, "text": document.text}, ensure_ascii=False)
             writer.write(line.encode() + b"\n")
             tokens += 1 + len(ids)
         return [{"path": path, "tokens": tokens, "size": writer.size, "sha256": writer.finish()}]
 
 
-def _encoded(
-    batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
-) -> Iterator[tuple[Document, list[int]]]:
+def _encoded(batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance) -> Iterator[Encoded]:
+    """Yield each document with its ids. Prompts are encoded by themselves, as they will be when the model is asked."""
     for batch in batches:
-        for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
-            yield document, ids
+        ids = iter(tokenizer.encode_batch([part for document in batch for part in _parts(document)]))
+        for document in batch:
+            prompt = next(ids) if document.given else []
+            yield document, [*(token | GIVEN for token in prompt), *next(ids)]
             advance(len(document.text.encode()))
+
+
+def _parts(document: Document) -> tuple[str, ...]:
+    text, given = document.text, document.given
+    return (text[:given], text[given:]) if given else (text,)
 
 
 def _sync_folder(folder: Path) -> None:

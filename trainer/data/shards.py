@@ -28,8 +28,13 @@ def damaged(path: Path, how: str) -> DamagedDataset:
     return DamagedDataset(f"{path} {how}: delete the folder {path.parent.parent} and prepare the dataset again")
 
 
-def token_type(vocabulary_size: int) -> np.dtype[Any]:
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+GIVEN = 1 << 31
+"""Set in a token that is read and not learned: a prompt's."""
+
+
+def token_type(vocabulary_size: int, prompted: bool = False) -> np.dtype[Any]:
+    """`prompted`: some tokens are `GIVEN`."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 and not prompted else "<u4")
 
 
 class FileWriter:
@@ -146,7 +151,7 @@ class TokenStream:
         return self._starts[-1]
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """[length] int64, which must lie inside the stream."""
+        """[length] int64, `GIVEN` where that is set. They must lie inside the stream."""
         assert 0 <= start <= len(self) - length
         tokens = np.empty(length, dtype=np.int64)
         done, shard = 0, bisect_right(self._starts, start) - 1

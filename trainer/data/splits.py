@@ -52,9 +52,10 @@ def cut(document: Document, size: int) -> Iterator[Document]:
     step = max(1, size * len(text) // (len(text.encode()) or 1))  # characters
     while len(text) - start > 3 * step // 2:
         end = _end_near(text, start + step, start + 3 * step // 2)
-        yield Document(f"{document.id}/{number}", text[start:end])
+        yield Document(f"{document.id}/{number}", text[start:end], min(max(document.given - start, 0), end - start))
         start, number = end, number + 1
-    yield Document(f"{document.id}/{number}" if number > 1 else document.id, text[start:])
+    name = f"{document.id}/{number}" if number > 1 else document.id
+    yield Document(name, text[start:], max(document.given - start, 0))
 
 
 def _end_near(text: str, start: int, stop: int) -> int:

@@ -1,7 +1,7 @@
 """Documents on their way into a dataset: on disk, in the order they came, each text once.
 
 A corpus may come over the network or out of an archive, and is wanted three times (to split it, to train the tokenizer
-on a sample, to tokenise it), so it is written down once. In memory stay about 40 bytes a document.
+on a sample, to tokenise it), so it is written down once. In memory stay about 50 bytes a document.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Spool:
         self._offsets = array("Q")  # where the id begins; the text follows it
         self._id_lengths = array("L")
         self._lengths = array("Q")
+        self._given = array("Q")
         self._keys = array("Q")
         self._seen = SeenKeys()
         self._end = 0
@@ -47,6 +48,11 @@ class Spool:
         """[N] uint64: bytes of UTF-8 of each text."""
         return np.array(self._lengths, dtype=np.uint64)
 
+    @property
+    def prompted(self) -> bool:
+        """Whether a part of any text is given, see `Document.given`."""
+        return any(self._given)
+
     def add(self, document: Document, room: int | None = None) -> int:
         """Write a document, cut to `room` bytes, unless its text is here already. Return the bytes it took."""
         text = document.text.encode()
@@ -61,6 +67,7 @@ class Spool:
         self._offsets.append(self._end)
         self._id_lengths.append(len(name))
         self._lengths.append(len(text))
+        self._given.append(document.given)
         self._keys.append(key)
         self._end += len(name) + len(text)
         return len(text)
@@ -70,8 +77,9 @@ class Spool:
         self._stream.seek(self._offsets[number])
         name = self._stream.read(self._id_lengths[number]).decode()
         length = self._lengths[number]
-        text = self._stream.read(min(length, limit) if limit >= 0 else length)
-        return Document(name, text.decode(errors="strict" if limit < 0 else "ignore"))  # a limit may cut a character
+        content = self._stream.read(min(length, limit) if limit >= 0 else length)
+        text = content.decode(errors="strict" if limit < 0 else "ignore")  # a limit may cut a character
+        return Document(name, text, min(self._given[number], len(text)))
 
     def documents(self, numbers: np.ndarray) -> Iterator[Document]:
         return (self.read(int(number)) for number in numbers)

@@ -13,6 +13,8 @@ class Document:
 
     id: str
     text: str
+    given: int = 0
+    """So many characters at its start are a prompt: a model reads them, and learns only what comes after."""
 
 
 class CorpusError(ValueError):

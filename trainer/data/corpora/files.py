@@ -2,7 +2,8 @@
 
 The argument is one or more globs, folders or file names with commas between them. A glob takes every file it matches
 (`**` crosses folders); a folder is walked for the endings in `TEXT_ENDINGS`. A `.jsonl` file holds one JSON object a
-line with a "text"; any other file is one document of UTF-8 text, byte for byte (but for a byte order mark). Files come
+line: with a "text", or with a "prompt" and a "response", which are read one right after the other and of which only the
+response is learned. Any other file is one document of UTF-8 text, byte for byte (but for a byte order mark). Files come
 in the order of their names below their common folder, whatever the file system, the locale or the place in the tree.
 """
 
@@ -160,21 +161,24 @@ def _json_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
         text = _decode(name, line, offset).removeprefix("\ufeff")
         offset += len(line)
         if text.strip():
-            document = Document(f"{name}:{number}", _text_field(name, number, text))
+            document = _record(name, number, text)
             if document.text:
                 yield document
 
 
-def _text_field(name: str, number: int, line: str) -> str:
+def _record(name: str, number: int, line: str) -> Document:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{name}, line {number}, is not JSON: {error}") from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise CorpusError(f'{name}, line {number}, has no "text"')
+    fields = record if isinstance(record, dict) else {}
+    parts = ("", fields.get("text")) if "text" in fields else (fields.get("prompt"), fields.get("response"))
+    if not all(isinstance(part, str) for part in parts):
+        raise CorpusError(f'{name}, line {number}, has no "text", nor a "prompt" with a "response"')
+    prompt, response = parts
+    text = prompt + response
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which is no character
         raise CorpusError(f"{name}, line {number}, holds half a surrogate pair at character {error.start}") from error
-    return text
+    return Document(f"{name}:{number}", text, given=len(prompt))
