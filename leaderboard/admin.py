@@ -17,6 +17,7 @@ from leaderboard import asking, confirmations, replays, runs, trust
 from leaderboard.confirmations import ConfirmationError
 from leaderboard.entry_admin import EntryAdmin, maintainer
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track
+from leaderboard.notice_admin import TrackHoursInline
 from leaderboard.people_admin import PeopleAdmin
 from leaderboard.replays import ReplayError
 from leaderboard.runs import RunError
@@ -58,6 +59,7 @@ class TrackAdmin(TrackModelAdmin):
     list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
     list_select_related = ("season",)
     prepopulated_fields = {"slug": ("name",)}
+    inlines = (TrackHoursInline,)
     raw_id_fields = ("start_run",)
 
 

@@ -26,6 +26,7 @@ Listener = Callable[[Sequence[Event]], None]
 LISTENERS: tuple[str, ...] = (
     "leaderboard.github.telling.heard",
     "leaderboard.commit_status.heard",
+    "leaderboard.notices.listening.heard",
 )
 """Dotted paths of `Listener`s, in the order in which they are told."""
 AT_ONCE = 200

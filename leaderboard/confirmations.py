@@ -19,9 +19,10 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from leaderboard import runs, trust
+from leaderboard import bounties, runs, trust
 from leaderboard.judged import COLUMNS, Judged, name_of
 from leaderboard.models import Entry, Run, Track
+from leaderboard.notices import sending
 from leaderboard.standings import Standings, stand
 from scheduler.models import Event
 from trainer.scoring.multiplier import Ladder, ResultsError
@@ -205,6 +206,8 @@ def crown(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
         trust.change(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes.")
     for run in confirming:
         trust.change(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
+    bounties.claim(entry)
+    sending.tell("record", entry.pk)
 
 
 def whole_runs(entry: Entry) -> QuerySet[Run]:

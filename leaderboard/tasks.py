@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC
+
 from celery import shared_task
+from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import announcing, effects, hours, ladder, results
@@ -10,6 +13,7 @@ from leaderboard import confirmations as confirming
 from leaderboard import monthly as months
 from leaderboard import nightly as nights
 from leaderboard.github import deliveries, telling
+from leaderboard.notices import sending
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -22,6 +26,13 @@ def nightly() -> None:
 def monthly() -> None:
     """The month's best entries, with seven times the budget."""
     months.depart_all(timezone.now())
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def morning_post() -> None:
+    """All aboard: once a day."""
+    with transaction.atomic():
+        sending.tell("morning", timezone.now().astimezone(UTC).date().isoformat())
 
 
 @shared_task  # type: ignore[untyped-decorator]

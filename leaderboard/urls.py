@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from leaderboard.views import board, entries, pool, runs
+from leaderboard.views import board, calendar, curves, entries, notices, pool, runs
 
 urlpatterns = [
     path("", board.board, name="board"),
@@ -16,6 +16,13 @@ urlpatterns = [
     path("runs/<int:run_id>/", runs.run, name="run"),
     path("runs/<int:run_id>/live.json", runs.run_live, name="run-live"),
     path("runs/<int:run_id>/ask/<slug:wish>/", runs.run_ask, name="run-ask"),
+    path("calendar/", calendar.calendar, name="calendar"),
+    path("calendar.ics", calendar.calendar_feed_view, name="calendar-feed"),
+    path("runs/<int:run_id>/curve.png", curves.run_picture, name="run-picture"),
+    path("runs/<int:run_id>/curve.csv", curves.run_csv, name="run-csv"),
+    path("accounts/notices/", notices.mine, name="notices"),
+    path("accounts/notices/<int:subscription_id>/<slug:wish>/", notices.act, name="notice-act"),
+    path("notices/<slug:word>/<str:token>/", notices.letter, name="notice-letter"),
     path("queue/", pool.queue, name="queue"),
     path("queue/live.json", pool.queue_live, name="queue-live"),
     path("nodes/", pool.nodes, name="nodes"),

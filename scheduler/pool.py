@@ -5,15 +5,18 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import BigIntegerField, DateTimeField, F, Q
 from django.utils import timezone
 
 from scheduler.health import fields
 from scheduler.models import Event, Node
+from scheduler.prepared import Later, PreparedUpdate
 from trainer import wire
 
 OFFLINE_AFTER = timedelta(minutes=2)
 """A poll is held open for a minute at most, so a node that lives is heard of more often than this."""
+UNHEARD_OF = "It has not been heard of for a while."
+"""In the Event of a node that is offline."""
 NOTED_EVERY = timedelta(seconds=5)
 """A row is not written for every call of a busy node."""
 FIRST_REST = timedelta(seconds=5)
@@ -42,11 +45,23 @@ def greet(
     lanes = lanes_wished or node.lanes
     if found != node.hardware or stale or lanes != node.lanes:
         labels = relabelled(node, hardware)
-        noted = {"hardware": found, "labels": labels, "lanes": lanes, "last_seen": now, **fields(node, health)}
-        Node.objects.filter(pk=node.pk).update(**noted)
+        told = {"hardware": found, "labels": labels, "lanes": lanes}
+        news = {name: value for name, value in told.items() if value != getattr(node, name)} | fields(node, health)
+        if news:
+            Node.objects.filter(pk=node.pk).update(last_seen=now, **news)
+        else:
+            SEEN.run(node=node.pk, now=now)
         node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
     if node.state in (Node.State.NEW, Node.State.OFFLINE):
         change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
+
+
+SEEN = PreparedUpdate(
+    lambda: (
+        Node.objects.filter(pk=Later("node", BigIntegerField())),
+        {"last_seen": Later("now", DateTimeField())},
+    )
+)
 
 
 def relabelled(node: Node, hardware: wire.Hardware) -> list[str]:
@@ -67,10 +82,7 @@ def mark_offline(now: datetime) -> int:
     """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
     silent = Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER)
     return sum(
-        change(
-            node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why="It has not been heard of for a while."
-        )
-        for node in silent
+        change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=UNHEARD_OF) for node in silent
     )
 
 
@@ -146,7 +158,8 @@ def change(node: Node, to: Node.State, *, since: list[Node.State], by: str, why:
 
 def went_well(node: Node) -> None:
     """A job came to its end here, be it the model's own failure: the machine is sound."""
-    Node.objects.filter(pk=node.pk).exclude(failures=0, rest_until=None).update(failures=0, rest_until=None)
+    if node.failures or node.rest_until:
+        Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
 
 
 def went_badly(node: Node) -> None:

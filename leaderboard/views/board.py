@@ -15,12 +15,13 @@ from django_celery_beat.models import PeriodicTask
 from leaderboard import charts, standings
 from leaderboard import multiplier_pictures as pictures
 from leaderboard.departures import departures
-from leaderboard.models import Run, Track
+from leaderboard.models import Bounty, Run, Track
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
 from leaderboard.views.results import axis_of, results, results_etag
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
+BOUNTIES = 5
 NIGHTLY = "leaderboard.tasks.nightly"
 
 
@@ -55,6 +56,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "scale": scale,
         "rows": [(row, pictures.whisker(row, scale)) for row in table.rows],
         "ladder": pictures.ladder_picture(table),
+        "bounties": Bounty.objects.shown(track)[:BOUNTIES],
         **train(here),
         "also": here[1:],
         "departures": [line for line in departures(waiting, timezone.now()) if line.run.track_id == track.pk],

@@ -1,0 +1,43 @@
+"""What all channels of apprise share. It knows the services; we know our words and what to do when one says no."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import apprise
+from apprise.attachment.memory import AttachMemory
+from django.conf import settings
+
+from leaderboard.notices.message import File
+from leaderboard.notices.undelivered import Undelivered
+
+GONE = re.compile(r"error=(401|403|404|410)\b")
+"""As apprise reports it: the address is no good, and will not be."""
+
+
+def notify(address: str, title: str, body: str, files: Iterable[File] = ()) -> None:
+    """Send through one of apprise's services. Nothing of the address gets into any log."""
+    sender = apprise.Apprise(asset=asset())
+    if not sender.add(address):
+        raise Undelivered("The address is not one that can be sent to.", for_good=True)
+    attached = [AttachMemory(file.contents, name=file.name, mimetype=file.content_type) for file in files]
+    result = sender.notify(body=body, title=title, body_format="text", attach=attached or None)
+    if result:
+        return
+    said = " ".join(str(entry.message) for entry in result.logs())
+    gone = bool(GONE.search(said))
+    raise Undelivered("The address is not valid any more." if gone else "The service did not take it.", for_good=gone)
+
+
+def asset() -> apprise.AppriseAsset:
+    """Return apprise without its own name, pictures and files."""
+    return apprise.AppriseAsset(
+        app_id=settings.SITE_NAME,
+        app_desc=settings.SITE_NAME,
+        app_url=settings.SITE_URL,
+        image_url_mask="",
+        image_url_logo="",
+        plugin_paths=[],
+        secure_logging=True,
+    )

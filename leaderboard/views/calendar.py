@@ -1,0 +1,125 @@
+"""The calendar: tonight, five weeks, the hours of the tracks, the diary; and the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from leaderboard import calendar_feed
+from leaderboard.calendar import Due, diary, months, tonight, upcoming
+from leaderboard.models import Night, Track, TrackHours
+
+WEEKS = 5
+SHOWN_NIGHTS = 14
+DAY_SECONDS = 86_400
+KEPT_SECONDS = 300
+"""Of the feed, by whoever fetches it."""
+
+
+@dataclass
+class Day:
+    """A field of the calendar."""
+
+    date: date
+    is_today: bool
+    is_past: bool
+    nights: list[Night] = field(default_factory=list)
+    due: list[Due] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of a track's week, in per cent of it."""
+
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Week:
+    """The hours of a track, drawn and in words."""
+
+    track: Track
+    bars: list[Bar]
+    stretches: list[TrackHours]
+    next: Due | None
+    is_open: bool
+
+
+@require_safe
+def calendar(request: HttpRequest) -> HttpResponse:
+    now = timezone.now()
+    due, nights = upcoming(now), diary(now)
+    context = {
+        "now": now,
+        "tonight": tonight(due, nights, now),
+        "weeks": weeks(due, nights, now),
+        "monthly": next((one for one in due if one.what == "monthly"), None),
+        "several": len({night.track_id for night in nights} | {one.track.pk for one in due if one.what != "hours"}) > 1,
+        "hours": [week(track, due, now) for track in with_hours(due)],
+        "nights": nights[:SHOWN_NIGHTS],
+        "months": months(),
+        "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
+    }
+    return render(request, "leaderboard/calendar.html", context)
+
+
+def with_hours(due: Sequence[Due]) -> list[Track]:
+    found = {one.track.pk: one.track for one in due if one.what == "hours"}
+    return sorted(found.values(), key=lambda track: (track.position, track.slug))
+
+
+def weeks(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[list[Day]]:
+    """Return five weeks (UTC), Monday first: last week, this one, and what is coming."""
+    today = now.astimezone(UTC).date()
+    first = today - timedelta(days=today.weekday() + 7)
+    days = {
+        day: Day(day, is_today=day == today, is_past=day < today)
+        for day in (first + timedelta(days=offset) for offset in range(7 * WEEKS))
+    }
+    for night in nights:
+        if night.date in days:
+            days[night.date].nights.append(night)
+    for one in due:
+        day = one.begins.astimezone(UTC).date()
+        if day in days and one.what != "hours":
+            days[day].due.append(one)
+    listed = list(days.values())
+    return [listed[at : at + 7] for at in range(0, len(listed), 7)]
+
+
+def week(track: Track, due: Sequence[Due], now: datetime) -> Week:
+    stretches = list(track.hours.all())
+    mine = [one for one in due if one.what == "hours" and one.track.pk == track.pk]
+    first = min(mine, key=lambda one: one.begins, default=None)
+    is_open = first is not None and first.begins <= now
+    return Week(track, [bar for one in stretches for bar in bars(one)], stretches, first, is_open)
+
+
+def bars(hours: TrackHours) -> list[Bar]:
+    """Return a stretch on a strip from Monday 0:00 to Sunday 24:00; one over Sunday's end comes as two."""
+    begin = hours.weekday * DAY_SECONDS + seconds(hours.start)
+    lasts = (seconds(hours.end) - seconds(hours.start)) % DAY_SECONDS or DAY_SECONDS
+    whole = 7 * DAY_SECONDS
+    over = max(0, begin + lasts - whole)
+    parts = [(begin, lasts - over), *([(0, over)] if over else [])]
+    return [Bar(round(100 * at / whole, 3), round(100 * length / whole, 3)) for at, length in parts]
+
+
+def seconds(at: time) -> int:
+    return at.hour * 3600 + at.minute * 60 + at.second
+
+
+@require_safe
+def calendar_feed_view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(
+        calendar_feed.feed(timezone.now()),
+        content_type="text/calendar; charset=utf-8",
+        headers={"Cache-Control": f"public, max-age={KEPT_SECONDS}", "Content-Disposition": 'inline; filename="train.ics"'},
+    )
