@@ -22,7 +22,6 @@ from leaderboard.github.frontmatter import Asked
 from leaderboard.intake import IntakeError
 from leaderboard.models import Effect, Entry, Installation, PullRequest, Track
 from leaderboard.repositories import MODELS, SHA, Unreachable
-from scheduler import jobs
 
 FOLLOW = "github.follow"
 TRIES = 8
@@ -259,10 +258,9 @@ def enter(pull: PullRequest, asked: Asked, track: Track) -> Entry:
     )
     Entry.objects.filter(pk=entry.pk, pull_request=None).update(pull_request=pull)
     entry.refresh_from_db()
-    if entry.pull_request_id == pull.pk:
-        intake.reopen(entry, "The pull request asks for this commit again.", actor)
+    again = entry.pull_request_id == pull.pk and intake.reopen(entry, "The pull request asks for it again.", actor)
     reworded = intake.reword(entry, title=pull.title, hypothesis=hypothesis(asked), config=asked.config)
-    if reworded or not (entry.smoke or smoking.under_way(entry)):
+    if again or reworded or not (entry.smoke or smoking.under_way(entry)):
         smoking.begin(entry, actor=actor)
     return entry
 
@@ -281,8 +279,8 @@ def leave_behind(pull: PullRequest, asked: Asked | None) -> None:
             intake.withdraw(entry, reason, f"github:{pull.author}")
         except IntakeError:
             continue  # a maintainer has rejected it meanwhile
-        if entry.smoke_job and smoking.under_way(entry):
-            jobs.cancel(entry.smoke_job, f"github:{pull.author}", reason)
+        if smoking.under_way(entry):
+            smoking.cancel(entry, reason, f"github:{pull.author}")
 
 
 def why_left(pull: PullRequest, asked: Asked | None, entry: Entry) -> str:

@@ -23,7 +23,7 @@ from leaderboard.github.telling import ANSWER, tell
 from leaderboard.intake import IntakeError
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from leaderboard.runs import RunError
-from scheduler import jobs, storage
+from scheduler import storage
 from trainer.budget import Budget
 
 COMMAND = "github.command"
@@ -322,8 +322,8 @@ def cancel(pull: PullRequest, asker: Asker, said: Said) -> str:
     stopped = []
     reason = f"{asker.login} cancelled it in the pull request."
     for entry in allowed(pull, asker, "cancel", author=True):
-        if entry.smoke_job and smoking.under_way(entry):
-            jobs.cancel(entry.smoke_job, asker.name, reason)
+        if smoking.under_way(entry):
+            smoking.cancel(entry, reason, asker.name)
             stopped.append("the smoke run")
         theirs = entry.runs.filter(state__in=Run.UNFINISHED).select_related("job", "score_job")
         if not asker.may("cancel", entry):
@@ -386,9 +386,8 @@ def approve(pull: PullRequest, asker: Asker, said: Said) -> str:
             f"A push came after this comment, or at the same time: look at {head[:8]}, then `/approve {head[:8]}`."
         )
     for entry in entries:
-        if entry.state != Entry.State.APPROVED:
-            intake.approve(entry, head, asker.user if asker.user and roles.may_approve(asker.user, entry) else None,
-                           actor=asker.name)  # fmt: skip
+        user = asker.user if asker.user and roles.may_approve(asker.user, entry) else None
+        intake.approve(entry, head, user, actor=asker.name)
     return f"Commit {head[:8]} is approved."
 
 

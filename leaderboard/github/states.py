@@ -50,7 +50,8 @@ def of(entry: Entry, now: datetime) -> State:
     runs = list(entry.runs.select_related("track", "season", "job", "entry").order_by("pk"))
     if any(is_verdict(run) for run in runs):
         return arrived(entry, runs)
-    if state := of_smoke(entry):
+    on_its_way = any(run.state in (Run.State.QUEUED, *Run.LIVE) for run in runs)
+    if not on_its_way and (state := of_smoke(entry)):
         return state
     if entry.state != Entry.State.APPROVED:
         return waits_for_approval(entry)
@@ -77,12 +78,18 @@ def of_smoke(entry: Entry) -> State | None:
     if entry.smoke.get("passed") is False:
         return State(
             "Smoke run failed",
-            f"The smoke run failed: {entry.smoke_sentence}",
+            f"The smoke run failed: {entry.smoke_sentence}{where(entry)}",
             "Push a commit that puts it right. "
             f"`dailytrain smoke {entry.architecture}` finds the same on your own machine.",
             conclusion="failure",
         )
     return None
+
+
+def where(entry: Entry) -> str:
+    """Return where it failed, as far as anybody can say."""
+    file, line, code = (entry.smoke.get(name) for name in ("file", "line", "code"))
+    return f" It is in `{file}`, line {line}: `{str(code).replace('`', '')}`." if file and line else ""
 
 
 def waits_for_approval(entry: Entry) -> State:
