@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from litgpt import GPT
 from litgpt import Config as OutsideConfig
+from litgpt.model import KVCache
 from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
@@ -75,6 +76,16 @@ def is_known(name: str) -> bool:
     return True
 
 
+@dataclass
+class Memory:
+    """What has been read: litgpt's own caches, held here and lent to the blocks for as long as they read on."""
+
+    read: int
+    """Tokens."""
+    caches: list[KVCache]
+    mask: Tensor
+
+
 class Model(LanguageModel):
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -100,6 +111,31 @@ class Model(LanguageModel):
 
     def features(self, tokens: Tensor) -> Tensor:
         return self.gpt(tokens)
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        config = self.gpt.config
+        # litgpt turns a window's cache in a ring whose mask does not follow, and latent attention has another cache.
+        if config.sliding_window_size is not None or config.latent_attention:
+            return super().advance(tokens, state)
+        memory = self.memory(tokens) if state is None else state
+        end = memory.read + tokens.size(1)
+        self.lend(memory.caches, memory.mask)
+        try:
+            positions = torch.arange(memory.read, end, device=tokens.device)
+            features = self.gpt(tokens, positions, input_pos_maxp1=end)
+        finally:
+            self.gpt.clear_kv_cache()
+        return features, Memory(end, memory.caches, memory.mask)
+
+    def memory(self, tokens: Tensor) -> Memory:
+        """Return the empty caches for rows like these."""
+        self.gpt.set_kv_cache(tokens.size(0), device=tokens.device)
+        return Memory(0, [block.attn.kv_cache for block in self.gpt.transformer.h], self.gpt.mask_cache)
+
+    def lend(self, caches: list[KVCache], mask: Tensor) -> None:
+        for block, cache in zip(self.gpt.transformer.h, caches, strict=True):
+            block.attn.kv_cache = cache
+        self.gpt.mask_cache = mask
 
     def logits(self, features: Tensor) -> Tensor:
         logits = self.head(features)[..., : self.config.vocabulary_size].float()
