@@ -6,6 +6,7 @@ What comes from inside the sandbox is a stranger's word: numbers are checked, te
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +23,8 @@ FALL = 0.2
 token comes, which is worth 1."""
 LEAST_STEPS = 100
 """A budget that pays for fewer teaches nothing: a mistake in a size."""
+SAID_BY_PYTHON = re.compile(r" \([^()]*\.py, line \d+\)$")
+"""The end of a SyntaxError."""
 DOING = {
     "imports": "while it was imported and built",
     "sizes": "while its full size was counted",
@@ -89,6 +92,7 @@ def failure(told: Mapping[str, Any], name: Name) -> Check | None:
     file = words(why.get("file"), 120)
     where = f" ({file}, line {line})" if file else ""
     reason = words(why.get("reason"), 400) or "It failed without a reason."
+    reason = SAID_BY_PYTHON.sub("", reason) if file else reason
     return Check(name, False, reason.rstrip(".") + where + ".", file, line, words(why.get("text"), 120))
 
 

@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     except ModelFailure as failure:
         if not failures.expected(failure):
             traceback.print_exception(failure.__cause__ or failure)
-        find.failed(str(failure), failure.__cause__)
+        find.failed(sentence(failure), failure.__cause__)
         return failures.MODEL
     except UnknownArchitecture as error:
         find.failed(f"{capital(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
@@ -264,6 +264,13 @@ def place(error: BaseException | None) -> dict[str, Any]:
         "line": line,
         "text": linecache.getline(file, line).strip()[:200],
     }
+
+
+def sentence(failure: ModelFailure) -> str:
+    """Return what a training says, without its advice where that is for large models."""
+    if failures.out_of_memory(failure.__cause__):
+        return f"{str(failure).partition(':')[0]}, at a small size already"
+    return str(failure)
 
 
 def capital(error: BaseException) -> str:
