@@ -1,0 +1,40 @@
+"""`manage.py connect_github`: what is missing between this site and GitHub."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from leaderboard.effects import Later, Refused
+from leaderboard.github import checklist, client
+from leaderboard.github.checklist import Item
+
+
+class Command(BaseCommand):
+    help = "Go through all that it takes to be connected to GitHub, and say what is missing (docs/github.md)."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--fix", action="store_true", help="set the webhook of our App at GitHub as it should be")
+        parser.add_argument("--redeliver", action="store_true", help="have GitHub send its last delivery again")
+
+    def handle(self, *args: Any, fix: bool, redeliver: bool, **options: Any) -> None:
+        try:
+            if fix:
+                checklist.fix(client.app())
+            missing = sum(self.show(item) for item in checklist.items())
+            if redeliver:
+                missing += self.show(checklist.redeliver(client.app()))
+        except (Refused, Later) as error:
+            raise CommandError(str(error)) from error
+        if missing:
+            raise CommandError(f"{missing} {'thing is' if missing == 1 else 'things are'} missing.")
+        self.stdout.write("The site is connected to GitHub.")
+
+    def show(self, item: Item) -> int:
+        """Print a line; return 1 for what is missing."""
+        self.stdout.write(f"[{'x' if item.ok else ' '}] {item.what}")
+        if not item.ok:
+            self.stdout.write(f"      {item.hint}")
+        return not item.ok
