@@ -139,10 +139,30 @@ exact = claimed == replayed
 print(json.dumps({"exact": exact, "deviation": 0.0 if exact else 1.5}))
 """
 
+SMOKE = """
+import json, sys
+from pathlib import Path
+import trainer.models.gpt as pure
+
+arch, words = sys.argv[1], sys.argv[2:]
+options = dict(zip(words, words[1:]))
+config = json.loads(Path(options["--config"]).read_text())
+sys.stderr.write("smoking" + chr(10))
+if config.get("breaks"):
+    raise SystemExit(1)
+entry = (Path(options["--model-source"]) / "trainer/models/gpt.py").read_text().strip()
+said = {name: options.get(name) for name in ("--sandbox", "--tokenizer", "--memory-bytes", "--peak")}
+passed = not config.get("fails")
+print(json.dumps(config.get("nonsense") or {
+    "passed": passed, "sentence": f"{arch}: {pure.NAME} smokes {entry}, {said}", "checks": [], "parameters": 7.0}))
+raise SystemExit(0 if passed else 3)
+"""
+
 FILES = {
     "trainer/__init__.py": "",
     "trainer/train.py": TRAIN,
     "trainer/probe.py": PROBE,
+    "trainer/smoke.py": SMOKE,
     "trainer/replay.py": REPLAY,
     "trainer/replay_compare.py": REPLAY_COMPARE,
     "trainer/data/__init__.py": "",
