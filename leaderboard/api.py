@@ -18,7 +18,7 @@ from ninja import NinjaAPI, Query, Schema, Status
 from ninja.decorators import decorate_view
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.security import HttpBearer
-from ninja.throttling import SimpleRateThrottle
+from ninja.throttling import BaseThrottle
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
@@ -32,13 +32,11 @@ from leaderboard.models.runs import LiveDict, RunDict
 from leaderboard.models.seasons import TrackDict
 from leaderboard.repositories import RepositoryError
 from leaderboard.standings import StandingDict
+from scheduler import pace
 from trainer.scoring.multiplier import Axis
 
 MAX_POINTS = 2000
 """Per series; a curve is thinned to it, its lowest and highest points kept."""
-ASKS = "30/h"
-"""Runs that one token may ask for. Counted in the cache: where each web process has its own, it is as much for each."""
-
 api = NinjaAPI(title=settings.SITE_NAME, version="1", urls_namespace="api", description="Runs, curves and scores.")
 
 Limit = Annotated[int, Query(ge=1, le=200)]
@@ -251,14 +249,17 @@ class Bearer(HttpBearer):
         return found
 
 
-class PerToken(SimpleRateThrottle):
-    scope = "asks"
+class PerToken(BaseThrottle):
+    """So many an hour with one token, counted as nodes' calls are."""
 
-    def get_cache_key(self, request: HttpRequest) -> str:
-        return f"asks:{request.auth.pk}"  # type: ignore[attr-defined]
+    def allow_request(self, request: HttpRequest) -> bool:
+        return pace.allows("ask", str(request.auth.pk))  # type: ignore[attr-defined]
+
+    def wait(self) -> float:
+        return pace.seconds_left("ask")
 
 
-@api.post("/runs", auth=Bearer(), throttle=[PerToken(ASKS)], response={200: Asked, 201: Asked})
+@api.post("/runs", auth=Bearer(), throttle=[PerToken()], response={200: Asked, 201: Asked})
 def ask(request: HttpRequest, wanted: Ask) -> Status[dict[str, Any]]:
     """Ask for a run of one commit. It waits for a maintainer's approval; `page` is where to watch it.
 

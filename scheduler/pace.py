@@ -21,37 +21,50 @@ PER_MINUTE = {
     "poll": 240,  # of one node
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
 }
+PER_HOUR = {
+    "ask": 30,  # for runs, with one token
+}
 DOWN = "pace:shared-is-down"
 DOWN_SECONDS = 10
 """So long a shared cache that did not answer is not asked again: waiting for it would hold everybody up."""
 
 
-def seconds_left() -> int:
-    """Return how long this minute still lasts."""
-    return 60 - int(time.time()) % 60
+def window(what: str) -> int:
+    """Return the seconds within which such calls are counted together."""
+    return 3600 if what in PER_HOUR else 60
+
+
+def seconds_left(what: str = "") -> int:
+    """Return how long this minute, or what it is for such calls, still lasts."""
+    return window(what) - int(time.time()) % window(what)
 
 
 def check(what: str, who: str) -> None:
-    """Count one call; raise SlowDown when there were too many in this minute."""
-    minute = int(time.time() // 60)
-    if count(f"pace:{what}:{who}:{minute}") > PER_MINUTE[what]:
+    """Count one call; raise SlowDown when there were too many lately."""
+    if not allows(what, who):
         raise SlowDown
 
 
-def count(key: str) -> int:
-    """Return how many calls there were with this one, of all processes where that can be known."""
+def allows(what: str, who: str) -> bool:
+    """Count one call; return whether there were not too many lately."""
+    period = int(time.time() // window(what))
+    return count(f"pace:{what}:{who}:{period}", 2 * window(what)) <= {**PER_MINUTE, **PER_HOUR}[what]
+
+
+def count(key: str, seconds: int) -> int:
+    """Return how many calls there were with this one, of all processes where that can be known; forgotten in time."""
     alone = caches["default"]
     if DOWN not in alone:
         try:
-            return counted(caches["shared"], key)
+            return counted(caches["shared"], key, seconds)
         except (RedisError, OSError) as error:
             logger.warning("The shared cache does not answer (%s): each web process counts for itself", error)
             alone.set(DOWN, True, timeout=DOWN_SECONDS)
-    return counted(alone, key)
+    return counted(alone, key, seconds)
 
 
-def counted(cache: BaseCache, key: str) -> int:
-    cache.add(key, 0, timeout=120)
+def counted(cache: BaseCache, key: str, seconds: int) -> int:
+    cache.add(key, 0, timeout=seconds)
     try:
         return cache.incr(key)
     except ValueError:  # it was evicted just now

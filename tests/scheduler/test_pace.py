@@ -44,3 +44,19 @@ def test_without_what_they_share_each_counts_for_itself(monkeypatch: pytest.Monk
     pace.check("poll", "node-7")
     with pytest.raises(SlowDown):
         pace.check("poll", "node-7")
+
+
+def test_what_is_counted_by_the_hour_is_counted_together_too(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    monkeypatch.setitem(pace.PER_HOUR, "ask", 2)
+    monkeypatch.setattr(pace.time, "time", lambda: 7.2e9 + 1800)
+    key = "pace:ask:token-7:2000000"
+    process(monkeypatch, "one", redis_url)
+    pace.caches["shared"].delete(key)
+    assert pace.allows("ask", "token-7")
+    process(monkeypatch, "two", redis_url)
+    assert pace.allows("ask", "token-7")
+    assert not pace.allows("ask", "token-7")
+    assert pace.seconds_left("ask") == 1800
+    monkeypatch.setattr(pace.time, "time", lambda: 7.2e9 + 3600)
+    assert pace.allows("ask", "token-7"), "another hour"
+    pace.caches["shared"].delete_many([key, "pace:ask:token-7:2000001"])
