@@ -175,8 +175,10 @@ def follow(effect: Effect) -> Mapping[str, Any]:
         note(pull, shown)
     try:
         take_up(pull, patient=effect.attempts < TRIES)
-    finally:
+    except Later:
         tell(pull)
+        raise
+    tell(pull)
     return {"sha": pull.head_sha}
 
 
