@@ -61,6 +61,11 @@ def disk_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def no_thread(error: BaseException | None) -> bool:
+    """Is this how Python says that the machine, or a limit of it, lets no more threads run?"""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
 def process_lost(error: BaseException | None) -> bool:
     """Is this how gloo or NCCL says that another process does not answer any more?"""
     told = str(error)
@@ -75,7 +80,11 @@ def expected(error: Exception) -> bool:
     if isinstance(error, ModelFailure):
         return cause is None or out_of_memory(cause)
     return (
-        isinstance(error, ValueError | ProcessLost) or disk_full(error) or out_of_memory(error) or process_lost(error)
+        isinstance(error, ValueError | ProcessLost)
+        or disk_full(error)
+        or out_of_memory(error)
+        or no_thread(error)
+        or process_lost(error)
     )
 
 
@@ -88,6 +97,10 @@ def sentence(error: Exception) -> str:
         return f"The disk is full{where} ({full}): make room, and the same command goes on from the last checkpoint."
     if out_of_memory(error):
         return "Out of memory: make room, and the same command goes on from the last checkpoint."
+    if no_thread(error):
+        return (
+            "No thread could be started: let more processes run, and the same command goes on from the last checkpoint."
+        )
     if isinstance(error, ValueError):
         return f"{said}; the same command then goes on from the last checkpoint"
     if isinstance(error, ProcessLost) or process_lost(error):
