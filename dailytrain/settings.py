@@ -266,6 +266,7 @@ STAFF_TWO_STEP = boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.st
 """Before the admin opens to staff: a code from an app."""
 MFA_ADAPTER = "dailytrain.two_step.TwoStep"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_TOTP_TOLERANCE = 1  # codes before and after: the clocks of phones differ
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
 ACCOUNT_ADAPTER = "dailytrain.signing_in.Accounts"

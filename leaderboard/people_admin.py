@@ -64,6 +64,6 @@ class PeopleAdmin(UserAdmin):
         except roles.NotAllowed as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        what = f"{roles.named(role)} {'now' if given else 'no longer'}"
-        said = f"{', '.join(changed)}: {what}." if changed else "Nothing has changed."
+        what = f"{'Now' if given else 'No longer'} {roles.named(role)}"
+        said = f"{what}: {', '.join(changed)}." if changed else "Nothing has changed."
         self.message_user(request, said, messages.SUCCESS if changed else messages.INFO)

@@ -1,0 +1,101 @@
+"""What was done can be found again: by person, by what it was done to, by day."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from scheduler.models import Event, Node, Sponsor
+
+
+@pytest.fixture
+def mara(client: Client, db: None) -> Client:
+    client.force_login(User.objects.create_superuser("mara"))
+    return client
+
+
+@pytest.fixture
+def log(db: None) -> Node:
+    node = Node.objects.create(name="cellar")
+    Event.record("mara", node, "cellar is trusted.")
+    Event.record("site", node, "cellar went offline.")
+    old = Event.record("node:cellar", Node.objects.create(name="attic"), "attic joined.")
+    Event.objects.filter(pk=old.pk).update(at=datetime(2026, 2, 3, 12, tzinfo=UTC))
+    return node
+
+
+def shown(client: Client, question: str = "") -> list[str]:
+    page = client.get(f"/admin/scheduler/event/?{question}").content.decode()
+    return [
+        event.sentence for event in Event.objects.order_by("-at", "-pk") if f"<span>{event.sentence}</span>" in page
+    ]
+
+
+def test_everything_is_shown_newest_first(mara: Client, log: Node) -> None:
+    assert shown(mara) == ["cellar went offline.", "cellar is trusted.", "attic joined."]
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ("who=mara", ["cellar is trusted."]),
+        ("who=MARA", ["cellar is trusted."]),
+        ("day=2026-02-03", ["attic joined."]),
+        ("people=on", ["cellar is trusted."]),
+        ("what=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
+        ("what=run", []),
+        (
+            "day=never&page=x&what=node+9999999999999999999999",
+            ["cellar went offline.", "cellar is trusted.", "attic joined."],
+        ),
+    ],
+)
+def test_it_is_searched(mara: Client, log: Node, question: str, found: list[str]) -> None:
+    assert shown(mara, question) == found
+
+
+def test_one_target_is_followed_and_leads_to_its_page(mara: Client, log: Node) -> None:
+    assert shown(mara, f"what=node+{log.pk}") == ["cellar went offline.", "cellar is trusted."]
+    assert f'href="/admin/scheduler/node/{log.pk}/change/"' in mara.get("/admin/scheduler/event/").content.decode()
+
+
+def test_a_long_log_has_pages(mara: Client, log: Node) -> None:
+    start = timezone.now() - timedelta(days=1)
+    for number in range(120):
+        Event(actor="site", target_kind="node", target_id=1, sentence=f"Event {number}.", at=start).save()
+    assert len(shown(mara, "who=site")) == 100
+    assert len(shown(mara, "who=site&page=2")) == 21
+
+
+def test_sentences_are_text(mara: Client, log: Node) -> None:
+    Event.record("<b>eve</b>", log, "<script>alert(1)</script>")
+    page = mara.get("/admin/scheduler/event/").content.decode()
+    assert "<script>alert" not in page
+    assert "<b>eve" not in page
+
+
+def test_what_is_edited_by_hand_is_written_down(mara: Client, db: None) -> None:
+    owner = User.objects.create_user("lena")
+    sponsor = Sponsor.objects.create(user=owner, name="Lena")
+    mara.post(f"/admin/scheduler/sponsor/{sponsor.pk}/delete/", {"post": "yes"})
+    said = Event.objects.get(actor="mara")
+    assert (said.target_kind, said.sentence) == ("sponsor", "Deleted Lena.")
+
+
+def test_rows_are_not_deleted_by_the_dozen(mara: Client, log: Node) -> None:
+    for page in ("leaderboard/track", "scheduler/jointoken", "auth/user"):
+        assert "delete_selected" not in mara.get(f"/admin/{page}/").content.decode()
+
+
+def test_nobody_edits_the_log(mara: Client, log: Node) -> None:
+    event = Event.objects.first()
+    assert event
+    assert mara.get("/admin/scheduler/event/add/").status_code == 403
+    mara.post(f"/admin/scheduler/event/{event.pk}/change/", {"sentence": "Nothing."})
+    assert mara.post(f"/admin/scheduler/event/{event.pk}/delete/", {"post": "yes"}).status_code == 403
+    event.refresh_from_db()
+    assert event.sentence != "Nothing."
