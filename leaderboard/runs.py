@@ -109,7 +109,8 @@ def tracks() -> dict[str, str]:
     return dict(Track.objects.in_order().values_list("slug", "name"))
 
 
-def train_job(run: Run, release: Blob) -> dict[str, Any]:
+def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
+    """Return the fields of its job; without a release, of one that is only thought of."""
     limits = run.track.training_limits(run.part)
     return {
         "kind": "train",

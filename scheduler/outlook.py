@@ -113,6 +113,12 @@ class Outlook:
             return self._prospect(None, lines.line_of(job), None, None)
         return Prospect(None, job.reason)
 
+    def if_queued(self, job: Job) -> Prospect:
+        """Return what could be said of a job without a row if it stood behind all that wait. No query."""
+        line = lines.line_of(job)
+        begins = min((lane.next_at for lane in self._fitting(line) if lane.next_at), default=None)
+        return self._prospect(None, line, begins, begins + self.durations.of(job) if begins else None)
+
     def _lanes(self) -> Iterator[Lane]:
         """Yield the lanes of all nodes that are here. Three queries."""
         active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")

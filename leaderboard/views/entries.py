@@ -8,8 +8,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import condition, require_safe
 
+from leaderboard import estimates, smoking, standings
 from leaderboard import multiplier_pictures as pictures
-from leaderboard import standings
 from leaderboard.judged import name_of
 from leaderboard.models import Entry
 from leaderboard.standings import Standings
@@ -21,7 +21,7 @@ from trainer.scoring.multiplier import AXES
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
     table = standings.of(found.track, axis_of(request))
     context = {
         "entry": found,
@@ -29,6 +29,8 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "axes": AXES,
         "standings": table,
         **row_of(table, found),
+        "smoking": smoking.under_way(found),
+        "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
         "events": Event.objects.about(found),
         "revision": latest_event(),
     }
