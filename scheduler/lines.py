@@ -62,7 +62,7 @@ LISTS = ("needs_labels", "excluded_nodes", "excluded_owners")
 """Of these: JSON in a row, tuples in a line."""
 
 
-def in_its_hours(now: datetime) -> Q:
+def in_its_hours(now: datetime | Later) -> Q:
     """A job that may begin now; where somebody has given it hours, it is within them."""
     return (Q(not_before=None) | Q(not_before__lte=now)) & (Q(not_after=None) | Q(not_after__gt=now))
 
@@ -156,15 +156,16 @@ def first_of(line: matching.Line, node: Node, now: datetime) -> Job | None:
     given its hours already. Bring a transaction."""
     alike = {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
     if node.max_hours is None:
-        return FIRST.first(**alike)
+        return FIRST.first(**alike, now=now)
     half = timedelta(hours=node.max_hours) / 2
-    return FIRST_FOR_HOURS.first(**alike, node=node.pk, since=now - HANDED_ON, half=half)
+    return FIRST_FOR_HOURS.first(**alike, node=node.pk, since=now - HANDED_ON, half=half, now=now)
 
 
 def firsts() -> QuerySet[Job]:
     """Return the first job of a line whose FIELDS are told later."""
     alike = {name: Later(name, Job._meta.get_field(name)) for name in FIELDS}
-    waiting = Job.objects.filter(state=Job.State.QUEUED, **alike).select_related("release", "entry")
+    begins = in_its_hours(Later("now", DateTimeField()))
+    waiting = Job.objects.filter(begins, state=Job.State.QUEUED, **alike).select_related("release", "entry")
     if connection.features.has_select_for_update_skip_locked:
         waiting = waiting.select_for_update(skip_locked=True, of=("self",))
     return waiting.order_by("queued_at", "pk")

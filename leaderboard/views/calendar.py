@@ -31,6 +31,13 @@ class Day:
     is_past: bool
     nights: list[Night] = field(default_factory=list)
     due: list[Due] = field(default_factory=list)
+    is_far: bool = False
+    """Beyond next week, where one night is like another."""
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether a narrow page, which lists the days, needs it."""
+        return bool(self.nights) or any(one.what == "monthly" or not self.is_far for one in self.due)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def weeks(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[li
     today = now.astimezone(UTC).date()
     first = today - timedelta(days=today.weekday() + 7)
     days = {
-        day: Day(day, is_today=day == today, is_past=day < today)
+        day: Day(day, is_today=day == today, is_past=day < today, is_far=day > today + timedelta(days=7))
         for day in (first + timedelta(days=offset) for offset in range(7 * WEEKS))
     }
     for night in nights:
@@ -121,5 +128,8 @@ def calendar_feed_view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(
         calendar_feed.feed(timezone.now()),
         content_type="text/calendar; charset=utf-8",
-        headers={"Cache-Control": f"public, max-age={KEPT_SECONDS}", "Content-Disposition": 'inline; filename="train.ics"'},
+        headers={
+            "Cache-Control": f"public, max-age={KEPT_SECONDS}",
+            "Content-Disposition": 'inline; filename="train.ics"',
+        },
     )

@@ -1,0 +1,75 @@
+"""A job with hours is begun within them and not outside, whatever asks."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from django.utils import timezone
+from station import make_job, make_node
+
+from scheduler import leases, lines, outlook
+from scheduler.models import Job
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "taken"),
+    [
+        (None, None, True),
+        (-HOUR, HOUR, True),
+        (-HOUR, None, True),
+        (None, HOUR, True),
+        (HOUR, 2 * HOUR, False),
+        (-2 * HOUR, -HOUR, False),
+    ],
+)
+def test_it_begins_in_its_hours_only(begins: timedelta | None, ends: timedelta | None, taken: bool) -> None:
+    now = timezone.now()
+    node, _ = make_node()
+    make_job(not_before=at(now, begins), not_after=at(now, ends))
+    assert (leases.claim(node) is not None) == taken
+
+
+def at(now: datetime, offset: timedelta | None) -> datetime | None:
+    return None if offset is None else now + offset
+
+
+def test_a_stale_look_at_the_queue_does_not_let_it_begin_late() -> None:
+    now = timezone.now()
+    node, _ = make_node()
+    job = make_job(not_before=now - HOUR, not_after=now + HOUR)
+    seen = lines.read(now)
+    Job.objects.filter(pk=job.pk).update(not_after=now - HOUR / 60)
+    assert leases.claim(node, queue=seen) is None
+
+
+def test_others_go_on_meanwhile() -> None:
+    node, _ = make_node()
+    make_job(priority=Job.Priority.NIGHTLY, not_before=timezone.now() + HOUR)
+    free = make_job()
+    granted = leases.claim(node)
+    assert granted
+    free.refresh_from_db()
+    assert free.state == Job.State.LEASED
+
+
+def test_its_outlook_says_for_what_it_waits() -> None:
+    make_node()
+    opens = timezone.now() + 30 * HOUR
+    job = make_job(not_before=opens, not_after=opens + HOUR)
+    prospect = outlook.of(job, timezone.now())
+    assert prospect.begins_at == opens
+    assert prospect.reason.startswith("It starts in the hours of its track only. They begin at ")
+
+
+def test_an_interrupted_job_waits_for_its_hours_again() -> None:
+    node, _ = make_node()
+    now = timezone.now()
+    job = make_job(not_before=now - HOUR, not_after=now + HOUR)
+    assert leases.claim(node)
+    Job.objects.filter(pk=job.pk).update(state=Job.State.QUEUED, not_after=now - HOUR / 2)
+    job.leases.all().delete()
+    assert leases.claim(node) is None
