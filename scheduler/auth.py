@@ -15,10 +15,11 @@ from typing import Literal
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import CharField, Q
 from django.utils import timezone
 
 from scheduler.models import Event, JoinToken, Lease, Node
+from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Forbidden, Unknown
 from trainer import wire
 
@@ -124,9 +125,12 @@ def admit(node: Node, join: JoinToken, message: wire.Register) -> str:
 # --- asking --------------------------------------------------------------------------------------------------------
 
 
+OF_TOKEN = Prepared(lambda: Node.objects.filter(token_hash=Later("token_hash", CharField())).order_by())
+
+
 def node_of(token: str) -> Node:
     """Return the node whose token this is; raise Unknown or Forbidden with a sentence."""
-    node = Node.objects.filter(token_hash=digest(token)).first()
+    node = OF_TOKEN.first(token_hash=digest(token))
     if node is None:
         if token.startswith("dtn_lease_"):
             raise Forbidden("This is the token of a lease, and this call needs the node's own.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import BigIntegerField, Exists, OuterRef
 from django.utils import timezone
 
 from scheduler import jobs, leases, pool
 from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.prepared import Later, Prepared
 from trainer import wire
 
 SITE_SILENT = timedelta(seconds=30)
@@ -58,9 +59,12 @@ def recover(pk: int) -> bool:
     return jobs.put_back(job, leases.SITE, "Its node is gone.", counts=True)
 
 
+HELD = Prepared(lambda: Lease.objects.filter(node=Later("node", BigIntegerField()), state=Lease.State.ACTIVE))
+
+
 def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
     """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds."""
-    for lease in Lease.objects.held_by(node):
+    for lease in HELD.rows(node=node.pk):
         if lease.pk in message.abandoned:
             leases.lose(lease, f"{node.name} was restarted.")
         elif lease.lane != message.lane:

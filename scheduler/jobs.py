@@ -22,11 +22,14 @@ def change(job: Job, to: Job.State, *, since: Sequence[Job.State], actor: str, s
     now = timezone.now()
     if to in OVER:
         fields["finished_at"] = now
-    changed = Job.objects.filter(pk=job.pk, state__in=since).update(state=to, state_since=now, **fields)
-    job.refresh_from_db()
-    if changed:
-        Event.record(actor, job, sentence)
-    return changed == 1
+    fields |= {"state": to, "state_since": now}
+    if not Job.objects.filter(pk=job.pk, state__in=since).update(**fields):
+        job.refresh_from_db()
+        return False
+    for name, value in fields.items():  # the row is ours until the transaction ends
+        setattr(job, name, value)
+    Event.record(actor, job, sentence)
+    return True
 
 
 # --- what people ask -----------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from itertools import islice
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import F, Value
+from django.db.models import BigIntegerField, DateTimeField, F, TextField, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
-from scheduler.models import Event, Job, Lease, Node
+from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from scheduler.prepared import Later, Prepared, PreparedUpdate
 from scheduler.refusals import Over
 from trainer import wire
 
@@ -83,15 +84,26 @@ def take(
         return None
 
 
+TAKEN = {"state": Job.State.LEASED, "reason": "", **jobs.UNASKED}
+CLAIM = PreparedUpdate(
+    lambda: (
+        Job.objects.filter(pk=Later("job", BigIntegerField()), state=Job.State.QUEUED),
+        {**TAKEN, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())},
+    )
+)
+SPECIFY = PreparedUpdate(
+    lambda: (Lease.objects.filter(pk=Later("lease", BigIntegerField())), {"spec": Later("spec", TextField())})
+)
+LAST = Prepared(lambda: Checkpoint.objects.filter(job=Later("job", BigIntegerField())).order_by("-step")[:1])
+
+
 def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
     """Claim the job with one conditional UPDATE and make its lease; None when another asker was faster."""
     now = timezone.now()
-    taken = {"state": Job.State.LEASED, "state_since": now, "reason": "", **jobs.UNASKED}
-    claimed = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(attempts=F("attempts") + 1, **taken)
-    if claimed != 1:
+    if CLAIM.run(job=job.pk, now=now) != 1:
         return None
-    for name, value in {**taken, "attempts": job.attempts + 1}.items():  # nobody else can have changed it
-        setattr(job, name, value)
+    for name, value in {**TAKEN, "state_since": now, "attempts": job.attempts + 1}.items():
+        setattr(job, name, value)  # nobody else can have changed it
     token = auth.new_token("lease")
     gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
     lease = Lease.objects.create(
@@ -106,7 +118,7 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
         expires_at=now + lease_time(),
     )
     spec = wire.encode(specify(job, lease, now))
-    Lease.objects.filter(pk=lease.pk).update(spec=spec)
+    SPECIFY.run(lease=lease.pk, spec=spec)
     lease.spec = spec
     kind_of(job).leased(job, lease)
     Event.record(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}.")
@@ -117,7 +129,7 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
 
 def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
     """Return what the node is told to do; raise Unorderable when the kind cannot say."""
-    last = job.checkpoints.last()
+    last = LAST.first(job=job.pk)
     try:
         resume = wire.Checkpoint.model_validate(last.manifest) if last else None
         return wire.JobSpec(
@@ -165,6 +177,10 @@ def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
 # --- being rid of it -------------------------------------------------------------------------------------------------
 
 
+ASKED = ("state", "stop_requested", "stop_reason", "hold_requested", "failures", "result")
+"""Of a job: what may have changed since the call that ends its lease was let in."""
+
+
 @transaction.atomic
 def finish(lease: Lease, message: wire.Finish) -> None:
     """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
@@ -175,7 +191,7 @@ def finish(lease: Lease, message: wire.Finish) -> None:
             return
         raise Over
     job, node, actor = lease.job, lease.node, pool.actor(lease.node)
-    job.refresh_from_db()
+    job.refresh_from_db(fields=ASKED)
     if job.stop_requested == "cancel":
         jobs.end_cancelled(job, actor)
     elif message.outcome == "done":

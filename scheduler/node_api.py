@@ -92,8 +92,8 @@ def register(request: Asked, message: wire.Register) -> wire.Registered:
     return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
 
 
-@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS}, exclude_none=True)
-async def poll(request: Asked, message: wire.Poll) -> wire.Action:
+@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS})
+async def poll(request: Asked, message: wire.Poll) -> HttpResponse:
     """A free node asks what to do. The question stays open for a while if there is nothing."""
     question = polls.Question(request.auth, message)
     deadline = time.monotonic() + message.wait_seconds
@@ -101,7 +101,8 @@ async def poll(request: Asked, message: wire.Poll) -> wire.Action:
     while answer is None and (left := deadline - time.monotonic()) > 0:
         await asyncio.sleep(min(polls.TICK_SECONDS, left))
         answer = await sync_to_async(polls.ask_again)(question)
-    return answer or question.nothing()
+    action = answer or question.nothing()  # written out here: ninja would check once more what we have just made
+    return HttpResponse(action.model_dump_json(exclude_none=True), content_type="application/json")
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------

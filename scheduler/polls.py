@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from django.db import connections
 from django.utils import timezone
 
@@ -17,6 +18,24 @@ TICK_SECONDS = 1.0
 BUSY_SECONDS = 5.0
 PAUSE_SECONDS = 30.0
 CLOCKS_DIFFER = timedelta(seconds=2)
+
+
+class Patrol:
+    """The background work may be down, and must not hold up the queue: questions see to expired leases too, one of them
+    in each `settings.QUEUE_READ_SECONDS` for all of this process."""
+
+    def __init__(self) -> None:
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    def see_to_expired(self, now: datetime) -> None:
+        if timedelta() <= now - self._last < timedelta(seconds=settings.QUEUE_READ_SECONDS):
+            return
+        self._last = now
+        if Lease.objects.expired(now).exists():
+            expiry.sweep(now)
+
+
+PATROL = Patrol()
 
 
 @dataclass
@@ -35,8 +54,7 @@ class Question:
         now = timezone.now()
         message = self.message
         pool.greet(self.node, message.hardware, message.health, message.lanes_wished)
-        if Lease.objects.expired(now).exists():
-            expiry.sweep(now)  # the background work may be down, and must not hold up the queue
+        PATROL.see_to_expired(now)
         if held := expiry.give_up(self.node, self.message, now):
             return idle(BUSY_SECONDS, f"This node still holds lease {held.pk}; it ends when it is not heard of.")
         return self.not_now(now) or self.look(now)

@@ -6,9 +6,12 @@ from collections.abc import Collection
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
+from django.db.models import BigIntegerField
+
 from scheduler import windows
 from scheduler.matching import Seeker
 from scheduler.models import Node, Window
+from scheduler.prepared import Later, Prepared
 from trainer import wire
 
 HOUR = 3600.0
@@ -56,7 +59,10 @@ def gpus_of(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
 
 def windows_of(node: Node) -> list[Window]:
     """Return the node's windows, if its owner lends it in windows: then one query."""
-    return list(node.windows.all()) if node.available == Node.Available.WINDOWS else []
+    return WINDOWS.rows(node=node.pk) if node.available == Node.Available.WINDOWS else []
+
+
+WINDOWS = Prepared(lambda: Window.objects.filter(node=Later("node", BigIntegerField())))
 
 
 def seconds_left(node: Node, now: datetime, lent: Collection[Window] | None = None) -> float | None:

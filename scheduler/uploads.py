@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -138,8 +138,10 @@ def require_active(lease: Lease) -> None:
         raise Over
 
 
-def possessed(job: Job, files: Iterable[wire.FileRef]) -> dict[str, Blob]:
+def possessed(job: Job, files: Collection[wire.FileRef]) -> dict[str, Blob]:
     """Return those of the files that were sent for this job before, under any of its leases."""
+    if not files:
+        return {}
     blobs = Blob.objects.filter(sha256__in={file.sha256 for file in files}).filter(
         Q(uploaded_under__job=job) | Q(checkpoints__job=job) | Q(pk__in=JobFile.objects.filter(job=job).values("blob"))
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 ALWAYS, WINDOWS, UNTIL = "always", "windows", "until"
@@ -57,7 +58,22 @@ def stretches(windows: Collection[Weekly], timezone: str, now: datetime) -> list
     known = zone(timezone)
     if known is None:
         return []
-    found = [instants(begin, end, known) for begin, end in merged(windows, now.astimezone(known).date())]
+    lent = tuple(Lent(window.weekday, window.start, window.end) for window in windows)
+    return around(lent, known, now.astimezone(known).date())
+
+
+class Lent(NamedTuple):
+    """A `Weekly` by itself."""
+
+    weekday: int
+    start: time
+    end: time
+
+
+@lru_cache(maxsize=10_000)
+def around(windows: tuple[Lent, ...], zone: ZoneInfo, today: date) -> list[tuple[datetime, datetime]]:
+    """Return the stretches of the weeks around a day; asked with every call of a node, and the same all day."""
+    found = [instants(begin, end, zone) for begin, end in merged(windows, today)]
     return [(begin, end) for begin, end in found if begin < end]
 
 

@@ -15,9 +15,11 @@ from datetime import timedelta
 from functools import partial
 
 from django.conf import settings
+from django.db.models import BigIntegerField, DateTimeField
 
-from scheduler import expiry, leases, polls, preemption, storage, uploads
+from scheduler import expiry, leases, lines, polls, preemption, storage, uploads
 from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.prepared import Later, Prepared, PreparedUpdate
 from scheduler.simulation.books import Books, Outcome, close
 from scheduler.simulation.clock import Clock, virtual_time
 from scheduler.simulation.demand import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
@@ -35,6 +37,15 @@ FAREWELLS = (85, 30)
 """Seconds before the end of a window, or of what an owner lends to one run, at which a heartbeat is simulated."""
 
 Happening = Callable[[], None]
+
+NODE = Prepared(lambda: Node.objects.filter(pk=Later("node", BigIntegerField())).order_by())
+LEASE = Prepared(lambda: Lease.objects.filter(pk=Later("lease", BigIntegerField())).select_related("job", "node"))
+KEEP = PreparedUpdate(
+    lambda: (
+        Lease.objects.filter(pk=Later("lease", BigIntegerField())),
+        {"expires_at": Later("until", DateTimeField())},
+    )
+)
 
 
 @dataclass
@@ -74,8 +85,8 @@ class Simulation:
         self.demand = Demand(nodes, self.draw, storage.keep(b"a release"))
         self.runs: dict[int, Run] = {}
         """By lease."""
-        self.parked: dict[int, Machine] = {}
-        """Machines that asked and got nothing, by node."""
+        self.parked: dict[int, polls.Question] = {}
+        """Questions of machines for which there was nothing, by node: as if they were held open."""
         self.stirred = False
         """Something has come into the queue since the parked machines last asked."""
         self._events: list[tuple[float, int, Happening]] = []
@@ -93,7 +104,8 @@ class Simulation:
             time, _, happening = heapq.heappop(self._events)
             self.clock.seconds = time
             happening()
-            told(time)
+            if happening == self.beat:
+                told(time)
         self.clock.seconds = self.horizon
         self.end()
 
@@ -190,23 +202,26 @@ class Simulation:
         if not machine.up or machine.lease is not None:
             return
         self.parked.pop(machine.node, None)
-        node = Node.objects.get(pk=machine.node)
+        node = NODE.rows(node=machine.node)[0]
         message = machine.message.model_copy(update={"abandoned": abandoned}) if abandoned else machine.message
-        answer = polls.Question(node, message).first()
+        question = polls.Question(node, message)
+        answer = question.first()
         if answer is not None and answer.lease is not None:
             self.starts(machine, answer.lease)
         elif node.rest_until and node.rest_until > self.clock.now:
             self.at((node.rest_until - Clock.at(0)).total_seconds() + 1, partial(self.asks, machine))
         else:
-            self.parked[machine.node] = machine
+            self.parked[machine.node] = question
 
     def wake(self) -> None:
-        """Let the parked machines ask again."""
+        """Let those parked machines ask again for which there may be something now."""
         self.stirred = False
-        parked = list(self.parked.values())
+        parked = list(self.parked.items())
         self.draw.shuffle(parked)
-        for machine in parked:
-            self.asks(machine)
+        for node, question in parked:
+            now = self.clock.now
+            if next(lines.queue(now).fitting(question.seeker(now)), None) is not None:
+                self.asks(self.by_node[node])
 
     # --- what leases do -----------------------------------------------------------------------------------------------
 
@@ -242,7 +257,7 @@ class Simulation:
         return self.runs.get(run.lease) is run
 
     def row(self, run: Run) -> Lease:
-        return Lease.objects.select_related("job", "node").get(pk=run.lease)
+        return LEASE.rows(lease=run.lease)[0]
 
     def heartbeat(self, run: Run, lease: Lease) -> wire.HeartbeatReply:
         return leases.heartbeat(lease, wire.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
@@ -258,7 +273,7 @@ class Simulation:
 
     def keep(self, lease: int) -> None:
         """Spare a living node the heartbeats that keep its lease."""
-        Lease.objects.filter(pk=lease).update(expires_at=Clock.at(2 * self.horizon))
+        KEEP.run(lease=lease, until=Clock.at(2 * self.horizon))
 
     def hands_back(self, run: Run) -> None:
         """The trainer saves where it is, and stops. One that saves nothing loses what it did."""

@@ -17,18 +17,18 @@ from django.db.models import Model
 from django.db.utils import load_backend
 from django.test.utils import override_settings
 
-from scheduler import lines
+from scheduler import lines, polls
 
 KIND = "scheduler.simulation.kind.Simulated"
 SETTINGS = {
     "JOB_KINDS": {"train": KIND, "score": KIND},
     "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
     "LEASE_SECONDS": 60.0,
-    "QUEUE_READ_SECONDS": 60.0,
+    "QUEUE_READ_SECONDS": 180.0,
 }
-"""Those of a real site, but for the last: between two questions of a simulated pool lies about a minute."""
-JOB_LASTS = timedelta(seconds=2)
-"""As in `lines.Reader`; so a whole queue is read a few times in a simulated hour."""
+"""Those of a real site, but for the last: its nodes ask more often in a second than these in minutes."""
+JOB_LASTS = timedelta(seconds=5)
+"""As in `lines.Reader`; so a whole queue is read about once in a simulated hour."""
 
 
 @contextmanager
@@ -40,13 +40,14 @@ def throwaway_database() -> Iterator[None]:
     fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
     connections["default"] = fresh
     reader, lines.READER = lines.READER, lines.Reader(JOB_LASTS)
+    patrol, polls.PATROL = polls.PATROL, polls.Patrol()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
             make_tables(fresh)
             yield
     finally:
         connections["default"] = own
-        lines.READER = reader
+        lines.READER, polls.PATROL = reader, patrol
         fresh.close()
 
 

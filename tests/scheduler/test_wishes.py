@@ -210,7 +210,7 @@ def test_the_questions_of_a_process_share_a_look_at_the_queue(
     lines.READER = lines.Reader()
     make_job(needs_labels=["h100"])
     agent.ask()
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(2):
         assert agent.ask().reason == "What waits needs a node labelled h100."
     make_job(author="bob")
     assert agent.ask().action == "idle"
