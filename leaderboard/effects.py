@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from django.core.cache import cache
 from django.db import transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Field, Value, When
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -67,7 +67,8 @@ def want(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effec
 
 def unless_doing(field: str, value: Any) -> Case:
     """Return SQL for `value`, or what the field has while the effect is being done."""
-    return Case(When(state=Effect.State.DOING, then=F(field)), default=Value(value, Effect._meta.get_field(field)))
+    kind = cast(Field[Any, Any], Effect._meta.get_field(field))
+    return Case(When(state=Effect.State.DOING, then=F(field)), default=Value(value, kind))
 
 
 def want_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effect:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 from django.conf import settings
@@ -137,9 +137,10 @@ class Client:
         except NotFound:
             return "none"
         # `permission` knows neither maintain nor triage; a role that an organisation made has a name of its own.
-        return next((level for level in LEVELS if answer.get("role_name") == level), None) or next(
-            (level for level in LEVELS if answer.get("permission") == level), "none"
-        )
+        for said in (answer.get("role_name"), answer.get("permission")):
+            if said in LEVELS:
+                return cast(Permission, said)
+        return "none"
 
     def pull(self, number: int) -> dict[str, Any]:
         """Return the pull request as GitHub shows it now."""
@@ -206,7 +207,7 @@ def ask_installation(repository: str) -> Installation:
 def main_repository() -> str:
     """Return `owner/name` of the repository whose pull requests are entries; empty where it is not on GitHub."""
     if settings.GITHUB_REPOSITORY:
-        return settings.GITHUB_REPOSITORY  # type: ignore[no-any-return]
+        return settings.GITHUB_REPOSITORY
     address = settings.MAIN_REPOSITORY.replace("git@github.com:", "https://github.com/")
     parts = urlsplit(address)
     names = parts.path.removesuffix("/").removesuffix(".git").strip("/").split("/")
