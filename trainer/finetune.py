@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer import checkpoint, lora
-from trainer.config import ConfigError, last_given
+from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
+from trainer.flags import last_given
 from trainer.models import PRESETS
 from trainer.models.base import LanguageModel
 

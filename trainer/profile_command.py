@@ -21,8 +21,9 @@ from rich.table import Column, Table
 from trainer import failures, integrity
 from trainer.arguments import Parser
 from trainer.bench import machine
-from trainer.config import TrainConfig, parse
+from trainer.config import TrainConfig
 from trainer.failures import ModelFailure
+from trainer.flags import parse
 from trainer.models import ARCHITECTURES
 from trainer.profiling import WARM_UP, measure
 from trainer.run import Run, write_whole

@@ -24,8 +24,9 @@ from rich.console import Console
 
 from trainer import failures, integrity
 from trainer.arguments import Parser
-from trainer.config import MACHINE, ConfigError, TrainConfig, parse
+from trainer.config import MACHINE, ConfigError, TrainConfig
 from trainer.failures import ModelFailure
+from trainer.flags import parse
 from trainer.models import ARCHITECTURES
 from trainer.run import Run, keep
 from trainer.setup import setup

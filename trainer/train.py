@@ -26,12 +26,13 @@ from rich.console import Console
 
 from trainer import checkpoint, failures, flops, integrity, launch, optim
 from trainer.budget import Budget
-from trainer.config import TrainConfig, parse
+from trainer.config import TrainConfig
 from trainer.data.dataset import DamagedDataset
 from trainer.data.loader import NOT_LEARNED, in_order
 from trainer.devices import memory_bytes
 from trainer.evaluation import validate
 from trainer.failures import Interrupted, ModelFailure, models_fault
+from trainer.flags import parse
 from trainer.interruption import Interruption
 from trainer.metrics import Metrics
 from trainer.models import ARCHITECTURES

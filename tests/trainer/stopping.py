@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from tiny import TINY
 
-from trainer.config import parse
+from trainer.flags import parse
 from trainer.interruption import Interruption
 from trainer.train import main
 

@@ -17,9 +17,9 @@ from trainer.config import (
     gpu_batch,
     gpu_depth,
     is_short,
-    parse,
     resolve,
 )
+from trainer.flags import parse
 
 
 def test_flags_and_file_say_the_same(tmp_path: Path) -> None:

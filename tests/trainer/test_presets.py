@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer import presets
-from trainer.config import ConfigError, TrainConfig, gpu_batch, gpu_depth, parse, resolve
+from trainer.config import ConfigError, TrainConfig, gpu_batch, gpu_depth, resolve
+from trainer.flags import parse
 from trainer.presets import PRESETS
 
 Train = Callable[..., int]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ConfigError, parse
+from trainer.config import ConfigError
+from trainer.flags import parse
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 from trainer.recipe import overridden
 

@@ -26,9 +26,10 @@ from torch._subclasses.fake_tensor import (
 )
 
 from trainer import failures, flops, integrity, optim
-from trainer.config import TrainConfig, as_flags, complete, parse, resolve, with_underscores
+from trainer.config import TrainConfig, resolve
 from trainer.data.tokenizer import Tokenizer
 from trainer.failures import ModelFailure, models_fault
+from trainer.flags import as_flags, complete, parse, with_underscores
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitecture, architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.presets import values_of
