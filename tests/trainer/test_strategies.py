@@ -17,9 +17,9 @@ from lines import numbers
 from safetensors.torch import load_file
 from stopping import train
 from tiny import TINY
-from two_processes import FLAGS
+from two_processes import FLAGS, in_fp32
 
-from trainer import checkpoint
+from trainer import checkpoint, muon
 
 HERE = Path(__file__).parent
 STRATEGIES = ("ddp", "fsdp")
@@ -45,7 +45,9 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         )
         for rank in range(2)
     ]
-    assert train(out / "single", *FLAGS, "--dataset", dataset_folder) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(muon, "units", in_fp32)
+        assert train(out / "single", *FLAGS, "--dataset", dataset_folder) == 0
     for process in both:
         errors = process.communicate(timeout=240)[1].decode()
         assert process.returncode == 0, errors
