@@ -223,7 +223,36 @@ class Smoked(Message):
     seconds: Count = 0
 
 
-Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder, Field(discriminator="kind")]
+class NotebookOrder(Message):
+    """Run one notebook of the entry's files, from its first cell to its last (`trainer.notebook`)."""
+
+    kind: Literal["notebook"] = "notebook"
+    notebook: FileRef
+    """Its place in the entry's files, and exactly the bytes that were approved."""
+    dataset: DatasetPin | None = None
+    """Laid out for it, without the test split; None: it brings all it needs."""
+    part: int = Field(default=1, ge=1)
+    """Of so many `parts`, each a job of its own."""
+    parts: int = Field(default=1, ge=1)
+    seconds: float = Field(gt=0)
+    """All its cells together."""
+    model: tuple[FileRef, ...] = Field(default=(), max_length=500)
+    """What the part before left in the folder `model/`, paths below that; this one finds it there."""
+
+
+class Executed(Message):
+    """The result of a notebook. Beside it stay with the job: `executed.ipynb`, and `model/...`."""
+
+    version: Literal[1] = 1
+    cells: int = Field(ge=0)
+    """Code cells that were run."""
+    seconds: float = Field(ge=0)
+    left: int = Field(default=0, ge=0)
+    """Files in `model/`."""
+    left_bytes: int = Field(default=0, ge=0)
+
+
+Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder | NotebookOrder, Field(discriminator="kind")]
 
 
 class Limits(Message):
@@ -448,9 +477,9 @@ class Finish(Message):
     """A sentence that the contributor understands."""
     result: dict[str, Any] = {}
     """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, `Replayed`,
-    `Smoked`."""
+    `Smoked`, `Executed`."""
     files: tuple[FileRef, ...] = ()
-    """Small files that stay with the job (`run.json`), uploaded like blobs."""
+    """Files that stay with the job (`run.json`, what a notebook left in `model/`), uploaded like blobs."""
     seconds: float | None = None
     """As in the heartbeat, once nothing runs any more; None: the last heartbeat's word stands."""
 
