@@ -44,7 +44,7 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
 chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
-	CHAOS_AGENTS=20 CHAOS_SECONDS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
+	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
 
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .

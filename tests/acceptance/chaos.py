@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -19,8 +20,10 @@ import small_release
 from graphics import GIB, Card, Smi
 from live import LiveSite
 
-STEPS, PACE, EVERY = 60, 0.03, 15
-"""Of a job: steps, seconds of each, steps from checkpoint to checkpoint."""
+STEPS, PACE = int(os.environ.get("CHAOS_STEPS", "60")), 0.03
+"""Of a job: steps, seconds of each."""
+EVERY = STEPS // 4
+"""Steps from checkpoint to checkpoint."""
 LEASE_SECONDS = 3.0
 CARDS = ((), ("NVIDIA GeForce RTX 3090",), ("NVIDIA GeForce RTX 3090",) * 2, ("NVIDIA H100 80GB HBM3",))
 """What the agents are told that they have, in turns: credit depends on it, the jobs do not."""
@@ -46,6 +49,7 @@ from scheduler.models import Job, Lease, Node
 jobs = list(Job.objects.order_by("pk").values("id", "state", "reason", "attempts"))
 leases = [
     {"job": lease.job_id, "node": lease.node_id, "state": lease.state, "seconds": lease.seconds,
+     "heard": (lease.heartbeat_at or lease.started_at).timestamp(),
      "gpus": lease.gpus, "accelerator": lease.accelerator,
      "began": lease.started_at.timestamp(), "ended": lease.ended_at and lease.ended_at.timestamp()}
     for lease in Lease.objects.order_by("job_id", "started_at")

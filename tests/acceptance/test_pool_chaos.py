@@ -19,14 +19,15 @@ from trainer import accelerators
 AGENTS = int(os.environ.get("CHAOS_AGENTS", "6"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
-JOBS = int(2 + AGENTS * SECONDS / 10)
-"""About as many as keep the pool busy that long: half of the time goes into coming back."""
+JOBS = int(2 + AGENTS * SECONDS / (STEPS * PACE) / 6)
+"""About as many as keep the pool busy that long: most of the time goes into coming back, and to the agents' machine,
+which has fewer cores than agents."""
 SHORT = {"NVIDIA GeForce RTX 3090": "RTX 3090", "NVIDIA H100 80GB HBM3": "H100"}
 CLOCK = 0.5
 """Seconds by which a meter and the site's clock may disagree."""
 
 
-@pytest.mark.timeout(SECONDS + 400)
+@pytest.mark.timeout(4 * SECONDS + 400)
 def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
@@ -41,7 +42,7 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
         try:
             pool.disturb(SECONDS, pause=6 / AGENTS)
             pool.mend(all_of_them=True)
-            site.wait(lambda: all_over(site), 60 + SECONDS, "the pool to finish what was asked of it")
+            site.wait(lambda: all_over(site), 60 + 3 * SECONDS, "the pool to finish what was asked of it")
         finally:
             pool.stop()
             site.stop_all()
@@ -122,6 +123,6 @@ def check_steps(heard: list[int], leases: list[dict[str, Any]]) -> None:
     """Every step was made, and what was charged is the time that they took."""
     assert set(heard) == set(range(1, STEPS + 1)), "every step was heard of"
     charged = sum(lease["seconds"] for lease in leases)
-    # Of a node that is killed the site knows what its last heartbeat said, a quarter of a lease ago at most.
-    unheard = len(leases) * LEASE_SECONDS / 4
+    # Of a lease that is lost the site knows what its last heartbeat said; what came until a sweep found it is lent.
+    unheard = sum(lease["ended"] - lease["heard"] for lease in leases if lease["state"] == "lost")
     assert charged >= len(heard) * PACE - unheard - CLOCK
