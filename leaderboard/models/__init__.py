@@ -7,6 +7,7 @@ from leaderboard.models.entries import Entry
 from leaderboard.models.github import Delivery, Installation, PullRequest
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
+from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.notices import Subscription
 from leaderboard.models.replays import Replay
 from leaderboard.models.runs import Run
@@ -23,6 +24,7 @@ __all__ = [
     "Installation",
     "Month",
     "Night",
+    "NotebookPart",
     "PullRequest",
     "Replay",
     "Run",

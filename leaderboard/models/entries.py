@@ -83,6 +83,8 @@ class Entry(models.Model):
     """Where the commit left `main`; empty when the two have no history in common."""
     changed_files = models.JSONField(default=list, blank=True)
     """Paths that differ from `base_sha`."""
+    notebooks = models.JSONField(default=list, blank=True)
+    """Of a notebook entry: each part, in order, as a `wire.FileRef`. The hashes are what an approval is about."""
     smoke_job = models.ForeignKey("scheduler.Job", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     """Of its last smoke run."""
     smoke = models.JSONField(default=dict, blank=True)

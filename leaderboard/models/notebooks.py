@@ -1,0 +1,24 @@
+"""The parts of a notebook run."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from leaderboard.models.runs import Run
+from scheduler.models import Job
+
+
+class NotebookPart(models.Model):
+    """One notebook of a run, and the job that runs it. A part is there from the moment its job is."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="parts")
+    number = models.PositiveIntegerField()
+    """From 1: its place in the entry's `notebooks`."""
+    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="notebook_part")
+
+    class Meta:
+        ordering = ["run", "number"]
+        constraints = [models.UniqueConstraint(fields=["run", "number"], name="one_part_per_number")]
+
+    def __str__(self) -> str:
+        return f"part {self.number} of run {self.run_id}"
