@@ -10,6 +10,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+from django.db.models import F
 from django.utils import timezone
 
 from leaderboard import runs, smoking
@@ -124,8 +125,8 @@ def tokens(track: Track, flops: float | None, step: float | None) -> float | Non
 def pace(track: Track) -> float | None:
     """Return the FLOP/s that runs of this track came to, the last ones; a part of the machines' peak before any."""
     past = Run.objects.filter(track=track, train_flops__gt=0, train_seconds__gt=0).order_by("-finished_at")
-    rates = [flops / seconds for flops, seconds in past.values_list("train_flops", "train_seconds")[:LOOKED_AT]]
+    rates = past.annotate(rate=F("train_flops") / F("train_seconds")).values_list("rate", flat=True)[:LOOKED_AT]
     if rates:
-        return median(rates)
+        return float(median(rates))
     peak = smoking.peak(matching.demand(tuple(track.needs_labels)))
     return peak * USUAL if peak else None
