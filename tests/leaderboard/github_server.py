@@ -692,11 +692,16 @@ class Handler(BaseHTTPRequestHandler):
         """No lines on stderr."""
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Nothing: who was killed while he asked does not wait for the answer."""
+
+
 @contextmanager
 def running(port: int = 0) -> Iterator[GitHub]:
     """A GitHub on a port of 127.0.0.1, until the block ends."""
     github = GitHub()
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"github": github}))
+    server = Server(("127.0.0.1", port), type("Bound", (Handler,), {"github": github}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
