@@ -198,6 +198,7 @@ JOB_KINDS = {
     "train": "leaderboard.results.Training",
     "score": "leaderboard.results.Scoring",
     "replay": "leaderboard.replays.Replaying",
+    "notebook": "leaderboard.notebooks.Executing",
     "smoke": "leaderboard.smoking.Smoking",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
@@ -312,4 +313,6 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": text("LOG_LEVEL", "INFO")},
+    # Lower, these write down the addresses that subscribers' notices go to; who knows one may write there.
+    "loggers": {name: {"level": "WARNING"} for name in ("apprise", "httpcore", "httpx", "urllib3")},
 }

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser
@@ -14,8 +14,10 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import repositories, roles, runs, smoking
+from leaderboard import notebook_series, repositories, roles, runs, smoking
 from leaderboard.models import Entry, PullRequest, Run, Track
+from leaderboard.notebook_cells import NotebookError
+from leaderboard.notebook_series import Series
 from leaderboard.repositories import MODELS, Mirror, RepositoryError
 from scheduler import storage
 from scheduler.models import Event
@@ -55,6 +57,9 @@ class Reading:
 
     @property
     def kind(self) -> Entry.Kind:
+        inside = [path for path in self.changed_files if path.startswith(MODELS)]
+        if notebook_series.names(self.changed_files) and not inside:
+            return Entry.Kind.NOTEBOOK
         outside = [path for path in self.changed_files if not path.startswith(MODELS)]
         is_open = outside or self.changes_contract or not self.base_sha
         return Entry.Kind.OPEN if is_open else Entry.Kind.ARCHITECTURE
@@ -175,31 +180,56 @@ def enter(
 ) -> Entry:
     """Make an entry of a commit (`sha` may be a branch: it is resolved now) and return it.
 
-    An empty `architecture` means the one whose file the commit changes. The same commit, architecture and track
-    give the same entry, as it is. Raises IntakeError with one sentence.
+    An empty `architecture` means the one whose file the commit changes. A commit that changes notebooks and no
+    architecture is a notebook entry, whose `architecture` is the notebook's name. The same commit, architecture and
+    track give the same entry, as it is. Raises IntakeError with one sentence.
     """
     if track.kind == Track.Kind.PLAYGROUND and not hypothesis.strip():
         raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence.")
     checked_config(config or {})
     reading = read(repository, sha)
-    architecture = architecture or reading.changed_architecture()
-    if architecture not in reading.architectures:
-        known = ", ".join(sorted(reading.architectures)) or "none"
-        raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
+    kind = kind or reading.kind
+    notebooks: list[dict[str, Any]] = []
+    if kind == Entry.Kind.NOTEBOOK:
+        series = series_of(reading, architecture, track)
+        reading, architecture = replace(reading, bundle=series.bundle), series.name
+        notebooks = [part.model_dump() for part in series.parts]
+    else:
+        architecture = known_architecture(reading, architecture)
     return keep(
         reading,
         architecture,
         track,
         actor=actor,
-        kind=kind or reading.kind,
+        kind=kind,
         title=title.strip()[:120] or f"{architecture} at {reading.sha[:8]}",
         author=(author or reading.author)[:120],
         hypothesis=hypothesis,
         url=url,
         config=dict(config or {}),
+        notebooks=notebooks,
         requested_by=requested_by,
         pull_request=pull_request,
     )
+
+
+def known_architecture(reading: Reading, wanted: str) -> str:
+    architecture = wanted or reading.changed_architecture()
+    if architecture not in reading.architectures:
+        known = ", ".join(sorted(reading.architectures)) or "none"
+        raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
+    return architecture
+
+
+def series_of(reading: Reading, wanted: str, track: Track) -> Series:
+    """Return the notebooks of a commit that are to run. They have no score, so they go where nothing is compared."""
+    if track.kind == Track.Kind.COMPETITION:
+        raise IntakeError(f"Notebooks run on community and playground tracks; {track.name} compares architectures.")
+    try:
+        name = notebook_series.choose(reading.changed_files, wanted)
+        return notebook_series.read(repositories.mirror(reading.repository), reading.sha, name)
+    except (NotebookError, RepositoryError) as error:
+        raise IntakeError(str(error)) from error
 
 
 def keep(reading: Reading, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:

@@ -128,6 +128,7 @@ def short_of_seeds(track: Track) -> Iterator[Entry]:
     entries = (
         Entry.objects.approved()
         .exclude(pk=track.season.baseline_id)
+        .exclude(kind=Entry.Kind.NOTEBOOK)
         .annotate(
             begun=Count("runs", filter=here),
             judged=Count("runs", filter=here & Q(runs__state=Run.State.FINISHED)),

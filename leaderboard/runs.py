@@ -113,13 +113,13 @@ def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
     """Return the fields of its job; without a release, of one that is only thought of."""
     limits = run.track.training_limits(run.part)
     return {
-        "kind": "train",
+        "kind": "notebook" if is_notebook(run) else "train",
         "priority": priority(run),
         "impact": run.entry.impact,
         "expected_seconds": run.expected_seconds,
         "author": run.entry.author,
         "needs_sandbox": needs_sandbox(run),
-        "checkpoint_seconds": checkpoint_seconds(run),
+        "checkpoint_seconds": run.expected_seconds if is_notebook(run) else checkpoint_seconds(run),
         "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
         **needs(run, limits),
         **hours.of(run),
@@ -184,6 +184,11 @@ def configuration(run: Run) -> dict[str, Any]:
     site = {"arch": run.entry.architecture, "budget": run.budget, "seed": run.seed}
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
     return merged(run.track.config, run.entry.config, trial, site)
+
+
+def is_notebook(run: Run) -> bool:
+    """Whether it runs a notebook, which keeps no checkpoint of ours and is not scored."""
+    return run.entry.kind == Entry.Kind.NOTEBOOK
 
 
 def needs_sandbox(run: Run) -> bool:
