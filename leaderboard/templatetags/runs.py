@@ -101,6 +101,8 @@ def checks_in_words(run: Run) -> list[str]:
 @register.filter
 def decision(entry: Entry) -> str:
     """Return how far an entry is that has no result yet."""
+    if entry.state == Entry.State.PROPOSED and entry.smoke.get("passed") is False:
+        return "Its smoke run failed. A push that mends it is a new entry, and starts another."
     return entry.reason or NEXT[Entry.State(entry.state)]
 
 
