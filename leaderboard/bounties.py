@@ -1,7 +1,7 @@
 """Bounties: the first confirmed record whose multiplier is above a bounty's goal claims it, once for ever.
 
-The multiplier is the headline one: of the confirmation runs alone, by FLOPs, as the board prints it. A record from before
-the bounty claims nothing, since claiming happens when a record is made.
+The multiplier is the headline one: of the confirmation runs alone, by FLOPs, as the board prints it. A record from
+before the bounty claims nothing, since claiming happens when a record is made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calendar: what is due when, by the schedule that Celery beat keeps, and what the last nights did.
 
-Only trains and hours are shown, by the rows that a maintainer edits in the admin (django-celery-beat, `Track.hours`), so
-the calendar and what happens cannot differ. Nothing here starts anything.
+Only trains and hours are shown, by the rows that a maintainer edits in the admin (django-celery-beat, `Track.hours`),
+so the calendar and what happens cannot differ. Nothing here starts anything.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the nightly train says about a commit of `main`, on GitHub: on the way, arrived, or broken and why.
 
-A check run, or a commit status where the site has a plain token only. What it says is read off the rows when it is said.
+A check run, or a commit status where the site has a plain token only. What it says is read off the rows when it is
+said.
 """
 
 from __future__ import annotations

@@ -73,9 +73,7 @@ def axes(draw: ImageDraw.ImageDraw, picture: charts.Picture) -> None:
         write(draw, x / SCALE, BOTTOM + 12, tick.label, 20, QUIET, "ma")
 
 
-def write(
-    draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int, colour: str, anchor: str = "la"
-) -> None:
+def write(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int, colour: str, anchor: str = "la") -> None:
     font = ImageFont.load_default(size * SCALE)  # Pillow's own: a container has no fonts
     draw.text((x * SCALE, y * SCALE), plain(text), fill=colour, font=font, anchor=anchor)
 

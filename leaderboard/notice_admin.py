@@ -1,17 +1,17 @@
-"""Bounties, subscriptions and the monthly train's diary in the admin. No address of a subscriber is shown here either."""
+"""Bounties, subscriptions and the monthly train's diary in the admin. No subscriber's address is shown here either."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.db import models
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from leaderboard import bounties
 from leaderboard.entry_admin import maintainer
 from leaderboard.models import Bounty, Month, Subscription, TrackHours
-from scheduler.models import Event
 
 if TYPE_CHECKING:
     BountyModelAdmin = admin.ModelAdmin[Bounty]
@@ -37,6 +37,7 @@ class BountyAdmin(BountyModelAdmin):
     list_filter = ("state", "track")
     readonly_fields = ("state", "claimed_by", "claimed_at", "multiplier", "created_at")
     actions = ("withdraw", "reopen")
+    formfield_overrides = {models.URLField: {"assume_scheme": "https"}}
 
     def has_delete_permission(self, request: HttpRequest, obj: Bounty | None = None) -> bool:
         return False
@@ -45,10 +46,6 @@ class BountyAdmin(BountyModelAdmin):
         """A promise that somebody has met is not changed any more."""
         fixed = ("track", "above", "reward") if obj and obj.state == Bounty.State.CLAIMED else ()
         return (*self.readonly_fields, *fixed)
-
-    def save_model(self, request: HttpRequest, obj: Bounty, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        Event.record(maintainer(request).get_username(), obj, f"{'Changed' if change else 'Offered'}: {obj}")
 
     @admin.action(description="Withdraw", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Bounty]) -> None:

@@ -18,7 +18,7 @@ class File:
 
 @dataclass(frozen=True)
 class Message:
-    """Plain text throughout: entries' titles and reasons are strangers' words, so each channel escapes it its own way."""
+    """Plain text throughout: titles and reasons are strangers' words, so each channel escapes it in its own way."""
 
     title: str
     lines: tuple[str, ...]

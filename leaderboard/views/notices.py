@@ -72,10 +72,16 @@ def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = Non
         "form": form,
         "new": new,
         "subscriptions": [
-            (one, CHANNELS[one.kind].shown(one.address), [(key, topic, key in one.topics) for key, topic in offered.items()])
+            (
+                one,
+                CHANNELS[one.kind].shown(one.address),
+                [(key, topic, key in one.topics) for key, topic in offered.items()],
+            )
             for one in Subscription.objects.filter(user=user)
         ],
-        "channels": [(kind.value, kind.label, CHANNELS[kind].ADDRESS) for kind in Subscription.Kind if CHANNELS[kind].is_there()],
+        "channels": [
+            (kind.value, kind.label, CHANNELS[kind].ADDRESS) for kind in Subscription.Kind if CHANNELS[kind].is_there()
+        ],
         "topics": offered.items(),
     }
     return render(request, "leaderboard/notices.html", context)
@@ -103,7 +109,7 @@ def act(request: HttpRequest, subscription_id: int, wish: str) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
-    """What a link in a letter leads to. Following it changes nothing, since mail programs do that too; the button does."""
+    """What a link in a letter leads to. Following it changes nothing: mail programs do that too. The button does."""
     if word not in letters.WORDS:
         raise Http404
     subscription = letters.read(word, token)

@@ -1,4 +1,7 @@
-"""What all channels of apprise share. It knows the services; we know our words and what to do when one says no."""
+"""What all channels of apprise share. It knows the services; we know our words and what to do when one says no.
+
+Each channel names its plugin, so that apprise does not load all of its hundreds, some of which start programs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable
 
 import apprise
 from apprise.attachment.memory import AttachMemory
+from apprise.plugins.base import NotifyBase
 from django.conf import settings
 
 from leaderboard.notices.message import File
@@ -16,11 +20,12 @@ GONE = re.compile(r"error=(401|403|404|410)\b")
 """As apprise reports it: the address is no good, and will not be."""
 
 
-def notify(address: str, title: str, body: str, files: Iterable[File] = ()) -> None:
-    """Send through one of apprise's services. Nothing of the address gets into any log."""
-    sender = apprise.Apprise(asset=asset())
-    if not sender.add(address):
+def notify(plugin: type[NotifyBase], address: str, title: str, body: str, files: Iterable[File] = ()) -> None:
+    """Send by a service's plugin to its address, as apprise writes it. Nothing of the address gets into any log."""
+    parsed = plugin.parse_url(address)
+    if not parsed:
         raise Undelivered("The address is not one that can be sent to.", for_good=True)
+    sender = apprise.Apprise(plugin(**{**parsed, "asset": asset()}), asset=asset())
     attached = [AttachMemory(file.contents, name=file.name, mimetype=file.content_type) for file in files]
     result = sender.notify(body=body, title=title, body_format="text", attach=attached or None)
     if result:

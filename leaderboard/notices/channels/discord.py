@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from apprise.plugins.discord import NotifyDiscord
+
 from leaderboard.models import Subscription
 from leaderboard.notices.channels import by_apprise
 from leaderboard.notices.message import Message
@@ -13,7 +15,7 @@ ADDRESS = "Webhook address: in Discord under Edit channel, Integrations, Webhook
 HOOK = re.compile(
     r"https://(?:ptb\.|canary\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks/(\d{15,22})/([\w-]{40,100})/?"
 )
-MARKS = re.compile(r"([\\*_`~|>#\[\]()<:-])")
+MARKS = re.compile(r"([\\*_`~|>#\[\]()<:])")
 """What Discord reads as markup. `@` gets an invisible space behind it, so that no title can call everybody."""
 NOBODY = "@\u200b"
 
@@ -37,7 +39,7 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
     webhook, token = subscription.address.split("/")[-2:]
     body = "\n".join([*(escaped(line) for line in message.lines), message.url])
     address = f"discord://{webhook}/{token}/?avatar=no&footer=no&format=text"
-    by_apprise.notify(address, f"**{escaped(message.title)}**", body, message.files)
+    by_apprise.notify(NotifyDiscord, address, f"**{escaped(message.title)}**", body, message.files)
 
 
 def escaped(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from apprise.plugins.email import NotifyEmail
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
@@ -39,4 +40,4 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
     address = f"{settings.MAIL_URL}{more}to={quote(subscription.address)}&format=text"
     foot = f"\n--\n{settings.SITE_NAME}. To stop these letters: {letters.stop_address(subscription)}"
     body = "\n\n".join([*message.lines, message.url, foot])
-    by_apprise.notify(address, " ".join(message.title.split()), body, message.files)
+    by_apprise.notify(NotifyEmail, address, " ".join(message.title.split()), body, message.files)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from apprise.plugins.slack import NotifySlack
+
 from leaderboard.models import Subscription
 from leaderboard.notices.channels import by_apprise
 from leaderboard.notices.message import Message
@@ -35,4 +37,4 @@ def send(message: Message, subscription: Subscription, delivery: int) -> None:
     said = [line.translate(BRACKETS) for line in message.lines]
     links = [f"{file.name}: {file.url}" for file in message.files]
     address = f"slack://{team}/{app}/{secret}/?image=no&footer=no&blocks=no"
-    by_apprise.notify(address, message.title.translate(BRACKETS), "\n".join([*said, message.url, *links]))
+    by_apprise.notify(NotifySlack, address, message.title.translate(BRACKETS), "\n".join([*said, message.url, *links]))
