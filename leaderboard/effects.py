@@ -67,7 +67,7 @@ def want(kind: str, key: str, payload: Mapping[str, Any] | None = None) -> Effec
 
 def unless_doing(field: str, value: Any) -> Case:
     """Return SQL for `value`, or what the field has while the effect is being done."""
-    kind = cast(Field[Any, Any], Effect._meta.get_field(field))
+    kind = cast("Field[Any, Any]", Effect._meta.get_field(field))
     return Case(When(state=Effect.State.DOING, then=F(field)), default=Value(value, kind))
 
 
