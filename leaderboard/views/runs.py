@@ -15,8 +15,9 @@ from django.views.decorators.http import condition, require_POST, require_safe
 
 from leaderboard import asking, charts, standings
 from leaderboard.departures import Departure, departures, in_queue
-from leaderboard.models import Run
+from leaderboard.models import Entry, Run
 from leaderboard.runs import RunError
+from leaderboard.views import notebooks
 from leaderboard.views.live import LIVE_SECONDS, latest_event, with_job
 from scheduler.models import Event, Lease, LogChunk
 
@@ -28,6 +29,8 @@ LOG_LINES = 200
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """One run, whole; `?x=tokens|seconds|step` chooses what the curve is drawn over."""
     found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
+    if found.entry.kind == Entry.Kind.NOTEBOOK:
+        return notebooks.page(request, found)
     curve = charts.curve_of(found)
     x = next((name for name in charts.ABSCISSAE if name == request.GET.get("x")), charts.ABSCISSAE[0])
     context = {

@@ -53,6 +53,7 @@ def set_up(client: Client) -> str:
     return secret[1]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_admin_stays_closed_until_the_second_step_is_set_up(client: Client, cora: User) -> None:
     page = sign_in(client)
     assert page.redirect_chain[-1][0].startswith("/accounts/reauthenticate/?next=")

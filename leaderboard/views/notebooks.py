@@ -1,0 +1,47 @@
+"""The page of a notebook run: what ran, what it said, and what it left to download."""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.utils.http import content_disposition_header
+from django.views.decorators.http import require_safe
+
+from leaderboard import asking, notebooks
+from leaderboard.models import Entry, Run
+from scheduler import downloads, storage
+from scheduler.models import Event, JobFile
+
+
+def page(request: HttpRequest, run: Run) -> HttpResponse:
+    """One notebook run, whole; `leaderboard.views.runs.run` leads here."""
+    begun = notebooks.shown(run)
+    context = {
+        "run": run,
+        "parts": begun,
+        "coming": notebooks.notebooks(run.entry)[len(begun) :],
+        "executed": notebooks.EXECUTED,
+        "model": notebooks.MODEL,
+        "events": Event.objects.about(run),
+        "wishes": asking.possible(request.user, run),
+    }
+    return render(request, "leaderboard/notebook_run.html", context)
+
+
+@require_safe
+def file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpResponseBase:
+    """A file that a part of a notebook run left: always to be saved, never to be opened here."""
+    found = JobFile.objects.select_related("blob").filter(
+        job__notebook_part__run=run_id, job__notebook_part__number=part, path=path
+    )
+    kept = found.filter(job__notebook_part__run__entry__kind=Entry.Kind.NOTEBOOK).first()
+    if kept is None:
+        raise Http404
+    if address := storage.address(kept.blob):
+        return HttpResponseRedirect(address)
+    headers = {
+        "Content-Length": str(kept.blob.size),
+        "Content-Disposition": content_disposition_header(True, path.rsplit("/", 1)[-1]) or "attachment",
+    }
+    return downloads.stream(request, storage.open_blob(kept.blob), headers)
