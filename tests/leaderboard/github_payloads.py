@@ -31,6 +31,32 @@ ACTIONS = (
     "unlocked",
 )
 """Of the event `pull_request`."""
+ADDRESSES = {
+    "archive": "{archive_format}{/ref}",
+    "assignees": "{/user}",
+    "blobs": "{/sha}",
+    "branches": "{/branch}",
+    "collaborators": "{/collaborator}",
+    "comments": "{/number}",
+    "commits": "{/sha}",
+    "compare": "/{base}...{head}",
+    "contents": "/{+path}",
+    "git_commits": "{/sha}",
+    "git_refs": "{/sha}",
+    "git_tags": "{/sha}",
+    "issue_comment": "{/number}",
+    "issue_events": "{/number}",
+    "keys": "{/key_id}",
+    "labels": "{/name}",
+    "milestones": "{/number}",
+    "notifications": "{?since,all,participating}",
+    "releases": "{/id}",
+    "trees": "{/sha}",
+    **dict.fromkeys(("contributors", "deployments", "downloads", "events", "forks", "languages", "merges"), ""),
+    **dict.fromkeys(("stargazers", "subscribers", "subscription", "tags", "teams"), ""),
+}
+"""Templates of addresses under a repository's."""
+REACTIONS = ("+1", "-1", "laugh", "hooray", "confused", "heart", "rocket", "eyes")
 _ids = itertools.count(5_000_000_000)  # beyond 32 bits, as GitHub's are by now
 
 
@@ -114,6 +140,7 @@ def repository(
         "topics": [],
         "visibility": "public",
         "default_branch": branch,
+        **{f"{name}_url": f"{at}/{name}{template}" for name, template in ADDRESSES.items()},
     }
 
 
@@ -174,7 +201,16 @@ def pull(
         "statuses_url": f"{repo['url']}/statuses/{sha}",
         "head": branch(head or repo, ref, sha, author if head else repo["owner"]),
         "base": branch(repo, repo["default_branch"], base_sha, repo["owner"]),
-        "_links": {"self": {"href": at}, "html": {"href": page}, "issue": {"href": issue}},
+        "_links": {
+            "self": {"href": at},
+            "html": {"href": page},
+            "issue": {"href": issue},
+            "comments": {"href": f"{issue}/comments"},
+            "commits": {"href": f"{at}/commits"},
+            "review_comments": {"href": f"{at}/comments"},
+            "review_comment": {"href": f"{repo['url']}/pulls/comments{{/number}}"},
+            "statuses": {"href": f"{repo['url']}/statuses/{sha}"},
+        },
         "author_association": "CONTRIBUTOR",
         "auto_merge": None,
         "active_lock_reason": None,
@@ -235,9 +271,13 @@ def comment(
         "updated_at": NOW,
         "author_association": "CONTRIBUTOR",
         "body": body,
-        "reactions": {"total_count": 0},
+        "reactions": reactions(f"{at}/comments/{made}"),
         "performed_via_github_app": {"id": app} if app else None,
     }
+
+
+def reactions(to: str) -> dict[str, Any]:
+    return {"url": f"{to}/reactions", "total_count": 0, **dict.fromkeys(REACTIONS, 0)}
 
 
 def issue_comment(
@@ -249,6 +289,9 @@ def issue_comment(
     issue = {
         **{name: of[name] for name in (*names, "milestone", "created_at", "updated_at", "closed_at", "body", "draft")},
         "url": of["issue_url"],
+        "repository_url": repo["url"],
+        **{f"{name}_url": f"{of['issue_url']}/{name}" for name in ("comments", "events", "labels")},
+        "reactions": reactions(of["issue_url"]),
         "html_url": of["html_url"],
         "comments": 1,
         "author_association": of["author_association"],

@@ -223,15 +223,32 @@ NULLABLE = (
 )
 """Fields that may be null, beside those that are null in `payloads.pull` already."""
 MAY_LACK = (
-    ("pull_request", "draft"),
-    ("pull_request", "merged"),
-    ("pull_request", "merged_by"),
-    ("pull_request", "rebaseable"),
-    ("pull_request", "additions"),
-    ("pull_request", "comments"),
-    ("pull_request", "auto_merge"),
     ("installation",),
+    *(
+        ("pull_request", name)
+        for name in (
+            "active_lock_reason",
+            "additions",
+            "assignees",
+            "auto_merge",
+            "changed_files",
+            "comments",
+            "commits",
+            "deletions",
+            "draft",
+            "maintainer_can_modify",
+            "mergeable",
+            "mergeable_state",
+            "merged",
+            "merged_by",
+            "rebaseable",
+            "requested_reviewers",
+            "requested_teams",
+            "review_comments",
+        )
+    ),
 )
+"""What some actions' payloads are without."""
 TEAM = {"id": 1, "name": "Drivers", "slug": "drivers", "description": None, "privacy": "closed", "permission": "pull"}
 LABEL = {"id": 1, "node_id": "LA_1", "name": "idea", "color": "f00", "default": False, "description": None}
 MILESTONE = {"id": 1, "number": 1, "title": "Season 0", "description": None, "due_on": None, "closed_at": None}
@@ -311,3 +328,39 @@ def test_any_pull_request_payload_that_github_documents_is_accepted(github: GitH
         assert PullRequest.objects.filter(number=payload["number"]).exists()
 
     holds()
+
+
+def told(event: str, payload: dict[str, Any]) -> tuple[str, int]:
+    """Deliver it, and return what became of it, in how many attempts."""
+    kept = deliveries.keep(str(uuid4()), event, str(uuid4()).encode(), payload)
+    assert kept
+    deliveries.catch_up()
+    kept.refresh_from_db()
+    return kept.state, kept.attempts
+
+
+@pytest.mark.parametrize("action", ["created", "edited", "deleted", "pinned", "unpinned"])
+@pytest.mark.parametrize("author", [None, payloads.user("ada"), payloads.user("dependabot[bot]", 7, "Bot")])
+@pytest.mark.usefixtures("_no_git")
+def test_any_comment_is_accepted(github: GitHub, action: str, author: dict[str, Any] | None) -> None:
+    of = payloads.pull(REPOSITORY, 7, "a" * 40)
+    for text in ("Nice idea", "/help", "/train smoke", "/no such thing", "", None):
+        said = {**payloads.comment(REPOSITORY, 7, payloads.user(), text or ""), "user": author, "body": text}
+        payload = payloads.issue_comment(action, of, said)
+        payload["issue"] |= {"user": author, "milestone": None}
+        assert told("issue_comment", payload) in {("done", 1), ("ignored", 1)}
+        del payload["issue"]["pull_request"]  # then it is an issue's
+        assert told("issue_comment", payload) == ("ignored", 1)
+
+
+@pytest.mark.parametrize("action", ["created", "completed", "rerequested", "requested_action"])
+@pytest.mark.usefixtures("_no_git")
+def test_any_check_run_is_accepted(github: GitHub, action: str) -> None:
+    check = {"id": 4, "name": "train", "head_sha": "a" * 40, "external_id": "", "status": "completed", "output": {}}
+    check |= {"conclusion": None, "pull_requests": [], "app": None, "check_suite": {"id": 5, "head_branch": None}}
+    payload = payloads.about(REPOSITORY, payloads.user(), INSTALLATION, action=action, check_run=check)
+    for missing in ((), ("external_id",), ("check_suite", "app"), ("pull_requests",)):
+        fields = {name: value for name, value in check.items() if name not in missing}
+        assert told("check_run", {**payload, "check_run": fields}) in {("done", 1), ("ignored", 1)}
+    without = {name: value for name, value in payload.items() if name != "installation"}
+    assert told("check_run", without) in {("done", 1), ("ignored", 1)}
