@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.dateparse import parse_datetime
 
-from leaderboard import effects, intake, roles, smoking
+from leaderboard import effects, intake, notebook_series, roles, smoking
 from leaderboard.effects import Later, Refused
 from leaderboard.github import client, frontmatter
 from leaderboard.github.deliveries import field, text
@@ -231,7 +231,8 @@ def what_it_asks(pull: PullRequest, patient: bool) -> tuple[Asked | None, list[s
         touched = intake.read(pull.head_repository, pull.head_sha).changed_files
     except IntakeError as error:
         return None, [unfetched(error, patient)] if patient and isinstance(error.__cause__, Unreachable) else []
-    return None, [frontmatter.NO_BLOCK] if any(path.startswith(MODELS) for path in touched) else []
+    ours = any(path.startswith((MODELS, notebook_series.FOLDER)) for path in touched)
+    return None, [frontmatter.NO_BLOCK] if ours else []
 
 
 def tracks_of(pull: PullRequest, asked: Asked) -> list[Track]:
