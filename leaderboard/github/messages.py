@@ -12,7 +12,7 @@ from datetime import datetime
 
 from django.conf import settings
 
-from leaderboard import sentences
+from leaderboard import estimates, sentences
 from leaderboard.figures import MISSING, share
 from leaderboard.github import frontmatter, states
 from leaderboard.github.commands import USAGES
@@ -110,6 +110,8 @@ def about(entry: Entry, now: datetime) -> Iterable[str]:
     runs = list(entry.runs.select_related("track").order_by("pk"))
     if any(states.is_verdict(run) for run in runs) and (found := states.compared(entry)):
         yield multipliers(found)
+    if estimates.is_ahead(entry) and (before := estimates.estimate(entry)):
+        yield f"Estimate: {plain(before.sentence(now))}"
     if runs:
         yield folded(f"{len(runs)} run{'' if len(runs) == 1 else 's'}", run_table(runs))
     yield links(entry, runs)

@@ -252,7 +252,8 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     site.kill("web")
     site.start_web()
     weights = node.upload(training, "checkpoints/step-00000020/model.safetensors", b"weights")
-    node.call(f"/leases/{training.lease}/checkpoints", wire.Checkpoint(step=20, files=(weights,)), training.token)
+    checkpoint = wire.Checkpoint(step=20, files=(weights,))
+    node.call(f"/leases/{training.lease}/checkpoints", wire.Uploaded(checkpoint=checkpoint), training.token)
     about = node.upload(training, "run.json", b'{"format": 1, "arch": "gpt"}')
     node.finish(training, {"step": 20}, about)
 
