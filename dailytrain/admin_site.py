@@ -9,7 +9,9 @@ from django.conf import settings
 from django.contrib.admin import AdminSite
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
 
 from dailytrain import two_step
 from leaderboard.models import Entry
@@ -37,9 +39,13 @@ class TrainAdmin(AdminSite):
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """With two steps there is one way to sign in, the site's: Django's own form knows of no second step."""
-        if settings.STAFF_TWO_STEP and not request.user.is_authenticated:
+        if not settings.STAFF_TWO_STEP:
+            return super().login(request, extra_context)
+        if not request.user.is_authenticated:
             return redirect_to_login(request.GET.get("next", "/admin/"))
-        return super().login(request, extra_context)
+        if not self.has_permission(request):
+            raise PermissionDenied
+        return HttpResponseRedirect(reverse("admin:index"))
 
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         context = {"waiting_entries": Entry.objects.proposed().count(), **(extra_context or {})}

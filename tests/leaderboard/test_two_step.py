@@ -105,6 +105,13 @@ def test_djangos_own_form_leads_to_the_sites(client: Client, cora: User) -> None
     assert (answer.status_code, client.session.get("_auth_user_id")) == (302, None)
 
 
+def test_nor_does_it_sign_in_somebody_else_from_an_ordinary_account(client: Client, cora: User) -> None:
+    client.force_login(User.objects.create_user("lena"), backend="django.contrib.auth.backends.ModelBackend")
+    answer = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
+    assert answer.status_code == 403
+    assert client.session["_auth_user_id"] != str(cora.pk)
+
+
 def test_a_decision_needs_the_second_step_too(client: Client, cora: User, idea: Entry) -> None:
     sign_in(client)
     answer = client.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha})
