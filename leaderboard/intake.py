@@ -364,7 +364,9 @@ def reopen(entry: Entry, reason: str, actor: str = SITE) -> bool:
     """Let a withdrawn entry wait for approval again, and for a smoke run if it had none to the end; return whether
     this call did."""
     decided = {"state": Entry.State.PROPOSED, "reason": "", "approved_by": None, "approved_at": None}
-    smoke = {"smoke_job": None, "smoke": {}, "smoke_sentence": ""} if entry.smoke.get("passed") is None else {}
+    smoke: dict[str, Any] = (
+        {"smoke_job": None, "smoke": {}, "smoke_sentence": ""} if entry.smoke.get("passed") is None else {}
+    )
     with transaction.atomic():
         opened = Entry.objects.filter(pk=entry.pk, state=Entry.State.WITHDRAWN).update(**decided, **smoke)
         if opened:

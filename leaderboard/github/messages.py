@@ -109,7 +109,7 @@ def about(entry: Entry, now: datetime) -> Iterable[str]:
         yield f"Next: {plain_but_code(state.todo)}"
     runs = list(entry.runs.select_related("track").order_by("pk"))
     if any(states.is_verdict(run) for run in runs) and (found := states.compared(entry)):
-        yield multipliers(found)
+        yield from multipliers(found)
     if estimates.is_ahead(entry) and (before := estimates.estimate(entry)):
         yield f"Estimate: {plain(before.sentence(now))}"
     if runs:
@@ -117,13 +117,15 @@ def about(entry: Entry, now: datetime) -> Iterable[str]:
     yield links(entry, runs)
 
 
-def multipliers(found: Compared) -> str:
-    """Return the multiplier against the baseline and against the record, with intervals."""
+def multipliers(found: Compared) -> Iterable[str]:
+    """Yield the multiplier against the baseline and against the record, with intervals, where there is one."""
+    if found.row.estimate is None or found.row.estimate.cm is None:
+        return
     rows = [("the baseline", *numbers(found))]
     if found.record is not None:
         rows.append((f"the record, {plain(found.record.latest.title)}", *against_record(found)))
     table = [f"| {who} | {cm} | {interval} |" for who, cm, interval in rows]
-    return "\n".join(["| against | compute multiplier | 95 % interval |", "|---|---:|---|", *table])
+    yield "\n".join(["| against | compute multiplier | 95 % interval |", "|---|---:|---|", *table])
 
 
 def numbers(found: Compared) -> tuple[str, str]:

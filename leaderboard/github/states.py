@@ -72,7 +72,7 @@ def of_smoke(entry: Entry) -> State | None:
         return State(
             "Smoke run",
             f"The smoke run of commit `{entry.sha[:8]}` is under way: a few minutes on a CPU, before any GPU.",
-            "Nothing: its result comes by itself.",
+            "nothing, its result comes by itself.",
             begun=True,
         )
     if entry.smoke.get("passed") is False:
@@ -108,7 +108,7 @@ def waits_for_approval(entry: Entry) -> State:
 def of_runs(entry: Entry, runs: Sequence[Run], now: datetime) -> State:
     """Return the state of an approved entry that has no verdict yet."""
     if not runs:
-        return State("Approved", f"Commit `{entry.sha[:8]}` is approved.", "Nothing: its run comes by itself.")
+        return State("Approved", f"Commit `{entry.sha[:8]}` is approved.", "nothing, its run comes by itself.")
     for state, say in (
         ([Run.State.TRAINING, Run.State.PAUSED], training),
         ([Run.State.SCORING], scoring),
@@ -125,7 +125,7 @@ def queued(run: Run, now: datetime) -> State:
     when = f" It leaves at about {clock(leaves.leaves_at, now)}." if leaves.leaves_at else ""
     why = "" if leaves.leaves_at else f" {leaves.reason}".rstrip()
     return State(
-        "Waits for a node", f"Run {run.pk} waits for a node{place}.{when}{why}", "Nothing: it leaves by itself."
+        "Waits for a node", f"Run {run.pk} waits for a node{place}.{when}{why}", "nothing, it leaves by itself."
     )
 
 
@@ -134,14 +134,14 @@ def training(run: Run, now: datetime) -> State:
         return State(
             "Delayed",
             f"Run {run.pk} lost its node. {run.reason}",
-            "Nothing: it goes on from its last checkpoint by itself.",
+            "nothing, it goes on from its last checkpoint by itself.",
             begun=True,
         )
     done = f", {int(run.fraction * PROGRESS) * 100 // PROGRESS} % of the way" if run.fraction * PROGRESS >= 1 else ""
     return State(
         f"Training{done}",
         f"Run {run.pk} trains on {run.node_name} since {clock(run.started_at, now)}{done}.",
-        "Nothing: the verdict comes by itself. The curve is live on the run's page.",
+        "nothing, the verdict comes by itself. The curve is live on the run's page.",
         begun=True,
     )
 
@@ -150,7 +150,7 @@ def scoring(run: Run, now: datetime) -> State:
     return State(
         "Being scored",
         f"Run {run.pk} is trained and is being scored on text that the model has not seen.",
-        "Nothing: the verdict comes by itself.",
+        "nothing, the verdict comes by itself.",
         begun=True,
     )
 
@@ -214,7 +214,7 @@ def arrived(entry: Entry, runs: Sequence[Run]) -> State:
     also = f" {more} more run{'' if more == 1 else 's'} of it {'is' if more == 1 else 'are'} under way." if more else ""
     todo = f"{sentences.next_step(found.row, found.standings)}{also}".strip()
     line = sentences.standing(found.row, found.standings)
-    return State(short(found), line, todo or "Nothing: it has arrived.", conclusion="success")
+    return State(short(found), line, todo or "nothing, it has arrived.", conclusion="success")
 
 
 def short(found: Compared) -> str:
