@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from datetime import datetime, time
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -115,6 +116,12 @@ def forget(node: Node) -> bool:
     return bool(deleted)
 
 
+STOP_SECONDS = 150
+"""`docker stop` waits so long: the agent hands its job back at the next checkpoint, for which a job has two minutes."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""A site for trying things out: inside a container with a network of its own these are the container itself."""
+
+
 def words(node: Node, token: str) -> list[str]:
     """Return what the agent is told, however it is started."""
     labels = [word for label in node.wished_labels for word in ("--label", label)]
@@ -125,7 +132,9 @@ def docker_line(node: Node, token: str) -> str:
     """Return the line for a machine with Docker. The sandbox inside needs namespaces, and no further privilege."""
     name = f"dailytrain-{node.name}"
     again = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
-    options = ["-d", "--name", name, "--restart", "on-failure:5", *(["--gpus", "all"] if has_gpus(node) else [])]
+    options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
+    options += ["--gpus", "all"] if has_gpus(node) else []
+    options += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
     for what in ("seccomp", "apparmor", "systempaths"):
         options += ["--security-opt", f"{what}=unconfined"]
     options += ["-v", f"{name}:/home/node/data", settings.NODE_IMAGE]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import tomllib
 from datetime import UTC, time, timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,8 @@ from station import HARDWARE, Agent, make_job, make_node, sentence
 from scheduler import pool
 from scheduler.models import Event, JoinToken, Node, Sponsor
 from trainer import wire
+from trainer.agent.command import parser
+from trainer.agent.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -256,6 +261,44 @@ def test_both_lines_carry_name_labels_and_a_token_that_lets_the_node_in(client: 
 
 def test_a_machine_without_gpus_asks_docker_for_none(client: Client, ada: User) -> None:
     assert "--gpus" not in line(client, lent(client, gpu_count="0"), "docker")
+
+
+def test_the_docker_line_fits_the_image(client: Client, ada: User, settings: Settings) -> None:
+    settings.NODE_IMAGE = "registry.example.org/node:1"
+    node = lent(client)
+    words = line(client, node, "docker")
+    target = (Path(settings.BASE_DIR) / "Dockerfile").read_text().partition("AS node\n")[2]
+    entry, volume = (re.search(rf"^{word} (.+)$", target, re.MULTILINE) for word in ("ENTRYPOINT", "VOLUME"))
+    assert entry
+    assert volume
+    image = words.index(settings.NODE_IMAGE)
+    options, told = words[:image], words[image + 1 :]
+    assert json.loads(entry[1]) == ["dailytrain", "node"]
+    assert parser().parse_args(told).name == "loco", "the agent takes what stands behind the image's name"
+    assert options[options.index("-v") + 1] == f"dailytrain-loco:{volume[1]}"
+    assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), "what it keeps is in the volume"
+    assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "its last checkpoint gets out"
+    assert {"seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"} <= set(options)
+
+
+def test_a_site_on_this_machine_is_reached_from_a_container(client: Client, ada: User, settings: Settings) -> None:
+    assert ("--network" in line(client, lent(client), "docker")) == ("127.0.0.1" in settings.SITE_URL)
+    settings.SITE_URL = "http://localhost:8000"
+    words = line(client, lent(client, name="near"), "docker")
+    assert words[words.index("--network") + 1] == "host"
+    settings.SITE_URL = "https://train.example.org"
+    assert "--network" not in line(client, lent(client, name="far"), "docker")
+
+
+def test_the_pipx_line_starts_the_agent_of_the_wheel(client: Client, ada: User, settings: Settings) -> None:
+    words = line(client, lent(client, labels="mine"), "pipx")
+    assert words[:4] == ["pipx", "run", "--spec", settings.NODE_PACKAGE]
+    project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
+    assert words[4] in project["scripts"]
+    assert f"{project['name']}[training]" == settings.NODE_PACKAGE
+    assert set(project["optional-dependencies"]) >= {"training"}
+    assert words[5] == "node"
+    assert parser().parse_args(words[6:]).label == ["mine"]
 
 
 def test_the_page_turns_green_when_the_node_has_joined(client: Client, ada: User) -> None:
