@@ -1,7 +1,7 @@
 """Comments that ask for something: who may, what then happens, and what is answered. Each comment once.
 
-A comment becomes an effect (`github.command:<comment>`). What it does and the note that it is done are one
-transaction, so a process that dies over it does it not at all or not again.
+A comment becomes an effect (`github.command:<pull request>:<comment>`). What it does and the note that it is done are
+one transaction, so a process that dies over it does it not at all or not again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def ordered(
         return "It does not say where, or when, it was written."
     pull = flow.known(repository, number, installation)
     wish = {"pull": pull.pk, "comment": key, "login": text(field(who, "login")), "person": field(who, "id")}
-    effects.want_once(COMMAND, f"{COMMAND}:{key}"[:160], {**wish, "body": body[:KEPT_TEXT], "at": at})
+    effects.want_once(COMMAND, f"{COMMAND}:{pull.pk}:{key}"[:160], {**wish, "body": body[:KEPT_TEXT], "at": at})
     if pull.seen_at is None:
         flow.want_followed(pull)
     return None
@@ -184,7 +184,7 @@ def once(effect: Effect, pull: PullRequest, asker: Asker, said: list[Said | Misr
             answers = [answered(pull, asker, one) for one in said]
             locked.result = {
                 "answers": [(line, sentence) for line, sentence, _ in answers],
-                "went": all(went == "" for _, _, went in answers),
+                "went": all(why in ("", "help") for _, _, why in answers),
             }
             Effect.objects.filter(pk=effect.pk).update(result=locked.result)
             reply(effect, pull, answers)
@@ -192,12 +192,12 @@ def once(effect: Effect, pull: PullRequest, asker: Asker, said: list[Said | Misr
 
 
 Answer = tuple[str, str, str]
-"""The line, what is answered, and what was wrong with it: empty, `help`, `no` or `not yours`."""
+"""The line, what is answered, and why it needs an answer of its own: empty, `help`, `misread`, `no` or `not yours`."""
 
 
 def answered(pull: PullRequest, asker: Asker, one: Said | Misread) -> Answer:
     if isinstance(one, Misread):
-        return one.line, one.why, "help"
+        return one.line, one.why, "misread"
     if one.does == "help":
         return one.line, "These can be written, one a line.", "help"
     try:
@@ -214,14 +214,14 @@ def reply(effect: Effect, pull: PullRequest, answers: list[Answer]) -> None:
     open_questions = [answer for answer in answers if answer[2]]
     if not open_questions:
         return
-    refused = all(wrong == "not yours" for _, _, wrong in open_questions)
+    refused = all(why == "not yours" for _, _, why in open_questions)
     key = f"{ANSWER}:{pull.pk}:{effect.payload['person']}" if refused else f"{ANSWER}:{effect.payload['comment']}"
     payload = {
         "pull": pull.pk,
         "comment": effect.payload["comment"],
         "login": effect.payload["login"],
         "answers": [(line, sentence) for line, sentence, _ in open_questions],
-        "help": any(wrong == "help" for _, _, wrong in open_questions),
+        "help": any(why in ("help", "misread") for _, _, why in open_questions),
     }
     effects.want_once(ANSWER, key[:160], payload)
 

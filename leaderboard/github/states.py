@@ -94,7 +94,7 @@ def where(entry: Entry) -> str:
 
 def waits_for_approval(entry: Entry) -> State:
     smoke = f" {entry.smoke_sentence}" if entry.smoke_sentence else ""
-    first = "" if entry.smoke else " Before that, `/train smoke` by a maintainer starts the smoke run."
+    first = "" if entry.smoke or entry.kind not in smoking.KINDS else " Before that, `/train smoke` by a maintainer starts the smoke run."
     return State(
         "Waits for approval",
         f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}",
@@ -157,6 +157,8 @@ def scoring(run: Run, now: datetime) -> State:
 
 def ended(run: Run) -> State:
     """Return the state of an entry whose last run is over, without a place on the board."""
+    if run.state == Run.State.FINISHED and run.bits_per_byte is None:
+        return State("Arrived", f"Run {run.pk} is done.", "its page has what it left.", conclusion="success")
     if run.state == Run.State.FINISHED:
         return State(
             "Arrived",

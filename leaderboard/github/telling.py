@@ -84,7 +84,7 @@ def progress() -> None:
 def comment(effect: Effect) -> Mapping[str, Any]:
     """Handler of the effect `github.comment`: make or rewrite the one comment."""
     pull = PullRequest.objects.get(pk=effect.payload["pull"])
-    said = Effect.objects.filter(kind="github.command", payload__pull=pull.pk).order_by("-pk")[:COMMANDS]
+    said = Effect.objects.filter(key__startswith=f"github.command:{pull.pk}:").order_by("-pk")[:COMMANDS]
     body = messages.sticky(pull, list(said)[::-1], timezone.now())
     there: int | None = effect.result.get("comment")
     if not body and there is None:
