@@ -15,8 +15,9 @@ from django.utils.cache import add_never_cache_headers
 
 from leaderboard import asking, confirmations, replays, runs, trust
 from leaderboard.confirmations import ConfirmationError
+from leaderboard.effect_admin import DeliveryAdmin, EffectAdmin, InstallationAdmin
 from leaderboard.entry_admin import EntryAdmin, maintainer
-from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Season, Track
+from leaderboard.models import ApiToken, Delivery, Effect, Entry, Installation, Night, Replay, Run, Season, Track
 from leaderboard.notice_admin import TrackHoursInline
 from leaderboard.people_admin import PeopleAdmin
 from leaderboard.replays import ReplayError
@@ -35,6 +36,9 @@ else:
     RunModelAdmin = NightModelAdmin = ReplayModelAdmin = ApiTokenModelAdmin = admin.ModelAdmin
 
 admin.site.register(Entry, EntryAdmin)
+admin.site.register(Effect, EffectAdmin)
+admin.site.register(Delivery, DeliveryAdmin)
+admin.site.register(Installation, InstallationAdmin)
 admin.site.unregister(User)
 admin.site.register(User, PeopleAdmin)
 
