@@ -40,8 +40,7 @@ def file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpRespons
         raise Http404
     if address := storage.address(kept.blob):
         return HttpResponseRedirect(address)
-    headers = {
-        "Content-Length": str(kept.blob.size),
-        "Content-Disposition": content_disposition_header(True, path.rsplit("/", 1)[-1]) or "attachment",
-    }
-    return downloads.stream(request, storage.open_blob(kept.blob), headers)
+    answer = downloads.stream(request, storage.open_blob(kept.blob), {"Content-Length": str(kept.blob.size)})
+    saved = content_disposition_header(True, path.rsplit("/", 1)[-1])
+    answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it
+    return answer

@@ -83,8 +83,11 @@ class Job:
             except Unsafe as error:
                 raise Failed(f"{error} Nothing was run.") from error
 
-    def unpack(self) -> None:
-        """Make the workspace's `release` and `source`. Raise `Failed` if an archive is not what it must be."""
+    def unpack(self, below: str = "trainer/models", most_bytes: int = ENTRY_BYTES) -> None:
+        """Make the workspace's `release` and `source`; the entry brings files `below` that folder and nothing else.
+
+        Raise `Failed` if an archive is not what it must be.
+        """
         release = self.place.blobs.get(self.spec.release, self.fetch)
         entry = self.place.blobs.get(self.spec.entry, self.fetch) if self.spec.entry else None
         self.check_wishes()
@@ -95,7 +98,7 @@ class Job:
             raise Failed(f"{error} Nothing was run.") from error
         if entry is not None:
             try:
-                unpack(entry, self.workspace.source, "trainer/models", ENTRY_BYTES)
+                unpack(entry, self.workspace.source, below, most_bytes)
             except BadTar as error:
                 raise Failed(f"{error} Nothing was run.", "model") from error
 

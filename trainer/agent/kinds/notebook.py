@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from trainer.agent.client import reference
 from trainer.agent.datasets import PYTHON, dataset
 from trainer.agent.inside import Unsafe, names, one_line, open_file, read_object
 from trainer.agent.kinds.train import CRASHES, VISIBLE
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Box, Limits, Mount, Process
-from trainer.wire import Executed, NotebookOrder
+from trainer.wire import Executed, FileRef, NotebookOrder
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 DOING = "running a notebook"
 EXECUTED, MODEL = "executed.ipynb", "model"
 RESULT_BYTES = 10_000
+NOTEBOOKS_BYTES = 8 << 20
+"""All notebooks of an entry."""
 STARTING_SECONDS = 60.0
 """Beside the time of its cells."""
 MOST_FILES = 500
@@ -34,18 +37,29 @@ BROKE = 3
 def run(job: Job) -> Outcome:
     order = job.spec.order
     assert isinstance(order, NotebookOrder)
-    job.unpack()
+    job.unpack("notebooks", NOTEBOOKS_BYTES)
+    check(job.workspace.source, order.notebook)
     data = dataset(job, order.dataset) if order.dataset else None
-    job.fetch(order.notebook, job.workspace.run / "notebook.ipynb")
     (job.workspace.out / MODEL).mkdir()
     job.fetch_into(order.model, job.workspace.out / MODEL)
     process = job.run(job.place.sandbox, box(job, order, data))
     return outcome(process, job.workspace.out)
 
 
+def check(source: Path, notebook: FileRef) -> None:
+    """Raise `Failed` unless the entry's files hold exactly the notebook that was approved."""
+    try:
+        with open_file(source, notebook.path) as file:
+            found = reference(notebook.path, file)
+    except (OSError, Unsafe):
+        raise Failed(f"The entry has no notebook {one_line(notebook.path)}. Nothing was run.") from None
+    if found != notebook:
+        raise Failed(f"{one_line(notebook.path)} is another notebook than was approved. Nothing was run.")
+
+
 def box(job: Job, order: NotebookOrder, data: Path | None) -> Box:
     work = job.workspace
-    notebook = work.run / "notebook.ipynb"
+    notebook = work.source / order.notebook.path
     environment = job.place.lane.environment() | {
         "PYTHONPATH": str(work.source),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -54,7 +68,7 @@ def box(job: Job, order: NotebookOrder, data: Path | None) -> Box:
         "DAILYTRAIN_PART": str(order.part),
         "DAILYTRAIN_PARTS": str(order.parts),
     }
-    mounts = [Mount(work.source), Mount(notebook), Mount(work.out, writable=True)]
+    mounts = [Mount(work.source), Mount(work.out, writable=True)]
     if data is not None:
         environment["DAILYTRAIN_DATASET"] = str(data)
         mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
