@@ -153,6 +153,12 @@ def hours(track: Track, now: datetime) -> Iterator[Due]:
             yield Due(track, "hours", begins, ends)
 
 
+def next_night(now: datetime) -> datetime | None:
+    """Return when the nightly train is due, as set in the admin; None when it is switched off. One query."""
+    task = PeriodicTask.objects.filter(task=NIGHTLY, enabled=True).select_related("crontab", "interval").first()
+    return next(times(task, now, now + AHEAD), None) if task else None
+
+
 # --- what was, and what stands in the way ----------------------------------------------------------------------------
 
 

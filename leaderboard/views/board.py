@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -10,10 +9,10 @@ from django.shortcuts import get_object_or_404, render
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
-from django_celery_beat.models import PeriodicTask
 
 from leaderboard import charts, standings
 from leaderboard import multiplier_pictures as pictures
+from leaderboard.calendar import next_night
 from leaderboard.departures import departures
 from leaderboard.models import Bounty, Run, Track
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
@@ -22,7 +21,6 @@ from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
 BOUNTIES = 5
-NIGHTLY = "leaderboard.tasks.nightly"
 
 
 @require_safe
@@ -60,7 +58,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         **train(here),
         "also": here[1:],
         "departures": [line for line in departures(waiting, timezone.now()) if line.run.track_id == track.pk],
-        "next_night": None if here else next_night(),
+        "next_night": None if here else next_night(timezone.now()),
         "failures": Run.objects.failed().filter(track=track)[:FAILURES],
         "revision": latest_event(),
     }
@@ -73,16 +71,6 @@ def train(live: list[Run]) -> dict[str, Any]:
     if not live:
         return {"run": None}
     return {"run": live[0], "picture": charts.picture(live[0], charts.curve_of(live[0]))}
-
-
-def next_night() -> datetime | None:
-    """Return when the nightly run is due, as set in the admin; None when it is switched off."""
-    task = PeriodicTask.objects.filter(task=NIGHTLY, enabled=True).select_related("crontab").first()
-    if task is None or task.crontab is None:
-        return None
-    now = timezone.now()
-    left: timedelta = task.crontab.schedule.remaining_estimate(now)
-    return now + left
 
 
 def track_etag(request: HttpRequest, slug: str) -> str:

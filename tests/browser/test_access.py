@@ -15,13 +15,13 @@ from tests.browser import scene
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
-NAMES = ("board", "finished run", "running run", "entry", "queue", "nodes")
+NAMES = ("board", "calendar", "finished run", "running run", "entry", "queue", "nodes")
 PHONE = {"width": 390, "height": 844}
 
 
 def addresses(night: dict[str, Any]) -> dict[str, str]:
     pages = {"finished run": night["best"], "running run": night["train"], "entry": night["entry"]}
-    return {"board": "/", "queue": "/queue/", "nodes": "/nodes/"} | {
+    return {"board": "/", "calendar": "/calendar/", "queue": "/queue/", "nodes": "/nodes/"} | {
         name: thing.get_absolute_url() for name, thing in pages.items()
     }
 
