@@ -22,7 +22,7 @@ from ninja.throttling import BaseThrottle
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from leaderboard import intake, repositories, runs, standings
+from leaderboard import estimates, intake, repositories, runs, standings
 from leaderboard.charts import thin
 from leaderboard.intake import IntakeError
 from leaderboard.models import ApiToken, CurvePoint, Entry, Run, Sample, Track
@@ -57,6 +57,9 @@ class EntryPage(Page):
 
 
 class EntryDetail(EntryDict):
+    smoke: dict[str, Any]
+    smoke_sentence: str
+    estimate: dict[str, Any] | None
     runs: list[RunDict]
 
 
@@ -128,8 +131,16 @@ def entries(request: HttpRequest, before: Before = None, limit: Limit = 50) -> E
 
 @api.get("/entries/{entry_id}", response=EntryDetail)
 def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
-    found = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id)
-    return {**found.to_dict(), "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)]}
+    """An entry, what its smoke run found (as in `wire.Smoked`; empty: none yet), and before it trains an estimate."""
+    found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    ahead = estimates.estimate(found) if estimates.is_ahead(found) else None
+    return {
+        **found.to_dict(),
+        "smoke": found.smoke,
+        "smoke_sentence": found.smoke_sentence,
+        "estimate": ahead and ahead.to_dict(),
+        "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
+    }
 
 
 @api.get("/runs", response=RunPage)

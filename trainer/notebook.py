@@ -10,10 +10,10 @@ Not covered: widgets, and kernels of other languages than Python.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,27 +39,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("notebook", type=Path)
     options = parser.parse_args(argv)
     try:
-        return execute(options)
+        with tempfile.TemporaryDirectory(prefix="jupyter-") as folder:
+            return execute(options.notebook, Path(folder))
     except NotebookError as error:
         failures.record(Path(), "model", str(error))
         sys.stderr.write(f"trainer.notebook: {error}\n")
         return failures.MODEL
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Run it; raise `NotebookError` where it goes wrong."""
-    home()
+def execute(notebook: Path, folder: Path) -> int:
+    """Run it; raise `NotebookError` where it goes wrong. `folder`: for Jupyter's own files."""
+    settle(folder)
     import nbformat
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
-    cells = code_cells(options.notebook)
+    cells = code_cells(notebook)
     Path(MODEL).mkdir(exist_ok=True)
     began = time.monotonic()
     try:
         papermill.execute_notebook(
-            str(options.notebook), EXECUTED, kernel_name=KERNEL, language="python", progress_bar=False, log_output=True
+            str(notebook),
+            EXECUTED,
+            kernel_name=KERNEL,
+            language="python",
+            progress_bar=False,
+            log_output=True,
+            config=Config({"KernelManager": {"transport": "ipc"}}),  # no port, which anybody on the machine could open
         )
     except PapermillExecutionError as error:
         said = " ".join(str(error.evalue).split())[:LONGEST]
@@ -84,11 +92,12 @@ def code_cells(notebook: Path) -> list[dict[str, Any]]:
     return [cell for cell in content.cells if cell.cell_type == "code" and cell.source.strip()]
 
 
-def home() -> None:
-    """Let Jupyter keep its own files where the sandbox lets it: nothing of them stays."""
+def settle(folder: Path) -> None:
+    """Let Jupyter keep its own files where nothing of them stays."""
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
-        os.environ.setdefault(name, str(Path("/tmp/jupyter") / name.lower()))  # noqa: S108 (the sandbox's own)
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a debugger's warning about nothing here
+        os.environ[name] = str(folder / name.lower())
+        (folder / name.lower()).mkdir()
+    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a debugger that nobody uses would warn of itself
 
 
 if __name__ == "__main__":

@@ -158,11 +158,28 @@ print(json.dumps(config.get("nonsense") or {
 raise SystemExit(0 if passed else 3)
 """
 
+NOTEBOOK = """
+import json, os, sys
+from pathlib import Path
+from trainer.models import gpt
+
+code = Path(sys.argv[1]).read_text()
+Path("executed.ipynb").write_text(json.dumps({"executed": code}))
+print("part", os.environ["DAILYTRAIN_PART"], "of", os.environ["DAILYTRAIN_PARTS"], gpt.NAME)
+try:
+    exec(code)
+except ValueError as error:
+    Path("failure.json").write_text(json.dumps({"cause": "model", "reason": str(error)}))
+    raise SystemExit(3)
+Path("result.json").write_text(json.dumps({"cells": 2, "seconds": 0.5, "left": 99}))
+"""
+
 FILES = {
     "trainer/__init__.py": "",
     "trainer/train.py": TRAIN,
     "trainer/probe.py": PROBE,
     "trainer/smoke.py": SMOKE,
+    "trainer/notebook.py": NOTEBOOK,
     "trainer/replay.py": REPLAY,
     "trainer/replay_compare.py": REPLAY_COMPARE,
     "trainer/data/__init__.py": "",

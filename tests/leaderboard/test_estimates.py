@@ -101,3 +101,9 @@ def test_once_it_trains_the_page_estimates_no_more(smoked: Entry, run: Run, clie
     Run.objects.update(state=Run.State.TRAINING)
     page = client.get(smoked.get_absolute_url()).content.decode()
     assert "tokens in the budget" not in page
+
+
+def test_the_api_has_both(smoked: Entry, client: Client) -> None:
+    found = client.get(f"/api/v1/entries/{smoked.pk}").json()
+    assert found["smoke"]["parameters"] == found["estimate"]["parameters"] == SMOKE["parameters"]
+    assert found["smoke_sentence"] == smoked.smoke_sentence
