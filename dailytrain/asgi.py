@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import django
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 django.setup(set_prefix=False)
@@ -28,6 +29,20 @@ class NodesHandler(ASGIHandler):
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
         self._middleware_chain = convert_exception_to_response(self.answer)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._idle: list[ThreadSensitiveContext] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Django begins a thread for each request, and with it a new connection to the database; these are kept."""
+        context = self._idle.pop() if self._idle else ThreadSensitiveContext()
+        before = SyncToAsync.thread_sensitive_context.set(context)
+        try:
+            await self.handle(scope, receive, send)
+        finally:
+            SyncToAsync.thread_sensitive_context.reset(before)
+            self._idle.append(context)
 
     async def answer(self, request: HttpRequest) -> HttpResponseBase:
         response: HttpResponseBase = await self._get_response_async(request)  # type: ignore[attr-defined]

@@ -33,8 +33,8 @@ SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
 HANDED_ON = timedelta(hours=24)
 """So long a run that has had its hours on a node is left to others; where there are none it comes back the next day."""
-JOB_LASTS = timedelta(seconds=0.0002)
-"""For so long, times the jobs that wait, the whole queue is not read again; 100,000 jobs are read every 20 seconds."""
+JOB_LASTS = timedelta(seconds=0.0006)
+"""For so long, times the jobs that wait, the whole queue is not read again; 100,000 jobs are read once a minute."""
 RECENT = timedelta(seconds=10)
 """A look that is younger than this will do while another thread takes a new one."""
 CLOCKS_DIFFER = timedelta(seconds=2)

@@ -1,17 +1,18 @@
 """What somebody who waits wants to know: which place in the queue, for what it waits, and when it will begin and end.
 
-An estimate: every node takes the first job of the queue that fits it, each job takes as long as jobs of its kind and
+An estimate: every node takes what matching would give it, each job takes as long as jobs of its kind and
 track took lately, and nobody comes, goes or is interrupted meanwhile. One `Outlook` serves a whole page, in six queries
 however long the queue is; it looks as far as `HORIZON` jobs ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from heapq import heapify, heappop, heappush
 from itertools import groupby
-from zoneinfo import ZoneInfo
 
 from django.db.models import Count, Sum
 
@@ -23,7 +24,7 @@ HORIZON = 500
 """Jobs, in the order of the queue, and lanes of nodes, those free soonest first, that an estimate looks at."""
 LATELY = timedelta(days=30)
 """How far back past durations count."""
-UTC = ZoneInfo("UTC")
+EVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -137,15 +138,31 @@ class Outlook:
         return Lane(seeker, free, free, busy=lease is not None)
 
     def _look_ahead(self) -> None:
-        """Let the lanes take the jobs in the order of the queue."""
-        for position, (job, line) in enumerate(in_order(self.now), 1):
-            known = [lane for lane in self._fitting(line) if lane.next_at]
-            lane = min(known, key=lambda lane: lane.next_at or self.now, default=None)
-            begins = lane.next_at if lane else None
-            ends = begins + self.durations.of(job) if begins else None
-            if lane is not None:
-                lane.next_at = ends
-            self.prospects[job.pk] = self._prospect(position, line, begins, ends)
+        """Let the lanes take jobs until there is nothing left for them."""
+        used = lines.seconds_used(self.now)
+        each = in_order(self.now, used)
+        times = self._taken(each, used)
+        for position, (job, line) in enumerate(each, 1):
+            self.prospects[job.pk] = self._prospect(position, line, *times.get(job.pk, (None, None)))
+
+    def _taken(self, each: list[tuple[Job, Line]], used: dict[str, float]) -> dict[int, tuple[datetime, datetime]]:
+        """Return when each job begins and ends: a lane that is free takes what matching would give it then."""
+        waiting, times = grouped(each), {}
+        queue = matching.Queue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
+        useful = {id(lane): lane for jobs in waiting.values() for lane in self._fitting(jobs[0][1])}
+        free = [(lane.next_at, number, lane) for number, lane in enumerate(useful.values()) if lane.next_at]
+        heapify(free)
+        while free:
+            begins, number, lane = heappop(free)
+            line = next(queue.fitting(lane.seeker), None)
+            if line is None:
+                continue
+            job, _ = waiting[alike(line)].popleft()
+            queue.served(line)
+            lane.next_at = ends = begins + self.durations.of(job)
+            times[job.pk] = begins, ends
+            heappush(free, (ends, number, lane))
+        return times
 
     def _fitting(self, line: Line) -> list[Lane]:
         """Return the lanes that may serve the line, whenever they are free: those that are free soonest."""
@@ -187,12 +204,24 @@ def waits_for_hours(job: Job, now: datetime) -> str:
     return f"It starts in the hours of its track only. They begin at {clock(job.not_before, now)}."
 
 
-def in_order(now: datetime) -> list[tuple[Job, Line]]:
-    """Return the jobs that wait, each as a line of its own, in the order in which they will be taken. Two queries."""
+def alike(line: Line) -> Line:
+    """Return what a line has in common with those that matching takes for the same."""
+    return replace(line, waiting_since=EVER, jobs=1)
+
+
+def grouped(each: Iterable[tuple[Job, Line]]) -> dict[Line, deque[tuple[Job, Line]]]:
+    """Return the jobs of each line, oldest first."""
+    found: dict[Line, deque[tuple[Job, Line]]] = {}
+    for job, line in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
+        found.setdefault(alike(line), deque()).append((job, line))
+    return found
+
+
+def in_order(now: datetime, used: dict[str, float]) -> list[tuple[Job, Line]]:
+    """Return the jobs that wait, each as a line of its own, in the order of the queue. One query."""
     waiting = Job.objects.filter(lines.in_its_hours(now), state=Job.State.QUEUED)
     each = [(job, lines.line_of(job)) for job in waiting.order_by(*(Job._meta.ordering or ()))[:HORIZON]]
     each.sort(key=lambda pair: (pair[1].author, matching.rank(pair[1], 0.0, now), pair[0].pk))
-    used = lines.seconds_used(now)
     ranked = []
     for author, theirs in groupby(each, key=lambda pair: pair[1].author):
         share = used.get(author, 0.0)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pool.postgres import NoPostgres, free_port, throwaway_postgres
+from benchmarks.pool.usage import cpu_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,8 +31,8 @@ def say(words: str) -> None:
 
 
 @contextmanager
-def site(environment: dict[str, str], workers: int, log: Path) -> Iterator[int]:
-    """Yield the port of a running site."""
+def site(environment: dict[str, str], workers: int, log: Path) -> Iterator[tuple[int, int]]:
+    """Yield the port of a running site, and its process."""
     port = free_port()
     serve = ["-m", "uvicorn", "dailytrain.asgi:application", "--port", str(port), "--workers", str(workers)]
     with log.open("wb") as out:
@@ -41,7 +42,7 @@ def site(environment: dict[str, str], workers: int, log: Path) -> Iterator[int]:
         )  # fmt: skip
     try:
         wait(f"http://127.0.0.1:{port}/healthz", process, log)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait(20)
@@ -59,8 +60,9 @@ def wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"The site does not answer:\n{log.read_text()}")
 
 
-def ask(port: int, nodes: list[dict[str, Any]], **options: float) -> dict[str, Any]:
-    """Let an asker of its own process ask."""
+def ask(port: int, site_process: int, postmaster: int, nodes: list[dict[str, Any]], **options: float) -> dict[str, Any]:
+    """Let an asker of its own process ask; note what the site and its database need for a poll."""
+    used = cpu_seconds(site_process), cpu_seconds(postmaster)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.pool.load", "--port", str(port), *words],
@@ -68,11 +70,13 @@ def ask(port: int, nodes: list[dict[str, Any]], **options: float) -> dict[str, A
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
+    for name, process, before in (("site", site_process, used[0]), ("postgresql", postmaster, used[1])):
+        result[f"{name}_cpu_ms"] = round(1000 * (cpu_seconds(process) - before) / result["polls"], 2)
     return result
 
 
 def measure(nodes: int, jobs: int, seconds: float, workers: int, rate: float, pool: int) -> dict[str, Any]:
-    with throwaway_postgres() as address, tempfile.TemporaryDirectory() as home:
+    with throwaway_postgres() as (address, postmaster), tempfile.TemporaryDirectory() as home:
         environment = {
             **os.environ, "DATABASE_URL": address, "DAILYTRAIN_HOME": home, "DATABASE_POOL": str(pool),
             "LOG_LEVEL": "ERROR", "DJANGO_SETTINGS_MODULE": "benchmarks.pool.settings", "LEASE_SECONDS": "600",
@@ -82,13 +86,14 @@ def measure(nodes: int, jobs: int, seconds: float, workers: int, rate: float, po
         filled = json.loads(subprocess.run(fill, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
         asking = iter(filled["nodes"])
         some = nodes // 20
-        with site(environment, workers, Path(home) / "site.log") as port:
+        with site(environment, workers, Path(home) / "site.log") as (port, process):
             say("warming up")
-            ask(port, [next(asking) for _ in range(some)], seconds=3)
+            those = port, process, postmaster
+            ask(*those, [next(asking) for _ in range(some)], seconds=3)
             say(f"{rate:g} polls a second, for {seconds:g} s")
-            steady = ask(port, [next(asking) for _ in range(int(rate * seconds * 1.1))], seconds=seconds, rate=rate)
+            steady = ask(*those, [next(asking) for _ in range(int(rate * seconds * 1.1))], seconds=seconds, rate=rate)
             say(f"as many as are answered, for {seconds:g} s")
-            flat = ask(port, list(asking), seconds=seconds)
+            flat = ask(*those, list(asking), seconds=seconds)
     return {"nodes": nodes, "jobs": jobs, "workers": workers, "cores": os.cpu_count(), "rate": rate,
             "steady": steady, "flat_out": flat, "queries": filled["queries"]}  # fmt: skip
 
@@ -107,6 +112,7 @@ def table(found: dict[str, Any]) -> str:
             f"{row['median_ms']:6.1f} ms{row['p95_ms']:6.1f} ms{row['p99_ms']:6.1f} ms"
             f"   {row['asker_cpu_share']:.0%} of a core   {row['answers']}"
         )
+        lines.append(f"{'':24}CPU for a poll: site {row['site_cpu_ms']} ms, PostgreSQL {row['postgresql_cpu_ms']} ms")
     lines += ["", f"queries of a poll: {found['queries']}"]
     return "\n".join(lines)
 

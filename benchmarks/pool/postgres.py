@@ -27,8 +27,8 @@ def programs() -> Path:
 
 
 @contextmanager
-def throwaway_postgres() -> Iterator[str]:
-    """Yield the address of a new, empty database with PostgreSQL's own defaults, fsync included."""
+def throwaway_postgres() -> Iterator[tuple[str, int]]:
+    """Yield the address of a new, empty database with PostgreSQL's own defaults, fsync included; and its process."""
     bin, folder = programs(), Path(tempfile.mkdtemp(prefix="pool-pg-"))
     # PostgreSQL refuses to run as root.
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
@@ -45,7 +45,8 @@ def throwaway_postgres() -> Iterator[str]:
         subprocess.run([*as_user, *initdb], check=True, stdout=subprocess.DEVNULL)
         control("-w", "-l", str(folder / "log"), "-o", options, "start")
         try:
-            yield f"postgres://train@127.0.0.1:{port}/postgres"
+            postmaster = int((folder / "pg" / "postmaster.pid").read_text().split()[0])
+            yield f"postgres://train@127.0.0.1:{port}/postgres", postmaster
         finally:
             control("-m", "immediate", "stop")
     finally:

@@ -37,6 +37,7 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
             "LEASE_SECONDS": str(LEASE_SECONDS),
         }
         site.manage("migrate", "--verbosity", "0")
+        site.start_redis()
         site.start_web()
         pool = make_pool(site, AGENTS, JOBS, SEED)
         try:

@@ -6,10 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 from station import HARDWARE, Agent, make_job, make_node
 
+from scheduler import leases
 from scheduler.models import Job, Lease, Node
 from scheduler.outlook import Outlook, Prospect, of
 from trainer import wire
@@ -116,6 +120,43 @@ def test_the_order_is_that_of_the_queue_with_fair_shares_between_authors() -> No
 def test_what_does_not_wait_has_its_reason() -> None:
     held = make_job(state=Job.State.HELD, reason="ada holds it back.")
     assert of(held, timezone.now()) == Prospect(None, "ada holds it back.")
+
+
+needs = st.fixed_dictionaries(
+    {
+        "author": st.sampled_from(["ada", "bob", "cem"]),
+        "needs_gpus": st.integers(0, 3),
+        "priority": st.sampled_from([30, 40]),
+        "impact": st.integers(0, 1),
+        "expected_seconds": st.sampled_from([600.0, 3600.0, 40000.0]),
+        "age": st.integers(0, 50),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(gpus=st.integers(0, 4), queue=st.lists(needs, max_size=8))
+def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, queue: list[dict[str, Any]]) -> None:
+    with transaction.atomic():
+        now = timezone.now()
+        online("free", *[24] * gpus)
+        for fields in queue:
+            make_job(queued_at=now - fields["age"] * HOUR, **{name: fields[name] for name in fields if name != "age"})
+        outlook = Outlook(now)
+        foretold = [pk for pk, found in outlook.prospects.items() if found.begins_at and found.begins_at <= now]
+        granted = leases.claim(Node.objects.get(name="free"))
+        taken = [Lease.objects.get(pk=granted.lease).job_id] if granted else []
+        assert foretold == taken
+        transaction.set_rollback(True)
+
+
+def test_a_machine_of_many_gpus_is_foretold_for_what_needs_many() -> None:
+    online("large", *[24] * 4)
+    single, whole = make_job(needs_gpus=1, expected_seconds=3600), make_job(needs_gpus=4, expected_seconds=7200)
+    now = timezone.now()
+    outlook = Outlook(now)
+    assert outlook.of(whole).begins_at == now
+    assert outlook.of(single).begins_at == now + 2 * HOUR
 
 
 @pytest.mark.parametrize("size", [1, 30])
