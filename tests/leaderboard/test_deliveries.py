@@ -318,7 +318,7 @@ def _no_git(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_no_git")
 def test_any_pull_request_payload_that_github_documents_is_accepted(github: GitHub, action: str) -> None:
     @given(documented(action))
-    @thoroughness(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    @thoroughness(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     def holds(payload: dict[str, Any]) -> None:
         kept = deliveries.keep(str(uuid4()), "pull_request", str(uuid4()).encode(), payload)
         assert kept

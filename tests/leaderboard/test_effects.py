@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.cache import cache
 from django.db import connection, transaction
 from django.db.models import F
@@ -19,6 +21,8 @@ from github_server import APP, GitHub, private_key
 from hypothesis import HealthCheck, given
 from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
+from kombu import Connection
+from kombu.exceptions import OperationalError
 
 from leaderboard import effects
 from leaderboard.effects import Later, Refused
@@ -54,9 +58,10 @@ class World:
 
 
 @pytest.fixture
-def world(settings: Any, monkeypatch: pytest.MonkeyPatch, db: None) -> World:
+def world(monkeypatch: pytest.MonkeyPatch, db: None) -> World:
     made = World()
     monkeypatch.setattr(effects, "handler", lambda kind: made.handle)
+    monkeypatch.setattr("celery.app.task.Task.apply_async", lambda *arguments, **more: None)
     return made
 
 
@@ -200,6 +205,20 @@ def test_a_broker_that_is_down_is_waited_for_once(world: World, monkeypatch: pyt
     cache.delete(effects.NO_BROKER)
     effects.soon(3)
     assert len(asked) == 2
+
+
+def test_whoever_sends_a_task_does_not_sleep_over_a_broker_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"slept {seconds} s")
+
+    monkeypatch.setattr("kombu.utils.functional.sleep", sleep)
+    nobody = Connection(
+        f"redis+socket://{tmp_path / 'nobody.sock'}", transport_options=settings.CELERY_BROKER_TRANSPORT_OPTIONS
+    )
+    with pytest.raises(OperationalError):
+        nobody.default_channel  # noqa: B018
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
