@@ -41,7 +41,7 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
     sha = effect.payload["sha"]
     about = news(sha)
     if about is None:
-        return effect.result
+        return dict(effect.result)
     github = client.for_repository(client.main_repository())
     return {"check": github.check(sha, NAME, known=effect.result.get("check"), **about)}
 

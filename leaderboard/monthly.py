@@ -79,7 +79,7 @@ def best(track: Track, since: datetime) -> list[Entry]:
     """Return the best entries whose first run arrived since then, in the board's order; of main's commits only one."""
     first_arrival = Min("runs__finished_at")
     entries = Entry.objects.approved().filter(track=track).annotate(arrived=first_arrival)
-    fresh = {entry.pk: entry for entry in entries.filter(arrived__gt=since).exclude(pk=track.season.baseline_id)}
+    fresh = {entry.pk: entry for entry in entries.filter(arrived__gt=since) if entry.pk != track.season.baseline_id}
     rows = standings.of(track).rows
     found = [fresh[row.entry] for row in rows if row.entry in fresh and row.trust not in NOT_RELIED_ON]
     mains = [entry.pk for entry in found if entry.kind == Entry.Kind.MAIN]

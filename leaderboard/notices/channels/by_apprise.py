@@ -26,13 +26,17 @@ def notify(plugin: type[NotifyBase], address: str, title: str, body: str, files:
     if not parsed:
         raise Undelivered("The address is not one that can be sent to.", for_good=True)
     sender = apprise.Apprise(plugin(**{**parsed, "asset": asset()}), asset=asset())
-    attached = [AttachMemory(file.contents, name=file.name, mimetype=file.content_type) for file in files]
+    attached = [attachment(file) for file in files]
     result = sender.notify(body=body, title=title, body_format="text", attach=attached or None)
     if result:
         return
     said = " ".join(str(entry.message) for entry in result.logs())
     gone = bool(GONE.search(said))
     raise Undelivered("The address is not valid any more." if gone else "The service did not take it.", for_good=gone)
+
+
+def attachment(file: File) -> AttachMemory:
+    return AttachMemory(file.contents, name=file.name, mimetype=file.content_type)  # type: ignore[no-untyped-call]
 
 
 def asset() -> apprise.AppriseAsset:
