@@ -11,6 +11,7 @@ Not covered: widgets, and kernels of other languages than Python.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def execute(notebook: Path, folder: Path) -> int:
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("papermill").setLevel(logging.INFO)  # what the cells print, for the log of the job
     cells = code_cells(notebook)
     Path(MODEL).mkdir(exist_ok=True)
     began = time.monotonic()
