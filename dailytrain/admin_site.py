@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from django.conf import settings
 from django.contrib.admin import AdminSite
@@ -11,12 +11,14 @@ from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from dailytrain import two_step
 from leaderboard.models import Entry
 from scheduler.models import Event
 
+View = TypeVar("View", bound=Callable[..., Any])
 DONE = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
 
 
@@ -25,7 +27,7 @@ class TrainAdmin(AdminSite):
     index_title = "Everything"
     enable_nav_sidebar = False
 
-    def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
+    def admin_view(self, view: View, cacheable: bool = False) -> View:
         """Where staff signs in with two steps, no page of the admin opens before the second."""
         inner = super().admin_view(view, cacheable)
 
@@ -34,8 +36,7 @@ class TrainAdmin(AdminSite):
                 return HttpResponseRedirect(two_step.page(request))
             return inner(request, *args, **kwargs)
 
-        answer.__name__ = getattr(view, "__name__", "answer")
-        return answer
+        return cast(View, answer)
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """With two steps there is one way to sign in, the site's: Django's own form knows of no second step."""
@@ -47,7 +48,7 @@ class TrainAdmin(AdminSite):
             raise PermissionDenied
         return HttpResponseRedirect(reverse("admin:index"))
 
-    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
         context = {"waiting_entries": Entry.objects.proposed().count(), **(extra_context or {})}
         return super().index(request, context)
 

@@ -51,7 +51,7 @@ def cipher() -> Fernet:
 
 def is_needed(request: HttpRequest) -> bool:
     """Whether this person has to take the second step before the admin opens."""
-    return settings.STAFF_TWO_STEP and request.user.is_active and bool(request.user.is_staff) and not taken(request)  # type: ignore[union-attr]
+    return settings.STAFF_TWO_STEP and request.user.is_active and bool(request.user.is_staff) and not taken(request)
 
 
 def taken(request: HttpRequest) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
@@ -11,8 +13,13 @@ from django.http import HttpRequest
 from leaderboard import roles
 from leaderboard.entry_admin import maintainer
 
+if TYPE_CHECKING:
+    UserModelAdmin = UserAdmin[User]
+else:
+    UserModelAdmin = UserAdmin
 
-class PeopleAdmin(UserAdmin):
+
+class PeopleAdmin(UserModelAdmin):
     """Superusers edit accounts; maintainers look, and give roles."""
 
     list_display = ("username", "role_names", "is_staff", "is_superuser", "is_active", "last_login", "date_joined")

@@ -41,10 +41,11 @@ def roles(user: Person) -> frozenset[str]:
     """Return the roles of a person who is signed in and active; looked up once for each `user` object."""
     if not user.is_authenticated or not user.is_active:
         return frozenset()
-    if not hasattr(user, "_roles"):
+    kept: frozenset[str] | None = getattr(user, "_roles", None)
+    if kept is None:
         found = set(Group.objects.filter(user=user.pk, name__in=ROLES).values_list("name", flat=True))
-        user._roles = frozenset(found | ({MAINTAINER} if getattr(user, "is_superuser", False) else set()))
-    kept: frozenset[str] = user._roles
+        kept = frozenset(found | ({MAINTAINER} if getattr(user, "is_superuser", False) else set()))
+        user._roles = kept  # type: ignore[attr-defined]
     return kept
 
 

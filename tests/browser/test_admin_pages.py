@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from leaderboard.models import Entry
 from scheduler.models import Event
@@ -41,7 +41,7 @@ def test_maintainers_pages_fit_a_phone(signed_in: Callable[..., Page], scheme: s
     page = signed_in("/admin/", viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.get_by_role("link", name="1 waiting for approval").click()
     page.get_by_role("link", name="Smeared keys").click()
-    assert page.get_by_role("button", name=f"Approve exactly {scene.SHA[:8]}").is_visible()
+    expect(page.get_by_role("button", name=f"Approve exactly {scene.SHA[:8]}")).to_be_visible()
     addresses = [f"/admin/leaderboard/entry/{waits.pk}/change/", "/admin/leaderboard/entry/queue/"]
     for address in (*addresses, "/admin/scheduler/event/", "/accounts/two-step/", "/accounts/two-step/app/"):
         page.goto(address)

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from leaderboard import intake, notebook_series, roles
+from leaderboard.figures import duration
 from leaderboard.intake import IntakeError
 from leaderboard.models import Entry, Run, Track
 from leaderboard.notebook_cells import NotebookError
@@ -154,7 +155,7 @@ def test_parts_run_one_after_the_other_and_hand_on_their_model(begun: Run, node:
         "Notebook Sorbian, part 2 of 2",
     ]
     assert Event.objects.about(begun).order_by("-pk")[0].sentence == (
-        "The notebook has run to its last cell, in 12 s; it left 1 file in model/."
+        f"The notebook has run to its last cell, in {duration(12)}; it left 1 file in model/."
     )
 
 
