@@ -92,7 +92,13 @@ def plain_but_code(text: str) -> str:
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return plain(text)
-    return "".join(f"`{part}`" if number % 2 else spaced(part) for number, part in enumerate(parts))
+    return "".join(coded(part) if number % 2 else spaced(part) for number, part in enumerate(parts))
+
+
+def coded(text: str) -> str:
+    """Return text as code that stays on its line, whoever wrote it."""
+    line = quoted(" ".join(text.split()))
+    return f"`{line}`" if line else ""
 
 
 def spaced(text: str) -> str:

@@ -94,11 +94,13 @@ def where(entry: Entry) -> str:
 
 def waits_for_approval(entry: Entry) -> State:
     smoke = f" {entry.smoke_sentence}" if entry.smoke_sentence else ""
-    first = "" if entry.smoke or entry.kind not in smoking.KINDS else " Before that, `/train smoke` by a maintainer starts the smoke run."
+    first = " Before that, `/train smoke` by a maintainer starts the smoke run."
+    unsmoked = entry.kind in smoking.KINDS and not entry.smoke
     return State(
         "Waits for approval",
         f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}",
-        f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin.{first}",
+        f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
+        f"{first if unsmoked else ''}",
     )
 
 

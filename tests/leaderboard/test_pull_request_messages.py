@@ -73,6 +73,18 @@ def test_what_comments_asked_for_is_listed_with_what_came_of_it(pull: PullReques
     assert "- mara: `/approve x`: No: @\u2060all" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see `a\n\n# b` and @mara", "see `a # b` and @\u2060mara"),
+        ("an odd ` in <b>", "an odd \\` in \\<b\\>"),
+        ("`@mara` `` ", "`@\u2060mara`  "),
+    ],
+)
+def test_code_in_a_sentence_stays_code_on_its_line(text: str, shown: str) -> None:
+    assert messages.plain_but_code(text) == shown
+
+
 def test_a_pull_request_of_which_nothing_is_to_be_said_says_nothing(db: None) -> None:
     assert said(PullRequest.objects.create(repository="trains/daily", number=8, head_sha="a" * 40)) == ""
 

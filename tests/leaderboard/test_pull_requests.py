@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import github_payloads as payloads
+import github_server
 import pytest
 from django.contrib.auth.models import User
+from django.core.cache import caches
 from github_server import GitHub
 from pull_requests import BODY, Conversation
 
@@ -184,11 +187,37 @@ def test_a_commit_that_cannot_be_fetched_is_tried_again_by_itself(pull: Conversa
     assert "waits for a maintainer" in pull.comment
 
 
-@pytest.mark.parametrize("action", payloads.ACTIONS)
-def test_every_documented_payload_is_taken(pull: Conversation, action: str) -> None:
+def test_in_whatever_order_deliveries_come_the_newest_counts(pull: Conversation) -> None:
+    repository = pull.github.repository().shown
+    for seed in range(20):
+        chance = random.Random(seed)
+        told = [
+            payloads.pull(repository, 100 + seed, f"{chance.getrandbits(160):040x}", body="x", updated_at=moment(0))
+        ]
+        for second in range(1, 9):
+            change = chance.choice([
+                {"state": "closed"}, {"state": "open"}, {"title": f"Title {second}"}, {"draft": chance.random() < 0.5},
+                {"head": {**told[-1]["head"], "sha": f"{chance.getrandbits(160):040x}"}},
+            ])  # fmt: skip
+            told.append({**told[-1], **change, "updated_at": moment(second)})
+        for shown in chance.choices(told, k=10) + chance.sample(told, k=len(told)):
+            flow.pull_request(payloads.pull_request("edited", shown), None)
+        row, last = PullRequest.objects.get(number=100 + seed), told[-1]
+        seen = (row.head_sha, row.title, row.state, row.draft)
+        assert seen == (last["head"]["sha"], last["title"], last["state"], last["draft"])
+
+
+def moment(second: int) -> str:
+    return f"2026-11-21T18:00:0{second}Z"
+
+
+def test_every_documented_payload_is_taken(pull: Conversation) -> None:
     shown = payloads.pull(pull.github.repository().shown, 7, pull.sha, body=None)
-    for without in ({}, {"head": {**shown["head"], "repo": None, "user": None}}, {"user": None, "draft": None}):
-        assert flow.pull_request(payloads.pull_request(action, {**shown, **without}), None) is None
+    gone = {"head": {**shown["head"], "repo": None, "user": None}}
+    for action in payloads.ACTIONS:
+        for without in ({}, gone, {"user": None, "draft": None, "title": None}):
+            assert flow.pull_request(payloads.pull_request(action, {**shown, **without}), None) is None
+    pull.settle()
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -224,6 +253,29 @@ def test_a_deleted_comment_is_written_again_and_a_lost_id_is_found(pull: Convers
     pull.push({"trainer/models/smear.py": "x = 4\n"})
     assert len(pull.comments) == 1
     assert pull.sha[:8] in pull.comment
+
+
+def test_an_answer_that_is_lost_and_a_limit_make_no_second_comment(pull: Conversation, github: GitHub) -> None:
+    github.fail(502, path="/comments$", method="POST", after=True)
+    github.secondary_limit(1, path="/check-runs$", method="POST")
+    pull.open(settled=False)
+    pull.settle(once=True)
+    waiting = {effect.kind: effect.problem for effect in Effect.objects.filter(state="wanted")}
+    assert "GitHub answered 502" in waiting["github.comment"]
+    assert "secondary rate limit" in waiting["github.check"]
+    caches["github"].clear()  # as if its minute were over
+    pull.settle()
+    assert len(pull.comments) == 1
+    assert pull.check == ("queued", None, "Waits for approval")
+
+
+def test_with_a_plain_token_the_check_is_a_commit_status(pull: Conversation, github: GitHub, settings: Any) -> None:
+    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
+    settings.GITHUB_TOKEN = github_server.TOKEN
+    pull.open()
+    (status,) = github.repository("trains/daily").statuses
+    assert (status["context"], status["state"]) == ("Daily Train / small", "pending")
+    assert len(github.repository("trains/daily").about(7)) == 1
 
 
 def test_a_site_without_access_to_github_enters_all_the_same(pull: Conversation, settings: Any) -> None:
