@@ -177,7 +177,10 @@ def months() -> list[Month]:
 
 def tonight(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[Tonight]:
     """Return the next departure of each nightly track, from what `upcoming` and `diary` have found."""
-    first = {one.track.pk: one for one in reversed(due) if one.what == "nightly"}
+    first: dict[int, Due] = {}
+    for one in due:
+        if one.what == "nightly":
+            first.setdefault(one.track.pk, one)
     lanes = outlook.Outlook(now).lanes if first else []
     return [next_departure(one, lanes, nights) for one in first.values()]
 

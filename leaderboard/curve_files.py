@@ -7,6 +7,7 @@ import re
 from csv import writer
 from itertools import pairwise
 
+from django.conf import settings
 from PIL import Image, ImageDraw, ImageFont
 
 from leaderboard import charts, figures
@@ -16,7 +17,7 @@ WIDTH, HEIGHT = 1200, 630
 """The shape that link previews are cut to."""
 SCALE = 2
 """Drawn larger and made smaller again: that is what makes lines smooth."""
-LEFT, TOP, RIGHT, BOTTOM = 96, 176, 1152, 560
+LEFT, TOP, RIGHT, BOTTOM = 96, 176, 1152, 530
 """The curve's own place."""
 PAPER, INK, QUIET, LINE, RAW, BETTER = "#ffffff", "#14181b", "#56606a", "#dde1e4", "#b9c1c8", "#0b5cad"
 """As in train.css, by day: nobody knows the background of a chat."""
@@ -61,6 +62,7 @@ def words(draw: ImageDraw.ImageDraw, run: Run) -> None:
         write(draw, WIDTH - 48, 40, f"{run.bits_per_byte:.4f}", 52, INK, "ra")
         write(draw, WIDTH - 48, 104, "bits per byte", 24, QUIET, "ra")
     write(draw, 48, HEIGHT - 24, "loss in nats per token, by tokens", 20, QUIET, "ls")
+    write(draw, WIDTH - 48, HEIGHT - 24, settings.SITE_NAME, 20, QUIET, "rs")
 
 
 def axes(draw: ImageDraw.ImageDraw, picture: charts.Picture) -> None:

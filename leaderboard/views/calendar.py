@@ -35,6 +35,14 @@ class Day:
     """Beyond next week, where one night is like another."""
 
     @property
+    def departures(self) -> list[tuple[datetime, str, list[Track]]]:
+        """Return what leaves on this day: when, what, and on which tracks."""
+        found: dict[tuple[datetime, str], list[Track]] = {}
+        for one in self.due:
+            found.setdefault((one.begins, one.what), []).append(one.track)
+        return [(begins, what, tracks) for (begins, what), tracks in found.items()]
+
+    @property
     def is_telling(self) -> bool:
         """Whether a narrow page, which lists the days, needs it."""
         return bool(self.nights) or any(one.what == "monthly" or not self.is_far for one in self.due)

@@ -22,7 +22,7 @@ def test_the_picture_has_the_shape_of_a_link_preview_and_a_curve_on_it(client: C
     assert answer["Content-Type"] == "image/png"
     picture = Image.open(io.BytesIO(answer.content))
     assert picture.size == (1200, 630)
-    colours = picture.convert("RGB").crop((96, 176, 1152, 560)).getcolors(2**20)
+    colours = picture.convert("RGB").crop((96, 176, 1152, 530)).getcolors(2**20)
     assert colours
     dark = sum(count for count, colour in colours if sum(colour) < 300)
     assert dark > 500, "the line"
