@@ -138,7 +138,7 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
         **found.to_dict(),
         "smoke": found.smoke,
         "smoke_sentence": found.smoke_sentence,
-        "estimate": ahead and ahead.to_dict(),
+        "estimate": ahead.to_dict() if ahead else None,
         "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
     }
 
