@@ -22,6 +22,9 @@ from trainer.config import Resolved
 from trainer.data.dataset import cache_folder
 from trainer.loss import Objective
 
+BACKEND = "inductor"
+"""What makes code of a translated graph. Tests take `aot_eager`, which makes none and needs no compiler."""
+
 
 def possible(device: str) -> bool:
     """Is there what torch.compile needs? On a CPU that is a C++ compiler."""
@@ -51,10 +54,10 @@ def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> N
     model = objective.model
     if resolved.strategy == "fsdp":
         for block in model.repeated():
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, backend=BACKEND)
     else:
-        objective.features = torch.compile(model.features, dynamic=False, fullgraph=whole)
-    objective.nats = torch.compile(objective.of_chunk, dynamic=False, fullgraph=whole)
+        objective.features = torch.compile(model.features, dynamic=False, fullgraph=whole, backend=BACKEND)
+    objective.nats = torch.compile(objective.of_chunk, dynamic=False, fullgraph=whole, backend=BACKEND)
 
 
 def breaks(error: BaseException) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from lines import numbers
 from stopping import train
 
-from trainer import checkpoint
+from trainer import checkpoint, compilation
 
 FLAGS = (
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
@@ -47,6 +48,17 @@ def test_adapters_go_on_exactly(tiny_run: Path, dataset_folder: Path, tmp_path: 
     assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
     assert train(tmp_path / "stopped", *flags) == 0
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+
+
+def test_translated_runs_go_on_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes on translates again, or finds it kept: the same code either way."""
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    flags = (*FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
 
 
 def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two processes on a CPU train what one trains, and go on as if nothing had happened."""
+"""Two processes on a CPU train what one trains, translated or not, and go on as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from lines import numbers
 from safetensors.torch import load_file
 from stopping import train
 from tiny import TINY
-from two_processes import FLAGS, in_fp32
+from two_processes import FLAGS, RUNS, in_fp32
 
 from trainer import checkpoint, muon
 
 HERE = Path(__file__).parent
-STRATEGIES = ("ddp", "fsdp")
 
 
 def free_port() -> str:
@@ -61,27 +60,27 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_losses_are_those_of_one_process(runs: Path, strategy: str) -> None:
-    pairs = list(zip(numbers(runs / strategy), numbers(runs / "single"), strict=True))
+@pytest.mark.parametrize("run", RUNS)
+def test_losses_are_those_of_one_process(runs: Path, run: str) -> None:
+    pairs = list(zip(numbers(runs / run), numbers(runs / "single"), strict=True))
     assert len(pairs) == 6 + 2
     for ours, theirs in pairs:
         assert ours == {k: pytest.approx(v, rel=1e-4) if isinstance(v, float) else v for k, v in theirs.items()}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_weights_are_those_of_one_process(runs: Path, strategy: str) -> None:
-    ours, theirs = weights(runs / strategy), weights(runs / "single")
+@pytest.mark.parametrize("run", RUNS)
+def test_weights_are_those_of_one_process(runs: Path, run: str) -> None:
+    ours, theirs = weights(runs / run), weights(runs / "single")
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
         # Muon turns rounding errors of small gradients into a little more.
         assert torch.allclose(weight, theirs[name], atol=2e-3), name
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_stopped_run_goes_on_to_the_last_digit(runs: Path, strategy: str) -> None:
-    assert numbers(runs / f"{strategy}-stopped") == numbers(runs / strategy)
-    stopped, whole = weights(runs / f"{strategy}-stopped"), weights(runs / strategy)
+@pytest.mark.parametrize("run", RUNS)
+def test_a_stopped_run_goes_on_to_the_last_digit(runs: Path, run: str) -> None:
+    assert numbers(runs / f"{run}-stopped") == numbers(runs / run)
+    stopped, whole = weights(runs / f"{run}-stopped"), weights(runs / run)
     assert all(torch.equal(stopped[name], whole[name]) for name in whole)
 
 

@@ -1,6 +1,7 @@
 """One of two processes that train together on a CPU, again and again: `python two_processes.py DATASET OUT`.
 
-For each strategy it trains a whole run, and one that is stopped after some steps and goes on.
+For each strategy, translated by torch.compile and not, it trains a whole run, and one that is stopped after some steps
+and goes on.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ from pathlib import Path
 import torch
 from stopping import train
 
-from trainer import failures, muon
+from trainer import compilation, failures, muon
 
 FLAGS = (
     *("--budget", "6steps", "--train.micro-batch", "1", "--checkpoint-every", "1000steps"),
     *("--train.evaluations", "1", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),
 )
+RUNS = {
+    f"{strategy}{', compiled' if compiled else ''}": (
+        *("--train.strategy", strategy),
+        *(("--train.compile", "true") if compiled else ()),
+    )
+    for strategy in ("ddp", "fsdp")
+    for compiled in (False, True)
+}
+"""What each run has besides."""
 
 
 def in_fp32(device: str) -> torch.dtype:
@@ -26,9 +36,10 @@ def in_fp32(device: str) -> torch.dtype:
 
 if __name__ == "__main__":
     muon.units = in_fp32
+    compilation.BACKEND = "aot_eager"
     dataset, out = sys.argv[1:]
-    for strategy in ("ddp", "fsdp"):
-        flags = (*FLAGS, "--devices", "2", "--dataset", dataset, "--train.strategy", strategy)
-        assert train(Path(out) / strategy, *flags) == failures.DONE
-        assert train(Path(out) / f"{strategy}-stopped", *flags, stop_after=3) == failures.INTERRUPTED
-        assert train(Path(out) / f"{strategy}-stopped", *flags) == failures.DONE
+    for run, own in RUNS.items():
+        flags = (*FLAGS, "--devices", "2", "--dataset", dataset, *own)
+        assert train(Path(out) / run, *flags) == failures.DONE
+        assert train(Path(out) / f"{run}-stopped", *flags, stop_after=3) == failures.INTERRUPTED
+        assert train(Path(out) / f"{run}-stopped", *flags) == failures.DONE
