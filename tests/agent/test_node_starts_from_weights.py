@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aboard import Aboard
-from nodes import finished, job, training
+from nodes import dataset, finished, job, training
 from small_site import SmallSite, read
 
 import trainer
@@ -128,3 +128,20 @@ def test_weights_come_without_momenta_and_the_configuration_names_them(
 
 def test_an_entry_cannot_say_itself_what_it_starts_from(site: SmallSite, tmp_path: Path) -> None:
     assert "from" not in config_of(site, tmp_path, training(site, **{"from": "/etc"}))
+
+
+def test_a_replay_of_such_a_run_is_given_the_same_weights(
+    site: SmallSite, small_base: wire.Base, tmp_path: Path
+) -> None:
+    files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
+    claimed = wire.Checkpoint(step=10, files=files)
+    order = wire.ReplayOrder(dataset=dataset(), config={"steps": 20}, base=small_base, claimed=claimed)
+    aboard = Aboard(site, tmp_path / "node").start()
+    try:
+        finish = finished(site, site.add(job(site, order))).finish
+    finally:
+        aboard.leave()
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason
+    assert finish.result["exact"]
+    assert any(small_base.run.sha256 in request for request in site.requests)

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import runs
+from leaderboard import replays, runs
 from leaderboard.models import Entry, Run, Track
 from scheduler import leases, retention, uploads
 from scheduler.models import Checkpoint, Lease, Node
@@ -67,6 +67,15 @@ def test_a_run_on_any_other_track_starts_from_scratch(base: Run, idea: Entry, ab
 def test_another_start_later_changes_nothing_for_a_run_that_has_one(tuned: Run, able: Node) -> None:
     Track.objects.filter(slug="tune").update(start_run=None)
     assert claim(able)[1].base is not None
+
+
+def test_a_replay_starts_from_the_same_weights(base: Run, tuned: Run, able: Node) -> None:
+    finish(tuned, able)
+    replay = replays.ask(tuned, actor="mara")
+    assert replay.job
+    order = replays.Replaying().order(replay.job, None)
+    assert order.base is not None
+    assert order.base.name == f"run-{base.pk}"
 
 
 def test_its_page_and_the_api_say_whose_weights_they_were(client: Client, base: Run, tuned: Run) -> None:
