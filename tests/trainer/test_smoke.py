@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import shutil
@@ -237,6 +238,17 @@ def test_the_whole_thing_in_the_sandbox_finds_one_that_looks_ahead(
     assert said["sentence"].startswith("The model's predictions depend on tokens that come after them")
     assert [check["passed"] for check in said["checks"]] == [True, True, True, False]
     assert (said["sandbox"], said["steps"]) == ("bubblewrap", 60)
+
+
+def test_what_is_wrong_on_the_command_line_is_no_finding() -> None:
+    person, agent = argparse.Namespace(job=False), argparse.Namespace(job=True)
+    told = {"stage": "imports", "failure": {"reason": "There is no architecture 'wave'; the known ones are gpt."}}
+    with pytest.raises(command.UsageError, match="there is no architecture 'wave'"):
+        command.misled(person, told, command.BAD_INPUT)
+    command.misled(agent, told, command.BAD_INPUT)
+    command.misled(person, told, command.FOUND)
+    with pytest.raises(command.Broken, match="could not work on this machine"):
+        command.misled(agent, told, command.INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ LIMITS = Limits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6
 """Of the process with the architecture in it."""
 ANSWER_BYTES = 100_000
 LOOK_SECONDS = 0.1
+ENDING_SECONDS = 10.0
+"""From its last word to its end."""
 DEFAULT_SIZE = ("--preset", "daily-h100")
 """What is counted as its full size where nothing is said."""
 CORRECTED = ("imports", "sizes")
@@ -171,6 +173,8 @@ def confined(
             code = process.wait(LOOK_SECONDS)
             told = read_object(out, "smoke.json", ANSWER_BYTES) or {}
             for check in findings.decided(told, losses(out), asked)[len(checks) :]:
+                if "failure" in told:
+                    misled(options, told, process.wait(ENDING_SECONDS))
                 checks.append(check)
                 show(check)
             if checks and not checks[-1].passed:
@@ -179,7 +183,6 @@ def confined(
                 break
     finally:
         code = process.kill()
-    misled(options, told, code)
     if (checks and not checks[-1].passed) or told.get("stage") == "done":
         return told, checks
     end = findings.ended(told.get("stage"), process.exceeded, code)
@@ -189,11 +192,13 @@ def confined(
     return told, [*checks, end]
 
 
-def misled(options: argparse.Namespace, told: dict[str, Any], code: int) -> None:
-    """Raise `UsageError` for what a person got wrong on the command line; of a job it is the entry's."""
-    why = told.get("failure")
-    if code == BAD_INPUT and not options.job and told.get("stage") in CORRECTED and isinstance(why, dict):
-        raise UsageError(findings.lower(findings.words(why.get("reason"), 400)))
+def misled(options: argparse.Namespace, told: dict[str, Any], code: int | None) -> None:
+    """Raise `Broken` for a failure that was this machine's, and `UsageError` for what a person got wrong on the
+    command line. Of a job that is the entry's."""
+    if code == INFRASTRUCTURE:
+        raise Broken(f"the smoke run could not work on this machine: {last_words(told)}")
+    if code == BAD_INPUT and not options.job and told.get("stage") in CORRECTED:
+        raise UsageError(findings.lower(last_words(told)))
 
 
 def last_words(told: dict[str, Any]) -> str:

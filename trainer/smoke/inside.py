@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
         return failures.MODEL
     except UnknownArchitecture as error:
         find.failed(f"{capital(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
-        return failures.MODEL
+        return failures.USER
     except Exception as error:
         if not isinstance(error, ValueError):
             traceback.print_exception(error)
