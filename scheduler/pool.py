@@ -81,9 +81,7 @@ def heard_of(node: Node, now: datetime, health: wire.Health | None = None) -> No
 def mark_offline(now: datetime) -> int:
     """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
     silent = Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER)
-    return sum(
-        change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=UNHEARD_OF) for node in silent
-    )
+    return sum(change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=UNHEARD_OF) for node in silent)
 
 
 # --- what its owner asks ---------------------------------------------------------------------------------------------

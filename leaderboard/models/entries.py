@@ -88,7 +88,7 @@ class Entry(models.Model):
     smoke_job = models.ForeignKey("scheduler.Job", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     """Of its last smoke run."""
     smoke = models.JSONField(default=dict, blank=True)
-    """What that found: "passed" (None: it says nothing about the entry), and then as in `wire.Smoked`. Empty: none yet."""
+    """What that found: "passed" (None: nothing about the entry), and then as in `wire.Smoked`. Empty: none yet."""
     smoke_sentence = models.CharField(max_length=500, blank=True)
     """The same in a sentence."""
     confirmation = models.CharField(max_length=300, blank=True)

@@ -16,9 +16,10 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.utils import timezone
 from github_server import GitHub
+from nights import MONDAY, tonight
 
 from leaderboard import intake
-from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.models import Entry, Night, Run, Season, Track
 from scheduler import storage
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
@@ -239,3 +240,18 @@ def finish(run: Run, node: Node, verdict: dict[str, Any] | None = None) -> Run:
     node.leases.update(state=Lease.State.FINISHED)
     run.refresh_from_db()
     return run
+
+
+@pytest.fixture
+def monday(track: Track) -> Night:
+    return tonight(MONDAY)
+
+
+@pytest.fixture
+def after_monday(monday: Night, node: Node) -> Night:
+    """Monday's train has arrived, and its commit is the season's baseline."""
+    assert monday.run
+    finish(monday.run, node)
+    monday.track.season.baseline = monday.run.entry
+    monday.track.season.save()
+    return monday

@@ -41,6 +41,12 @@ def happen(node: Node, *sentences: str) -> None:
         Event.record("site", node, sentence)
 
 
+def die_in_a_transaction() -> None:
+    with transaction.atomic():
+        announcing.announce()
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def quiet_node(node: Node) -> Node:
     Event.objects.all().delete()
@@ -94,9 +100,8 @@ def test_what_a_dying_process_had_begun_is_undone_with_the_mark(
 ) -> None:
     listen(monkeypatch, "fussy")
     happen(quiet_node, "one")
-    with pytest.raises(KeyboardInterrupt), transaction.atomic():
-        announcing.announce()
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        die_in_a_transaction()
     assert not Effect.objects.exists()
     assert announcing.announce() == 1
     assert Effect.objects.count() == 1

@@ -7,7 +7,7 @@ from typing import Any
 import github_server
 import pytest
 from github_server import GitHub
-from test_nightly import MONDAY, TUESDAY, after_monday, monday, tonight  # noqa: F401
+from nights import MONDAY, TUESDAY, tonight
 
 from leaderboard import announcing, commit_status, effects
 from leaderboard.models import Effect, Night, Run, Track
@@ -52,7 +52,7 @@ def test_a_commit_of_main_says_how_far_its_train_is_in_one_check(
 def test_a_main_that_cannot_be_read_is_marked_on_its_commit_with_the_reason(
     connected: GitHub,
     after_monday: Night,
-    main: Repository,  # noqa: F811
+    main: Repository,
 ) -> None:
     sha = main.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
     night = tonight(TUESDAY)
@@ -97,7 +97,7 @@ def test_with_a_plain_token_it_is_a_commit_status(connected: GitHub, track: Trac
     assert night.run
 
 
-def test_a_night_of_the_baseline_says_nothing(connected: GitHub, after_monday: Night) -> None:  # noqa: F811
+def test_a_night_of_the_baseline_says_nothing(connected: GitHub, after_monday: Night) -> None:
     announcing.announce()
     effects.catch_up()
     before = Effect.objects.get().version
@@ -117,7 +117,7 @@ def test_a_main_that_is_not_on_github_is_told_nothing(track: Track) -> None:
 def test_a_main_that_cannot_be_fetched_is_nobodys_broken_commit(
     connected: GitHub,
     after_monday: Night,
-    main: Repository,  # noqa: F811
+    main: Repository,
 ) -> None:
     main.path.rename(main.path.with_name("gone"))
     night = tonight(TUESDAY)

@@ -1,37 +1,14 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-import pytest
+from nights import MONDAY, TUESDAY, tonight
 
 from leaderboard import nightly
 from leaderboard.models import Entry, Night, Run, Track
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish
-
-MONDAY = datetime(2026, 3, 2, 20, 0, tzinfo=UTC)
-TUESDAY = MONDAY + timedelta(days=1)
-
-
-def tonight(now: datetime) -> Night:
-    (night,) = nightly.tonight(now)
-    return night
-
-
-@pytest.fixture
-def monday(track: Track) -> Night:
-    return tonight(MONDAY)
-
-
-@pytest.fixture
-def after_monday(monday: Night, node: Node) -> Night:
-    """Monday's train has arrived, and its commit is the season's baseline."""
-    assert monday.run
-    finish(monday.run, node)
-    monday.track.season.baseline = monday.run.entry
-    monday.track.season.save()
-    return monday
 
 
 def test_the_first_night_trains_main_without_asking(monday: Night, main: Repository) -> None:

@@ -87,8 +87,10 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32), (16, 64), (64, 16)])
 def test_it_agrees_with_torchs_muon_step_by_step(shape: tuple[int, int]) -> None:
-    """Torch iterates in bf16, we in fp32 on most CPUs: equal up to that. Its input has norm 1 where ours has 1 / 1.02, for
-    which the first polynomial makes up here."""
+    """Torch iterates in bf16, we in fp32 on most CPUs: equal up to that.
+
+    Its input has norm 1 where ours has 1 / 1.02, for which the first polynomial makes up here.
+    """
     torch.manual_seed(0)
     ours = nn.Parameter(torch.randn(shape))
     theirs = copy.deepcopy(ours)
