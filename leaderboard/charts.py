@@ -11,24 +11,31 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from leaderboard.figures import compact, duration
+from leaderboard.figures import compact, duration, power
 from leaderboard.models import CurvePoint, Run
 
 PICTURE_POINTS = 400
 """More than a picture of this width can show."""
 
-Abscissa = Literal["tokens", "seconds", "step"]
-ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "seconds", "step")
+Abscissa = Literal["tokens", "flops", "seconds", "step"]
+ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "flops", "seconds", "step")
 
 
 class Point(NamedTuple):
-    """What a curve needs of a `CurvePoint`. Units: nats per token, training seconds."""
+    """What a page shows of a `CurvePoint`, field by field. Units: nats per token, training seconds."""
 
     step: int
     tokens: int
+    flops: float
     seconds: float
     loss: float
-    bits_per_byte: float | None
+    bits_per_byte: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    temperature_celsius: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,18 +90,30 @@ class Whisker:
 
 def points_of(run: Run) -> tuple[list[Point], list[Point]]:
     """Return a run's whole train and dev series, by step, without losses that are no numbers."""
-    series: dict[str, list[Point]] = {CurvePoint.Series.TRAIN: [], CurvePoint.Series.DEV: []}
-    rows = run.points.order_by("series", "step").values_list(
-        "series", "step", "tokens", "seconds", "loss", "bits_per_byte"
-    )
-    for name, step, tokens, seconds, loss, bits in rows:
-        if math.isfinite(loss):
-            series[name].append(Point(step, tokens, seconds, loss, bits))
-    return series[CurvePoint.Series.TRAIN], series[CurvePoint.Series.DEV]
+    return points_of_all([run])[run.pk]
+
+
+def points_of_all(runs: Sequence[Run]) -> dict[int, tuple[list[Point], list[Point]]]:
+    """Return what `points_of` does for each of these runs. One query for all of them."""
+    found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
+    rows = CurvePoint.objects.filter(run__in=list(found)).order_by("run", "series", "step")
+    for run, series, *values in rows.values_list("run_id", "series", *Point._fields):
+        point = Point(*values)
+        if math.isfinite(point.loss):
+            found[run][series == CurvePoint.Series.DEV].append(point)
+    return found
 
 
 def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
-    train, dev = points_of(run)
+    return curves_of([run], count)[run.pk]
+
+
+def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
+    """Return each run's curve, by its number: as many queries for ten as for one."""
+    return {run: thinned(train, dev, count) for run, (train, dev) in points_of_all(runs).items()}
+
+
+def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:
     calm = smooth([point.loss for point in train])
     kept = thin([point.loss for point in train], count)
     return Curve(
@@ -194,7 +213,7 @@ def x_steps(x: Abscissa, high: float) -> list[float]:
 
 
 def x_label(x: Abscissa) -> Callable[[float], str]:
-    return duration if x == "seconds" else compact
+    return {"seconds": duration, "flops": power}.get(x, compact)
 
 
 def y_steps(low: float, high: float) -> list[tuple[float, str]]:

@@ -26,14 +26,14 @@ ROWS = 5000
 
 
 def csv(run: Run) -> bytes:
-    """Return the points of both series by step: series, step, tokens, seconds, nats per token, bits per byte."""
+    """Return the points of both series by step, with everything that was said of them; losses are nats per token."""
     table = io.StringIO()
     out = writer(table, lineterminator="\n")
-    out.writerow(["series", "step", "tokens", "seconds", "loss_nats_per_token", "bits_per_byte"])
+    out.writerow(["series", *("loss_nats_per_token" if name == "loss" else name for name in charts.Point._fields)])
     for name, points in zip(("train", "dev"), charts.points_of(run), strict=True):
         for i in charts.thin([point.loss for point in points], ROWS):
             point = points[i]
-            out.writerow([name, *point[:4], "" if point.bits_per_byte is None else point.bits_per_byte])
+            out.writerow([name, *("" if value is None else value for value in point)])
     return table.getvalue().encode()
 
 

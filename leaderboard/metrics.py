@@ -58,8 +58,11 @@ class Text(Line):
 POINT_FIELDS = [field for field in Point.model_fields if field not in ("kind", "step", "fraction")]
 
 
-def store(run: Run, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the rows, over what the same steps said before, and bring the run's progress up to date."""
+def store(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
+    """Write the rows, over what the same steps said before, and bring the run's progress up to date.
+
+    `temperature`, in degrees Celsius, is the agent's word on the node just now: these rows have not said it themselves.
+    """
     points: dict[tuple[str, int], Point] = {}
     texts: dict[tuple[int, str], Text] = {}
     for line in readable(run, rows):
@@ -69,7 +72,7 @@ def store(run: Run, rows: Sequence[dict[str, Any]]) -> None:
             texts[line.step, plain_text(line.prompt, PROMPT_LENGTH)] = line
     if not points and not texts:
         return
-    store_points(run, points)
+    store_points(run, points, temperature)
     store_samples(run, texts)
     advance(run, points.values())
 
@@ -85,17 +88,23 @@ def readable(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[Point | Text]
         logger.warning("Run %s: %d of %d metric lines could not be used.", run.pk, dropped, len(rows))
 
 
-def store_points(run: Run, points: dict[tuple[str, int], Point]) -> None:
+def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: float | None = None) -> None:
     if not points:
         return
     CurvePoint.objects.bulk_create(
         [
-            CurvePoint(run=run, series=series, step=step, **{name: getattr(point, name) for name in POINT_FIELDS})
+            CurvePoint(
+                run=run,
+                series=series,
+                step=step,
+                temperature_celsius=temperature,
+                **{name: getattr(point, name) for name in POINT_FIELDS},
+            )
             for (series, step), point in points.items()
         ],
         update_conflicts=True,
         unique_fields=["run", "series", "step"],
-        update_fields=POINT_FIELDS,
+        update_fields=[*POINT_FIELDS, "temperature_celsius"],
     )
     for series in {series for series, _ in points}:
         thin(run, series)

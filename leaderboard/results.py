@@ -37,6 +37,13 @@ def node_class(lease: Lease) -> str:
     return plain_text(f"{share} CPU cores", 120)
 
 
+def temperature_of(job: Job) -> float | None:
+    """Return what the agent said last of its hottest GPU, in degrees Celsius; None where it has none."""
+    said = job.leases.filter(state=Lease.State.ACTIVE).values_list("node__health", flat=True).last() or {}
+    found = said.get("temperature_celsius")
+    return float(found) if isinstance(found, int | float) else None
+
+
 class Training:
     """Jobs of kind `train`."""
 
@@ -73,7 +80,7 @@ class Training:
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
         run = Run.objects.get(job=job)
         if run.state == Run.State.TRAINING:
-            metrics.store(run, rows)
+            metrics.store(run, rows, temperature_of(job))
 
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """Nothing: the queue resumes from it, and the final one is chosen when the run is done."""

@@ -43,6 +43,8 @@ class CurvePoint(models.Model):
     tokens_per_second = models.FloatField(null=True)
     mfu = models.FloatField(null=True)
     memory_bytes = models.BigIntegerField(null=True)
+    temperature_celsius = models.FloatField(null=True)
+    """Of the node's hottest GPU, as its agent said last."""
 
     class Meta:
         ordering = ["series", "step"]
