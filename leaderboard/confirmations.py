@@ -20,7 +20,7 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from leaderboard import bounties, runs, trust
-from leaderboard.judged import COLUMNS, Judged, name_of
+from leaderboard.judged import COLUMNS, CROWNED, Judged, name_of
 from leaderboard.models import Entry, Run, Track
 from leaderboard.notices import sending
 from leaderboard.standings import Standings, stand
@@ -197,7 +197,7 @@ def replicate(entry: Entry) -> None:
 
 def crown(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
     """The confirmation runs, alone, break the record; the former holder's stay replicated."""
-    if not decide(entry, "A record: its confirmation runs alone are clearly over the baseline and the record before."):
+    if not decide(entry, CROWNED):
         return
     for run in Run.objects.filter(entry=former, trust=Run.Trust.RECORD) if former not in (None, entry.pk) else ():
         sentence = f"The record went to {entry.title}."

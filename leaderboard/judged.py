@@ -22,6 +22,8 @@ NOT_RELIED_ON = {
     Run.Trust.DISPUTED: "It is disputed.",
 }
 """Trust of runs that are shown and not compared, and why."""
+CROWNED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
+"""What is written of an entry whose confirmation made it the record. It stays, whoever takes the record later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,12 @@ class Judged:
     kind: str
     sha: str
     repository: str
+    tokens: int = 0
+    """Trained on, as the training process says."""
+    average: float | None = None
+    """Over the track's lm-eval tasks, each counted from chance (0) to all correct (1)."""
+    confirmation: str = ""
+    """What came of its entry's confirmation runs."""
 
     @property
     def page(self) -> str:
@@ -69,9 +77,12 @@ COLUMNS: dict[str, str] = {
     "run": "pk",
     "entry": "entry_id",
     "stderr": "bits_per_byte_stderr",
+    "tokens": "tokens",
+    "average": "overall__value",
     "flops": "train_flops",
     "seconds": "train_seconds",
     **{name: f"entry__{name}" for name in ("title", "architecture", "author", "kind", "sha", "repository")},
+    "confirmation": "entry__confirmation",
 }
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import models, transaction
-from django.db.models import Count, F, Sum
+from django.db.models import Count, F, FilteredRelation, Q, Sum
 from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
@@ -15,6 +15,10 @@ from typing_extensions import TypedDict
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
 from scheduler.models import Checkpoint, Event, Job
+
+
+OVERALL = "average/normalised"
+"""Name of the score that is the scorer's average over the track's lm-eval tasks."""
 
 
 def moment(at: datetime | None) -> str | None:
@@ -71,9 +75,11 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def judged(self, track: Track) -> RunQuerySet:
         """Return the track's judged runs of its present season, the ladder's rungs among them: what is compared."""
-        return self.filter(
-            track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False
-        ).order_by("bits_per_byte", "pk")
+        return (
+            self.filter(track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+            .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=OVERALL)))
+            .order_by("bits_per_byte", "pk")
+        )
 
     def on_board(self, track: Track) -> RunQuerySet:
         """Return the judged runs that had the track's whole budget, best first."""
