@@ -252,7 +252,36 @@ class Executed(Message):
     left_bytes: int = Field(default=0, ge=0)
 
 
-Order = Annotated[TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder | NotebookOrder, Field(discriminator="kind")]
+class GenerateOrder(Message):
+    """Let a run's model go on with a prompt (`trainer.generate`). The text comes as metrics of kind "text"."""
+
+    kind: Literal["generate"] = "generate"
+    dataset: DatasetPin
+    """Whose tokenizer it reads with."""
+    run: FileRef
+    """`run.json` of the run."""
+    checkpoint: Checkpoint
+    prompt: str = Field(max_length=4000)
+    tokens: int = Field(ge=1, le=4096)
+    """At most so many; fewer where the model ends its text."""
+    temperature: float = Field(default=0.8, ge=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+class Generated(Message):
+    """The result of a `GenerateOrder`. The entry's code ran beside it: nothing is decided by it."""
+
+    version: Literal[1] = 1
+    tokens: int = Field(ge=0, le=4096)
+    seconds: float = Field(ge=0, lt=1e9)
+    """From the loaded model to the last token."""
+    ended: Literal["length", "end of text"]
+
+
+Order = Annotated[
+    TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder | NotebookOrder | GenerateOrder, Field(discriminator="kind")
+]
 
 
 class Limits(Message):
@@ -477,7 +506,7 @@ class Finish(Message):
     """A sentence that the contributor understands."""
     result: dict[str, Any] = {}
     """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, `Replayed`,
-    `Smoked`, `Executed`."""
+    `Smoked`, `Executed`, `Generated`."""
     files: tuple[FileRef, ...] = ()
     """Files that stay with the job (`run.json`, what a notebook left in `model/`), uploaded like blobs."""
     seconds: float | None = None

@@ -33,6 +33,8 @@ from trainer.sandbox import Driver
 from trainer.sandbox.docker import Docker
 
 LOOK_SECONDS = 0.1
+WEIGHTS_BYTES = 16e9
+"""Of models that have written for visitors, kept for the next time. A guess."""
 
 Answer = TypeVar("Answer")
 
@@ -69,17 +71,20 @@ class Agent:
         """Work until the sponsor or the server says stop. Raise `Refused` if the server knows us no longer."""
         abandoned = self._clear()
         blobs, preparing = Blobs(self.home / "blobs"), threading.Lock()
+        weights = Blobs(self.home / "weights", most_bytes=WEIGHTS_BYTES)
         while True:
-            loops = [PollLoop(self, place, abandoned, once) for place in self._places(identity, blobs, preparing)]
+            loops = [
+                PollLoop(self, place, abandoned, once) for place in self._places(identity, blobs, weights, preparing)
+            ]
             self._attend(loops)
             if not self.regrouping or self.sponsor.stop > Stop.NONE:
                 return
             abandoned, self._lanes = (), self._wanted
             say(f"This machine now works on {self._lanes} job{'s' if self._lanes > 1 else ''} at a time.")
 
-    def _places(self, identity: Identity, blobs: Blobs, preparing: threading.Lock) -> Iterator[Place]:
+    def _places(self, identity: Identity, blobs: Blobs, weights: Blobs, preparing: threading.Lock) -> Iterator[Place]:
         for lane in split(self.vitals.reader.gpus, processors(), self._lanes):
-            yield Place(self.home, identity, self.sandbox, blobs, self.vitals, lane, preparing)
+            yield Place(self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing)
 
     # --- what lanes ask ---
 

@@ -19,7 +19,9 @@ class Place:
     identity: Identity
     sandbox: Driver
     blobs: Blobs
-    """This, `vitals` and `preparing` are shared by all lanes."""
+    """This, `weights`, `vitals` and `preparing` are shared by all lanes."""
+    weights: Blobs
+    """Of models that were asked to write."""
     vitals: Vitals
     lane: Lane
     preparing: threading.Lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.agent.kinds import notebook, replay, score, smoke, train
+from trainer.agent.kinds import generate, notebook, replay, score, smoke, train
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -19,4 +19,11 @@ class Kind(Protocol):
         """Do the job. May raise what `trainer.agent.job.attempt` puts into words."""
 
 
-KINDS: dict[str, Kind] = {"train": train, "score": score, "replay": replay, "smoke": smoke, "notebook": notebook}
+KINDS: dict[str, Kind] = {
+    "train": train,
+    "score": score,
+    "replay": replay,
+    "smoke": smoke,
+    "notebook": notebook,
+    "generate": generate,
+}
