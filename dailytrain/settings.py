@@ -204,12 +204,19 @@ JOB_KINDS = {
     "replay": "leaderboard.replays.Replaying",
     "notebook": "leaderboard.notebooks.Executing",
     "smoke": "leaderboard.smoking.Smoking",
+    "generate": "leaderboard.generation.Generating",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
 "nobody", "known" (signed in, or approved before) or "anyone"."""
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
     raise ImproperlyConfigured(f"SMOKE_UNAPPROVED is {SMOKE_UNAPPROVED!r}: it must be nobody, known or anyone.")
+GENERATE_PER_HOUR = int(text("GENERATE_PER_HOUR", "60"))
+"""Prompts of visitors that the pool answers in an hour, all together; 0: visitors cannot let models write."""
+GENERATE_WAITING = int(text("GENERATE_WAITING", "20"))
+"""So many may wait for a node at a time."""
+GENERATE_SECONDS = float(text("GENERATE_SECONDS", "180"))
+"""Wall seconds that one of them may take, loading the model included."""
 EFFECT_KINDS: dict[str, str] = {
     "github.follow": "leaderboard.github.flow.follow",
     "github.command": "leaderboard.github.obeying.obey",
@@ -258,6 +265,15 @@ MAIL_URL = text("MAIL_URL")
 Without it nobody can have notices by e-mail."""
 NOTICES_TO_PRIVATE_HOSTS = boolean("NOTICES_TO_PRIVATE_HOSTS", False)
 """Webhooks of subscribers may be hosts of this network, and plain http: for a site whose users all belong to it."""
+
+# --- words in the foot of every page ------------------------------------------------------------------------------
+
+CHAT_URL = text("CHAT_URL")
+"""Where people talk about the train: a Discord invitation, say."""
+if CHAT_URL and not CHAT_URL.startswith("https://"):
+    raise ImproperlyConfigured(f"CHAT_URL is {CHAT_URL!r}: it must begin with https://.")
+ACKNOWLEDGEMENTS = [line.strip() for line in text("ACKNOWLEDGEMENTS").split(";") if line.strip()]
+"""Who is thanked: `Name https://address; Name`, an address being optional."""
 
 # --- sign-in ------------------------------------------------------------------------------------------------------
 

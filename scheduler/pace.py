@@ -19,10 +19,12 @@ logger = logging.getLogger(__name__)
 PER_MINUTE = {
     "register": 30,  # of one address
     "poll": 240,  # of one node
+    "generate-burst": 4,  # prompts of one visitor
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
 }
 PER_HOUR = {
     "ask": 30,  # for runs, with one token
+    "generate": 20,  # prompts of one visitor
 }
 DOWN = "pace:shared-is-down"
 DOWN_SECONDS = 10

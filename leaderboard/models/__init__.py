@@ -4,6 +4,7 @@ from leaderboard.models.bounties import Bounty
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.effects import Effect
 from leaderboard.models.entries import Entry
+from leaderboard.models.generations import Generation
 from leaderboard.models.github import Delivery, Installation, PullRequest
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
@@ -21,6 +22,7 @@ __all__ = [
     "Delivery",
     "Effect",
     "Entry",
+    "Generation",
     "Installation",
     "Month",
     "Night",

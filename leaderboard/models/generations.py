@@ -1,0 +1,73 @@
+"""What visitors asked a model to write."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timedelta
+
+from django.db import models
+from django.urls import reverse
+from django.utils import timezone
+
+from leaderboard.models.runs import Run
+from scheduler.models import Job
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(12)
+
+
+class GenerationQuerySet(models.QuerySet["Generation"]):
+    def unanswered(self) -> GenerationQuerySet:
+        """Return those that no node has taken yet."""
+        return self.filter(job__state=Job.State.QUEUED)
+
+    def since(self, moment: datetime) -> GenerationQuerySet:
+        return self.filter(created_at__gte=moment)
+
+    def outdated(self, now: datetime, kept: timedelta) -> GenerationQuerySet:
+        return self.filter(created_at__lt=now - kept)
+
+
+class Generation(models.Model):
+    """A prompt, the run whose model goes on with it, and what it has written. How far it is, its job says.
+
+    Nobody's name or address is kept with it.
+    """
+
+    token = models.CharField(max_length=32, unique=True, default=new_token)
+    """Its page's address: only who has it finds it."""
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="generations")
+    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="generation")
+    prompt = models.TextField()
+    tokens = models.PositiveIntegerField()
+    """At most so many."""
+    temperature = models.FloatField()
+    seed = models.BigIntegerField()
+    text = models.TextField(blank=True)
+    """A stranger's model wrote it: shown as text, always."""
+    written = models.PositiveIntegerField(null=True, blank=True)
+    """Tokens; null until it has ended."""
+    seconds = models.FloatField(null=True, blank=True)
+    ended = models.CharField(max_length=12, blank=True)
+    """`wire.Generated.ended`."""
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    objects = GenerationQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created_at"]
+
+    def __str__(self) -> str:
+        return f"generation {self.pk} by run {self.run_id}"
+
+    def get_absolute_url(self) -> str:
+        return reverse("generation", args=[self.token])
+
+    @property
+    def is_over(self) -> bool:
+        return self.job.state in (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.written / self.seconds if self.written and self.seconds else None
