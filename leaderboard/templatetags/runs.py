@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +11,7 @@ from typing import Any
 from django import template
 from django.utils.html import format_html
 
-from leaderboard import figures
+from leaderboard import figures, reproducing
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
 from scheduler.models import Job
@@ -138,8 +137,7 @@ def commit_url(entry: Entry) -> str:
 @register.filter
 def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield what it takes to know where a result comes from. Paths of the server stay on the server."""
-    dataset, environment = run.config.get("dataset", {}), run.config.get("environment", {})
-    size = parameters(run)
+    dataset, size = run.config.get("dataset", {}), parameters(run)
     yield "Commit", run.entry.sha
     if run.entry.public_repository:
         yield "Repository", run.entry.public_repository
@@ -161,27 +159,11 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
         yield "Training time", figures.duration(run.train_seconds)
     if run.train_flops:
         yield "Training FLOPs", figures.power(run.train_flops)
-    for name, value in environment.items():
-        if value not in (None, "", [], {}):
-            yield str(name).replace("_", " ").capitalize(), value
 
 
-@register.filter
-def reproduce(run: Run) -> str:
-    """Return the lines that train this run again, on any machine."""
-    entry, season = run.entry, run.season
-    flags: dict[str, Any] = {"arch": entry.architecture, "budget": run.budget, "seed": run.seed}
-    flags |= {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit-bytes": season.limit_bytes}
-    if run.start_run_id:
-        flags["from"] = f"run-{run.start_run_id}"
-    for section in ("model", "train"):
-        given = {**run.track.config.get(section, {}), **entry.config.get(section, {})}
-        flags |= {f"{section}.{name}": value for name, value in given.items()}
-    words = [f"  --{name} {shlex.quote(str(value))}" for name, value in flags.items() if value is not None]
-    get = [f"git clone {entry.repository} dailytrain && cd dailytrain"] if entry.public_repository else []
-    return "\n".join(
-        [*get, f"git checkout {entry.sha}", " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])]
-    )
+register.filter("commands", reproducing.commands)
+register.filter("environment", reproducing.environment)
+register.filter("lock", reproducing.lock)
 
 
 @register.filter
