@@ -10,6 +10,7 @@ from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.notices import Subscription
+from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
@@ -27,6 +28,7 @@ __all__ = [
     "Month",
     "Night",
     "NotebookPart",
+    "Publication",
     "PullRequest",
     "Replay",
     "Run",
