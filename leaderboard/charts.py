@@ -11,11 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from django.db.models import Q
+
 from leaderboard.figures import compact, duration, power
+from leaderboard.levels import level_for
 from leaderboard.models import CurvePoint, Run
 
 PICTURE_POINTS = 400
 """More than a picture of this width can show."""
+MAX_POINTS = 2000
+"""Of a series, on any page and in any answer."""
+READ_POINTS = 6000
+"""For one page, of all its curves together."""
 
 Abscissa = Literal["tokens", "flops", "seconds", "step"]
 ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "flops", "seconds", "step")
@@ -93,10 +100,10 @@ def points_of(run: Run) -> tuple[list[Point], list[Point]]:
     return points_of_all([run])[run.pk]
 
 
-def points_of_all(runs: Sequence[Run]) -> dict[int, tuple[list[Point], list[Point]]]:
-    """Return what `points_of` does for each of these runs. One query for all of them."""
+def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
+    """Return what `points_of` does for each of these runs, of each series about `count` points. One query for all."""
     found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
-    rows = CurvePoint.objects.filter(run__in=list(found)).order_by("run", "series", "step")
+    rows = CurvePoint.objects.filter(shown(runs, count)).order_by("run", "series", "step")
     for run, series, *values in rows.values_list("run_id", "series", *Point._fields):
         point = Point(*values)
         if math.isfinite(point.loss):
@@ -104,13 +111,26 @@ def points_of_all(runs: Sequence[Run]) -> dict[int, tuple[list[Point], list[Poin
     return found
 
 
+def shown(runs: Sequence[Run], count: int | None) -> Q:
+    """Return which points to read. A curve is read as coarse as it is shown, whatever there is of it."""
+    levels = {run.pk: level_for(run.step, count) if count else 0 for run in runs}
+    asked = Q(run__in=[run for run, level in levels.items() if not level])
+    for level in set(levels.values()) - {0}:
+        asked |= Q(run__in=[run for run, own in levels.items() if own == level], level__gte=level)
+    return asked
+
+
 def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
     return curves_of([run], count)[run.pk]
 
 
 def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
-    """Return each run's curve, by its number: as many queries for ten as for one."""
-    return {run: thinned(train, dev, count) for run, (train, dev) in points_of_all(runs).items()}
+    """Return each run's curve, by its number: as many queries for ten as for one.
+
+    Smoothed is what was read: nearly every point where one run is asked for, of ten runs their shape.
+    """
+    read = max(count, min(MAX_POINTS, READ_POINTS // max(len(runs), 1)))
+    return {run: thinned(train, dev, count) for run, (train, dev) in points_of_all(runs, read).items()}
 
 
 def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:
@@ -135,12 +155,12 @@ def thin(values: Sequence[float], count: int) -> list[int]:
     return sorted(kept)
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """Return an exponential moving average over a fiftieth of the series, and over less where it falls steeply: at its
+def smooth(values: Sequence[float], share: float = 1 / 50) -> list[float]:
+    """Return an exponential moving average over this share of the series, and over less where it falls steeply: at its
     start, where a sixth of what has been seen is enough."""
     result: list[float] = []
     for i, value in enumerate(values):
-        window = max(1.0, min(max(len(values) / 50, 4), i / 6))
+        window = max(1.0, min(max(len(values) * share, 4), i / 6))
         result.append(result[-1] + (value - result[-1]) / window if result else value)
     return result
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 from django.db.models import F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leaderboard import levels
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.sanitise import MAX_INTEGER, plain_text
 
 logger = logging.getLogger(__name__)
 
 MAX_POINTS = 20_000
-"""Per run and series; when a curve gets longer, every second point goes."""
+"""Per run and series; of a longer curve those stay that its picture needs most (`leaderboard.levels`)."""
 MAX_SAMPLES = 300
 PROMPT_LENGTH = 500
 TEXT_LENGTH = 4000
@@ -91,34 +92,52 @@ def readable(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[Point | Text]
 def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: float | None = None) -> None:
     if not points:
         return
+    rows = [
+        CurvePoint(
+            run=run,
+            series=series,
+            step=step,
+            temperature_celsius=temperature,
+            **{name: getattr(point, name) for name in POINT_FIELDS},
+        )
+        for (series, step), point in points.items()
+    ]
+    everywhere = {series for series, _ in points}
+    for series in everywhere:
+        relevel(run, series, [row for row in rows if row.series == series])
     CurvePoint.objects.bulk_create(
-        [
-            CurvePoint(
-                run=run,
-                series=series,
-                step=step,
-                temperature_celsius=temperature,
-                **{name: getattr(point, name) for name in POINT_FIELDS},
-            )
-            for (series, step), point in points.items()
-        ],
+        rows,
         update_conflicts=True,
         unique_fields=["run", "series", "step"],
-        update_fields=[*POINT_FIELDS, "temperature_celsius"],
+        update_fields=[*POINT_FIELDS, "temperature_celsius", "level"],
     )
-    for series in {series for series, _ in points}:
-        thin(run, series)
+    for series in everywhere:
+        thin(run, series, max(step for _, step in points))
 
 
-def thin(run: Run, series: str) -> None:
-    """Drop every second point of a curve that has grown too long; its first and its last stay."""
+def relevel(run: Run, series: str, fresh: list[CurvePoint]) -> None:
+    """Give new points their level and take it from those that they outdo. Without new ones: the curve's end was cut."""
     curve = CurvePoint.objects.filter(run=run, series=series)
-    if curve.count() <= MAX_POINTS:
+    last = curve.order_by("-step").values_list("step", flat=True).first()
+    since = min(row.step for row in fresh) if fresh else last
+    if since is None:
         return
-    steps = list(curve.order_by("step").values_list("step", flat=True))
-    dropped = steps[1:-1:2]
-    for start in range(0, len(dropped), 500):  # SQLite takes a bounded number of parameters
-        curve.filter(step__in=dropped[start : start + 500]).delete()
+    way_up = levels.way_up(since if last is None else min(since, last))
+    points = {row.step: row for row in curve.filter(way_up).only("step", "level", *levels.EXTREMES_OF)}
+    known = {step: row.level for step, row in points.items()}
+    points |= {row.step: row for row in fresh}
+    steps = sorted(points)
+    values = [(step, [getattr(points[step], name) for name in levels.EXTREMES_OF]) for step in steps]
+    for step, level in zip(steps, levels.levels(values), strict=True):
+        points[step].level = level
+    outdone = [row for step, row in points.items() if row.pk and row.level != known[step]]
+    CurvePoint.objects.bulk_update(outdone, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
+
+
+def thin(run: Run, series: str, last_step: int) -> None:
+    """Drop what a curve of this length has no room for; its ends and its extremes stay."""
+    if level := levels.level_for(last_step, MAX_POINTS):
+        CurvePoint.objects.filter(run=run, series=series, level__lt=level).delete()
 
 
 def store_samples(run: Run, texts: dict[tuple[int, str], Text]) -> None:
@@ -152,4 +171,6 @@ def advance(run: Run, points: Iterable[Point]) -> None:
 def cut(run: Run, step: int) -> None:
     """Forget what was said after `step`: the run goes on from there, and may go another way."""
     CurvePoint.objects.filter(run=run, step__gt=step).delete()
+    for series in CurvePoint.Series.values:
+        relevel(run, series, [])
     Sample.objects.filter(run=run, step__gt=step).delete()

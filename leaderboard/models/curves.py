@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from typing_extensions import TypedDict
 
+from leaderboard import levels
 from leaderboard.models.runs import Run
 
 
@@ -29,7 +30,7 @@ class CurvePoint(models.Model):
         TRAIN = "train"
         DEV = "dev"
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="points")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="points", db_index=False)
     series = models.CharField(max_length=6, choices=Series.choices)
     step = models.BigIntegerField()
     tokens = models.BigIntegerField()
@@ -45,10 +46,13 @@ class CurvePoint(models.Model):
     memory_bytes = models.BigIntegerField(null=True)
     temperature_celsius = models.FloatField(null=True)
     """Of the node's hottest GPU, as its agent said last."""
+    level = models.SmallIntegerField(default=levels.TOP)
+    """How coarse a picture still shows it."""
 
     class Meta:
         ordering = ["series", "step"]
         constraints = [models.UniqueConstraint(fields=["run", "series", "step"], name="one_point_per_step")]
+        indexes = [models.Index(fields=["run", "series", "level"], name="curve_by_level")]
 
     def __str__(self) -> str:
         return f"run {self.run_id} {self.series} step {self.step}"

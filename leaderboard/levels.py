@@ -1,0 +1,72 @@
+"""Which points of a curve a coarser picture keeps: decided once, when they come in.
+
+Steps fall into buckets of 2^level steps, and a point's level is the largest at which it is still its bucket's first
+lowest or first highest value of something in `EXTREMES_OF`. Two buckets make one of the next level, so what a coarse
+picture keeps a finer one keeps as well: "level at least n" is a thinned curve, read through an index. A new point can
+take a level only from those on its way up, of which there are a few hundred however long the curve is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from django.db.models import Q
+
+TOP = 40
+"""The level of the first point, of the last one, and of the extremes of the whole."""
+EXTREMES_OF = ("loss", "gradient_norm")
+OF_A_BUCKET = 2 * len(EXTREMES_OF)
+"""So many of its points stay at most."""
+RADIX = 6
+"""`way_up` asks for whole buckets of 2^6, 2^12 and 2^18 steps: a superset in four terms."""
+
+Known = tuple[int, Sequence[float | None]]
+"""Step, and the values of `EXTREMES_OF`."""
+
+
+def level_for(last_step: int, count: int) -> int:
+    """Return the lowest level of which a curve up to this step has at most `count` points, its ends among them."""
+    return next(
+        (level for level in range(TOP) if min(1 << level, OF_A_BUCKET) * ((last_step >> level) + 1) <= count - 2), TOP
+    )
+
+
+def levels(points: Sequence[Known]) -> list[int]:
+    """Return each point's level. By step, each step once."""
+    found = [0] * len(points)
+    alive: list[int] = list(range(len(points)))
+    for level in range(1, TOP + 1):
+        alive = [i for bucket in buckets(points, alive, level) for i in extremes(points, bucket)]
+        for i in alive:
+            found[i] = level
+        if len(alive) <= OF_A_BUCKET and points[alive[0]][0] >> level == points[alive[-1]][0] >> level:
+            break  # one bucket: no larger one takes anything away
+    for i in {*alive, 0, len(points) - 1} if points else ():
+        found[i] = TOP
+    return found
+
+
+def buckets(points: Sequence[Known], alive: Iterable[int], level: int) -> Iterator[list[int]]:
+    for _, bucket in groupby(alive, key=lambda i: points[i][0] >> level):
+        yield list(bucket)
+
+
+def extremes(points: Sequence[Known], bucket: list[int]) -> list[int]:
+    """Return, in order, the bucket's first lowest and first highest of each value; of one or two points both."""
+    if len(bucket) <= 2:
+        return bucket
+    kept = set()
+    for at in range(len(EXTREMES_OF)):
+        known = [(value, i) for i in bucket if (value := points[i][1][at]) is not None]
+        if known:
+            kept |= {min(known)[1], max(known, key=lambda pair: (pair[0], -pair[1]))[1]}
+    return sorted(kept)
+
+
+def way_up(step: int) -> Q:
+    """Return which points may change their level when there is news from this step on."""
+    asked = Q(step__gte=step >> RADIX << RADIX)
+    for low in (RADIX, 2 * RADIX):
+        asked |= Q(level__gte=low, step__gte=step >> low + RADIX << low + RADIX)
+    return asked | Q(level__gte=3 * RADIX)
