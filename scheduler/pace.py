@@ -21,6 +21,7 @@ PER_MINUTE = {
     "poll": 240,  # of one node
     "generate-burst": 4,  # prompts of one visitor
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
+    "read": 1200,  # of one address, of the public API: twenty a second, for a whole class behind one of them
 }
 PER_HOUR = {
     "ask": 30,  # for runs, with one token

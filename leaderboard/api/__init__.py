@@ -1,0 +1,37 @@
+"""The site's JSON, under `/api/v1/`: the public record for machines, and the way in for CI jobs.
+
+One file per subject, put together here. Whatever can change carries an ETag: ask again with `If-None-Match` and get 304
+until it has. Lists come in pages (`paging`). Addresses and keys stay what they are; new ones may join them.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from ninja import NinjaAPI
+
+from leaderboard.api import asking, entries, pool, reading, runs, start, tracks
+from leaderboard.api.errors import tell
+from leaderboard.api.pages import Pages
+
+DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are plain
+numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
+
+api = NinjaAPI(
+    title=settings.SITE_NAME,
+    version="1",
+    urls_namespace="api",
+    description=DESCRIPTION,
+    docs=Pages(),
+    throttle=[reading.PerReader()],
+)
+for router, subject in (
+    (start.router, "Start"),
+    (tracks.router, "Tracks and boards"),
+    (entries.router, "Entries"),
+    (runs.router, "Runs"),
+    (pool.router, "The pool"),
+):
+    api.add_router("", router, tags=[subject])
+# Beside the list of runs, at the same address.
+runs.router.post("/runs", **asking.TERMS)(asking.ask)
+tell(api)

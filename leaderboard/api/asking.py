@@ -1,0 +1,125 @@
+"""The way in for CI jobs: ask for a run of one commit, with a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractUser
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Schema, Status
+from ninja.errors import HttpError
+from ninja.security import HttpBearer
+from ninja.throttling import BaseThrottle
+from pydantic import ConfigDict, Field
+
+from leaderboard import intake, repositories, runs
+from leaderboard.intake import IntakeError
+from leaderboard.models import ApiToken, Run, Track
+from leaderboard.repositories import RepositoryError
+from scheduler import pace
+
+
+class Ask(Schema):
+    """A commit to be trained."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    repository: str = Field(min_length=1, max_length=400, examples=["https://github.com/someone/daily-train"])
+    sha: str = Field(pattern=r"^[0-9a-f]{40}$", description="The full SHA: an approval is for exactly this commit.")
+    architecture: str = Field(min_length=1, max_length=80, description="A name in the commit's ARCHITECTURES.")
+    title: str = Field(min_length=1, max_length=120)
+    track: str = Field(default="", description="Slug of a track; the default one if empty.")
+    hypothesis: str = Field(default="", max_length=4000)
+    url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
+    config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
+
+
+class Asked(Schema):
+    entry: int
+    run: int
+    state: str
+    reason: str
+    page: str
+    """Where to watch the run."""
+
+
+class Bearer(HttpBearer):
+    """`Authorization: Bearer <token>`, made in the admin."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> ApiToken | None:
+        found = ApiToken.objects.with_secret(token)
+        if found is None or found.revoked:
+            return None
+        ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
+        return found
+
+
+class PerToken(BaseThrottle):
+    """So many an hour with one token, counted as nodes' calls are."""
+
+    def allow_request(self, request: HttpRequest) -> bool:
+        return pace.allows("ask", str(request.auth.pk))  # type: ignore[attr-defined]
+
+    def wait(self) -> float:
+        return pace.seconds_left("ask")
+
+
+TERMS: dict[str, Any] = {
+    "auth": Bearer(),
+    "throttle": [PerToken()],
+    "response": {200: Asked, 201: Asked},
+    "summary": "Ask for a run",
+}
+"""On which `ask` is served."""
+
+
+def ask(request: HttpRequest, wanted: Ask) -> Status[dict[str, Any]]:
+    """Ask for a run of one commit. It waits for a maintainer's approval; `page` is where to watch it.
+
+    Asking again for the same commit, architecture and track gives the same run, with 200 instead of 201.
+    """
+    owner = allowed(request.auth)  # type: ignore[attr-defined]
+    track = Track.objects.default() if not wanted.track else Track.objects.filter(slug=wanted.track).first()
+    if track is None:
+        raise HttpError(422, f"track: there is no track {wanted.track!r}.")
+    try:
+        repositories.check_public(wanted.repository)
+        found = intake.enter(
+            wanted.repository,
+            wanted.sha,
+            wanted.title,
+            wanted.architecture,
+            track,
+            author=owner.get_username(),
+            hypothesis=wanted.hypothesis,
+            url=wanted.url,
+            config=wanted.config,
+            requested_by=owner,
+            actor=owner.get_username(),
+        )
+    except (IntakeError, RepositoryError) as error:
+        raise HttpError(422, str(error)) from error
+    before = found.runs.order_by("-pk").first()
+    made = before or runs.make_run(found, track, actor=owner.get_username())
+    return Status(200 if before else 201, asked(made))
+
+
+def allowed(token: ApiToken) -> AbstractUser:
+    """Return whose token it is; raise 403 unless it may ask for runs."""
+    if token.scope != ApiToken.Scope.CREATE_RUNS:
+        raise HttpError(403, f"This token may not ask for runs: its scope is {token.scope}.")
+    if not token.owner.is_active:
+        raise HttpError(403, "The account that this token belongs to is closed.")
+    return token.owner
+
+
+def asked(run: Run) -> dict[str, Any]:
+    return {
+        "entry": run.entry_id,
+        "run": run.pk,
+        "state": run.state,
+        "reason": run.reason,
+        "page": f"{settings.SITE_URL}{run.get_absolute_url()}",
+    }

@@ -1,0 +1,68 @@
+"""Entries: what wants to be trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import conditional_page
+from ninja import Router
+from ninja.decorators import decorate_view
+
+from leaderboard import estimates, standings
+from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.models import Entry, Run
+from leaderboard.models.entries import EntryDict
+from leaderboard.models.runs import RunDict
+from leaderboard.standings import StandingDict
+
+router = Router()
+
+
+class EntryPage(Page):
+    items: list[EntryDict]
+
+
+class EntryDetail(EntryDict):
+    smoke: dict[str, Any]
+    smoke_sentence: str
+    estimate: dict[str, Any] | None
+    """Before it trains: what that will take."""
+    standing: StandingDict | None
+    """Once it has: its multiplier."""
+    runs: list[RunDict]
+
+
+@router.get("/entries", response=EntryPage)
+@decorate_view(conditional_page)
+def entries(
+    request: HttpRequest,
+    state: str = "",
+    track: str = "",
+    author: str = "",
+    cursor: Cursor = "",
+    before: Before = None,
+    limit: Limit = 50,
+) -> EntryPage:
+    """Entries, newest first; `state` may name several, separated by commas."""
+    rows = Entry.objects.select_related("track")
+    asked = {"state__in": state.split(",") if state else None, "track__slug": track, "author__iexact": author}
+    found, onward = page(rows.filter(**{name: value for name, value in asked.items() if value}), cursor, before, limit)
+    return {"items": [entry.to_dict() for entry in found], **onward}
+
+
+@router.get("/entries/{entry_id}", response=EntryDetail)
+@decorate_view(conditional_page)
+def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
+    """An entry with its runs and its multiplier, and what its smoke run found (as in `wire.Smoked`; empty: none yet)."""
+    found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    ahead = estimates.estimate(found) if estimates.is_ahead(found) else None
+    return {
+        **found.to_dict(),
+        "smoke": found.smoke,
+        "smoke_sentence": found.smoke_sentence,
+        "estimate": ahead.to_dict() if ahead else None,
+        "standing": standings.estimate_dict(standings.of(found.track), found.pk),
+        "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
+    }

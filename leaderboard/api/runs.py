@@ -1,0 +1,153 @@
+"""Runs: how far they are, their curves, samples and scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import condition, conditional_page
+from ninja import Query, Router
+from ninja.decorators import decorate_view
+from typing_extensions import TypedDict
+
+from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.charts import thin
+from leaderboard.models import CurvePoint, Run, Sample
+from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
+from leaderboard.models.runs import LiveDict, RunDict
+from scheduler.models import Event
+
+MAX_POINTS = 2000
+"""Per series; a curve is thinned to it, its lowest and highest points kept."""
+router = Router()
+
+
+class RunPage(Page):
+    items: list[RunDict]
+
+
+class RunDetail(RunDict):
+    config: dict[str, Any]
+    checks: dict[str, Any]
+    suite_missing: list[str]
+    scores: list[ScoreDict]
+    dataset_hash: str
+    bundle: str | None
+    start_run: int | None
+    """Whose weights it starts from; null: from scratch."""
+
+
+class CurveDict(TypedDict):
+    run: int
+    revision: int
+    points: dict[str, int]
+    """How many each series has before thinning."""
+    train: list[PointDict]
+    dev: list[PointDict]
+
+
+class EventDict(TypedDict):
+    at: str
+    actor: str
+    sentence: str
+
+
+@router.get("/runs", response=RunPage)
+@decorate_view(conditional_page)
+def list_runs(
+    request: HttpRequest,
+    state: str = "",
+    track: str = "",
+    cursor: Cursor = "",
+    before: Before = None,
+    limit: Limit = 50,
+) -> RunPage:
+    """Runs, newest first; `state` may name several, separated by commas."""
+    rows = Run.objects.with_entry()
+    if state:
+        rows = rows.filter(state__in=state.split(","))
+    if track:
+        rows = rows.filter(track__slug=track)
+    found, onward = page(rows, cursor, before, limit)
+    return {"items": [run.to_dict() for run in found], **onward}
+
+
+def run_etag(request: HttpRequest, run_id: int) -> str | None:
+    revision = Run.objects.filter(pk=run_id).values_list("revision", flat=True).first()
+    return None if revision is None else f'"{run_id}.{revision}"'
+
+
+@router.get("/runs/{run_id}", response=RunDetail)
+@decorate_view(condition(etag_func=run_etag))
+def run(request: HttpRequest, run_id: int) -> RunDetail:
+    """One run with its provenance and every score."""
+    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    return {
+        **found.to_dict(),
+        "config": found.config,
+        "checks": found.checks,
+        "suite_missing": found.suite_missing,
+        "scores": [score.to_dict() for score in found.scores.all()],
+        "dataset_hash": found.season.dataset_hash,
+        "bundle": found.entry.bundle_id,
+        "start_run": found.start_run_id,
+    }
+
+
+@router.get("/runs/{run_id}/live", response=LiveDict)
+@decorate_view(condition(etag_func=run_etag))
+def live(request: HttpRequest, run_id: int) -> LiveDict:
+    """What changes while it runs; small, to be asked often."""
+    return get_object_or_404(Run.objects.select_related("track"), pk=run_id).live_dict()
+
+
+@router.get("/runs/{run_id}/scores", response=list[ScoreDict])
+@decorate_view(condition(etag_func=run_etag))
+def scores(request: HttpRequest, run_id: int) -> list[ScoreDict]:
+    """Every number of the trusted scorer, with its standard error; empty until it has come."""
+    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    return [score.to_dict() for score in found.scores.all()]
+
+
+@router.get("/runs/{run_id}/curve", response=CurveDict)
+@decorate_view(condition(etag_func=run_etag))
+def curve(
+    request: HttpRequest, run_id: int, limit: Annotated[int, Query(ge=10, le=MAX_POINTS)] = MAX_POINTS
+) -> CurveDict:
+    """The run's loss curve on train and dev, each of at most `limit` points, extremes kept."""
+    found = get_object_or_404(Run.objects.only("pk", "revision"), pk=run_id)
+    series: dict[str, list[PointDict]] = {name: [] for name in CurvePoint.Series.values}
+    columns = list(PointDict.__annotations__)
+    for name, *values in found.points.order_by("series", "step").values_list("series", *columns):
+        series[name].append(PointDict(**dict(zip(columns, values, strict=True))))  # type: ignore[typeddict-item]
+    return {
+        "run": found.pk,
+        "revision": found.revision,
+        "points": {name: len(points) for name, points in series.items()},
+        "train": thinned(series["train"], limit),
+        "dev": thinned(series["dev"], limit),
+    }
+
+
+def thinned(points: list[PointDict], limit: int) -> list[PointDict]:
+    return [points[i] for i in thin([point["loss"] for point in points], limit)]
+
+
+@router.get("/runs/{run_id}/samples", response=list[SampleDict])
+@decorate_view(condition(etag_func=run_etag))
+def samples(request: HttpRequest, run_id: int) -> list[SampleDict]:
+    """What the model wrote at its checkpoints. A machine's text: show it as text, never as HTML."""
+    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    return [sample.to_dict() for sample in Sample.objects.filter(run=found)]
+
+
+@router.get("/runs/{run_id}/events", response=list[EventDict])
+@decorate_view(conditional_page)
+def events(request: HttpRequest, run_id: int) -> list[EventDict]:
+    """What happened to it, in order."""
+    found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
+    return [
+        {"at": event.at.isoformat(), "actor": event.actor, "sentence": event.sentence}
+        for event in Event.objects.about(found)
+    ]

@@ -1,0 +1,62 @@
+"""Tracks and what stands on their boards."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import condition, conditional_page
+from ninja import Router
+from ninja.decorators import decorate_view
+
+from leaderboard import standings
+from leaderboard.models import Run, Track
+from leaderboard.models.runs import RunDict
+from leaderboard.models.seasons import TrackDict
+from leaderboard.standings import ResultsDict, StandingDict
+from trainer.scoring.multiplier import Axis
+
+router = Router()
+
+
+class BoardRun(RunDict):
+    estimate: StandingDict | None
+    """Of its entry, over all its seeds; null where the track has no multipliers yet."""
+
+
+@router.get("/tracks", response=list[TrackDict])
+@decorate_view(conditional_page)
+def tracks(request: HttpRequest) -> list[TrackDict]:
+    return [track.to_dict() for track in Track.objects.select_related("season")]
+
+
+@router.get("/tracks/{slug}", response=TrackDict)
+@decorate_view(conditional_page)
+def track(request: HttpRequest, slug: str) -> TrackDict:
+    """One track, with all that it fixes."""
+    return get_object_or_404(Track.objects.select_related("season"), slug=slug).to_dict()
+
+
+def board_etag(request: HttpRequest, slug: str) -> str:
+    return f'"{Run.objects.filter(track__slug=slug).version()}"'
+
+
+@router.get("/tracks/{slug}/board", response=list[BoardRun])
+@decorate_view(condition(etag_func=board_etag))
+def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRun]:
+    """The track's judged runs of its present season, best first, each with the multiplier of its entry.
+
+    `estimate` is what `dailytrain multiplier --json` prints from the track's results.
+    """
+    track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    table = standings.of(track, axis)
+    return [
+        {**run.to_dict(), "estimate": standings.estimate_dict(table, run.entry_id)}
+        for run in Run.objects.on_board(track)
+    ]
+
+
+@router.get("/tracks/{slug}/results", response=ResultsDict)
+@decorate_view(condition(etag_func=board_etag))
+def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
+    """The records behind the board's multipliers: what `dailytrain multiplier` reads, and what it prints of them."""
+    return standings.of(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis).to_dict()
