@@ -26,9 +26,13 @@ class Departure:
     """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
 
 
-def departures(waiting: Sequence[Run], now: datetime) -> list[Departure]:
-    """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred."""
-    outlook = Outlook(now) if any(in_queue(run) for run in waiting) else None
+def departures(waiting: Sequence[Run], now: datetime, outlook: Outlook | None = None) -> list[Departure]:
+    """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
+
+    Whoever has looked at the queue already brings that along.
+    """
+    if outlook is None and any(in_queue(run) for run in waiting):
+        outlook = Outlook(now)
     return [departure(run, outlook) for run in waiting]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from leaderboard.views import board, calendar, curves, entries, notebooks, notices, pool, runs
+from leaderboard.views import about, board, calendar, curves, entries, generate, notebooks, notices, pool, runs, weights
 
 urlpatterns = [
     path("", board.board, name="board"),
@@ -23,9 +23,14 @@ urlpatterns = [
     path("accounts/notices/", notices.mine, name="notices"),
     path("accounts/notices/<int:subscription_id>/<slug:wish>/", notices.act, name="notice-act"),
     path("notices/<slug:word>/<str:token>/", notices.letter, name="notice-letter"),
+    path("runs/<int:run_id>/weights/<slug:name>/<path:path>", weights.file, name="run-weights"),
     path("runs/<int:run_id>/parts/<int:part>/<path:path>", notebooks.file, name="notebook-file"),
     path("queue/", pool.queue, name="queue"),
     path("queue/live.json", pool.queue_live, name="queue-live"),
     path("nodes/", pool.nodes, name="nodes"),
+    path("try/", generate.try_it, name="try"),
+    path("try/<slug:token>/", generate.generation, name="generation"),
+    path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),
+    path("about/", about.about, name="about"),
     path("nodes/live.json", pool.nodes_live, name="nodes-live"),
 ]

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leaderboard import figures
+from leaderboard.models.entries import web_address
 from scheduler.models import Node
 
 register = template.Library()
@@ -97,6 +99,18 @@ def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
         '<time datetime="{}" title="{}" data-show="{}">{}</time>',
         at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", show, text,
     )  # fmt: skip
+
+
+@register.inclusion_tag("leaderboard/parts/foot.html")
+def foot() -> dict[str, Any]:
+    """Where to go on from any page, and whom to thank."""
+    parted = (line.rpartition(" ") for line in settings.ACKNOWLEDGEMENTS)
+    thanked = [
+        (name, address) if address.startswith(("https://", "http://")) and name else (f"{name} {address}".strip(), "")
+        for name, _, address in parted
+    ]
+    source = settings.MAIN_REPOSITORY if web_address(settings.MAIN_REPOSITORY) else ""
+    return {"chat_url": settings.CHAT_URL, "thanked": thanked, "source": source}
 
 
 @register.inclusion_tag("leaderboard/parts/banner.html")

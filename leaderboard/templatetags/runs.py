@@ -12,6 +12,7 @@ from django import template
 from django.utils.html import format_html
 
 from leaderboard import figures, reproducing
+from leaderboard.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
 from scheduler.models import Job
@@ -106,6 +107,12 @@ def decision(entry: Entry) -> str:
 
 
 @register.filter
+def decision_awaited(run: Run) -> str:
+    """Return what a run waits for that is not in the queue."""
+    return run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first."
+
+
+@register.filter
 def parameters(run: Run) -> int | None:
     """Return the model's size: as scored, else as the training process says."""
     said = run.config.get("parameters", {})
@@ -115,6 +122,9 @@ def parameters(run: Run) -> int | None:
 @register.filter
 def tokens_per_second(run: Run) -> float | None:
     return run.tokens / run.train_seconds if run.train_seconds else None
+
+
+register.filter(can_write)
 
 
 @register.filter

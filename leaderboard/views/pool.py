@@ -13,19 +13,29 @@ from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
 from leaderboard.departures import departures
+from leaderboard.errands import errands
 from leaderboard.models import Run
+from leaderboard.totals import totals
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes, with_job
+from scheduler import kinds
 from scheduler.models import Lease, Node
+from scheduler.outlook import Outlook
 
 ARRIVALS = 8
 
 
 def timetable() -> dict[str, Any]:
-    """Return what runs and what waits, on all tracks."""
-    live, online = list(with_job(Run.objects.live())), online_nodes()
+    """Return what runs and what waits, on all tracks, and what nodes do beside that."""
+    now = timezone.now()
+    outlook = Outlook(now)
     waiting = list(with_job(Run.objects.waiting()))
-    return {"live": live, "departures": departures(waiting, timezone.now()), "online": online}
+    return {
+        "live": list(with_job(Run.objects.live())),
+        "departures": departures(waiting, now, outlook),
+        "errands": errands(outlook),
+        "online": online_nodes(),
+    }
 
 
 @require_safe
@@ -35,6 +45,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         **timetable(),
         "arrivals": Run.objects.with_entry().filter(state=Run.State.FINISHED).order_by("-finished_at")[:ARRIVALS],
         "failures": Run.objects.failed()[:FAILURES],
+        "totals": totals(),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/queue.html", context)
@@ -50,7 +61,10 @@ def queue_live(request: HttpRequest) -> JsonResponse:
     context = timetable()
     return JsonResponse(
         {
-            "parts": {"departures": render_to_string("leaderboard/parts/timetable.html", context)},
+            "parts": {
+                "departures": render_to_string("leaderboard/parts/timetable.html", context),
+                "errands": render_to_string("leaderboard/parts/errands.html", context),
+            },
             "revision": latest_event(),
             "wait": LIVE_SECONDS if context["live"] else IDLE_SECONDS,
         }
@@ -59,11 +73,18 @@ def queue_live(request: HttpRequest) -> JsonResponse:
 
 def nodes_at_work() -> QuerySet[Node]:
     """Return all nodes that may work, with `node.now`: their active leases."""
-    active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related(
-        "job__run__entry", "job__run__track", "job__scored_run__entry", "job__scored_run__track"
-    )
+    active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("lane")
+    active = active.select_related("job__run", "job__scored_run")
     come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
     return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
+
+
+def at_work() -> list[tuple[Node, list[tuple[Lease, kinds.About]]]]:
+    """Return the nodes, each with what it works on: those at work first, then those that could."""
+    nodes = list(nodes_at_work())
+    about = kinds.about(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
+    rows = [(node, [(lease, about[lease.job_id]) for lease in node.now]) for node in nodes]  # type: ignore[attr-defined]
+    return sorted(rows, key=lambda row: (not row[1], row[0].state != Node.State.ONLINE, row[0].name))
 
 
 @require_safe
@@ -71,11 +92,11 @@ def nodes(request: HttpRequest) -> HttpResponse:
     return render(
         request,
         "leaderboard/nodes.html",
-        {"nodes": nodes_at_work(), "site_url": settings.SITE_URL, "revision": latest_event()},
+        {"nodes": at_work(), "totals": totals(), "site_url": settings.SITE_URL, "revision": latest_event()},
     )
 
 
 @require_safe
 def nodes_live(request: HttpRequest) -> JsonResponse:
-    parts = {"nodes": render_to_string("leaderboard/parts/nodes.html", {"nodes": nodes_at_work()})}
+    parts = {"nodes": render_to_string("leaderboard/parts/nodes.html", {"nodes": at_work()})}
     return JsonResponse({"parts": parts, "revision": latest_event(), "wait": IDLE_SECONDS})

@@ -1,0 +1,163 @@
+"""Try it: a prompt, and the page on which the answer is written."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.views.decorators.http import condition, require_http_methods, require_safe
+
+from leaderboard import generation as writing
+from leaderboard.models import Generation, Run, Track
+from leaderboard.views.live import LIVE_SECONDS, latest_event
+from scheduler.models import Job
+from scheduler.outlook import Outlook, Prospect
+
+MOST_CHOICES = 60
+WRITING_SECONDS = 0.7
+"""How soon the page asks again while words come in."""
+LENGTHS = ((50, "a sentence or two"), (150, "a paragraph"), (400, "a page"))
+FIRST = {"tokens": 150, "temperature": 0.8}
+EXAMPLES = ("The train leaves at", "In the beginning", "def main():\n    ")
+
+
+class PromptForm(forms.Form):
+    """What to write on from, and how."""
+
+    run = forms.ModelChoiceField(label="Model", queryset=Run.objects.none(), widget=forms.NumberInput)
+    prompt = forms.CharField(
+        label="Begin with",
+        max_length=writing.MOST_PROMPT,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 4, "autocomplete": "off"}),
+        help_text=f"Up to {writing.MOST_PROMPT:,} characters. Do not type what should stay private.",
+    )
+    tokens = forms.TypedChoiceField(
+        label="Go on for", coerce=int, choices=[(tokens, f"{words}, {tokens} tokens") for tokens, words in LENGTHS]
+    )
+    temperature = forms.FloatField(
+        label="Temperature",
+        min_value=0,
+        max_value=1.5,
+        widget=forms.NumberInput(attrs={"step": "0.1"}),
+        help_text="0 takes the likeliest word each time, 1 draws as the model expects.",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["run"].queryset = writing.writers()  # type: ignore[attr-defined]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def try_it(request: HttpRequest) -> HttpResponse:
+    """The form; `?run=` chooses a model, `?prompt=` brings words along. A POST queues a prompt."""
+    if request.method == "POST":
+        return taken(request, PromptForm({**FIRST, **request.POST.dict()}))
+    run = chosen(request.GET.get("run", ""))
+    given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MOST_PROMPT]}
+    return page(request, PromptForm(initial={**FIRST, **given}), run)
+
+
+def taken(request: HttpRequest, form: PromptForm) -> HttpResponse:
+    """Queue the prompt and go to its page, or say why not."""
+    status = 400
+    if form.is_valid():
+        said = form.cleaned_data
+        question = writing.Question(said["prompt"], said["tokens"], said["temperature"])
+        try:
+            return redirect(writing.ask(said["run"], question, visitor(request)))
+        except writing.NotNow as error:
+            form.add_error(None, str(error))
+            status = 429
+    return page(request, form, form.cleaned_data.get("run"), status)
+
+
+def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 200) -> HttpResponse:
+    context = {
+        **choices(form, run),
+        "open": writing.is_open(),
+        "nodes": writing.nodes_for_it(),
+        "unanswered": Generation.objects.unanswered().count(),
+        "examples": EXAMPLES,
+    }
+    return render(request, "leaderboard/try.html", context, status=status)
+
+
+def chosen(word: str) -> Run | None:
+    """Return the run that the address names, if its model can write, else the best of the default track."""
+    asked = writing.writers().filter(pk=word).first() if word.isdigit() and len(word) < 19 else None
+    return asked or writing.best(Track.objects.default()) or writing.writers().first()
+
+
+def choices(form: PromptForm, run: Run | None) -> dict[str, Any]:
+    """Return the models that are offered: each entry's best run, by track, and the one that was chosen."""
+    seen: dict[tuple[int, int], Run] = {}
+    for found in writing.writers()[: 4 * MOST_CHOICES]:
+        seen.setdefault((found.track_id, found.entry_id), found)
+    offered = list(seen.values())[:MOST_CHOICES]
+    if run is not None and run not in offered:
+        offered.append(run)
+    offered.sort(key=lambda one: (one.track.position, one.track.slug))
+    tracks = [(track, list(group)) for track, group in groupby(offered, key=lambda one: one.track)]
+    return {"form": form, "run": run, "tracks": tracks}
+
+
+def visitor(request: HttpRequest) -> str:
+    """Return whose prompts are counted together. Only the count is kept, for an hour."""
+    if request.user.is_authenticated:
+        return f"user:{request.user.pk}"
+    return writing.neighbourhood(request.META.get("REMOTE_ADDR", ""))
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def found(token: str) -> Generation:
+    rows = Generation.objects.select_related("job", "run__entry", "run__track")
+    return get_object_or_404(rows, token=token)
+
+
+def prospect(asked: Generation) -> Prospect | None:
+    """Return what can be said of one that waits for a node."""
+    return Outlook(timezone.now()).of(asked.job) if asked.job.state == Job.State.QUEUED else None
+
+
+@require_safe
+def generation(request: HttpRequest, token: str) -> HttpResponse:
+    """What a model has written so far. With JavaScript the words come in; without, the page loads itself anew."""
+    asked = found(token)
+    first = {"run": asked.run_id, "prompt": asked.prompt, "tokens": asked.tokens, "temperature": asked.temperature}
+    context = {
+        **choices(PromptForm(initial=first), asked.run),
+        "generation": asked,
+        "prospect": prospect(asked),
+        "open": writing.is_open(),
+        "kept": writing.KEPT,
+        "revision": asked.job.state,
+    }
+    return render(request, "leaderboard/generation.html", context)
+
+
+def generation_etag(request: HttpRequest, token: str) -> str:
+    asked = found(token)
+    return f'"{asked.job.state}-{asked.job.attempts}-{len(asked.text)}-{asked.written}-{latest_event()}"'
+
+
+@require_safe
+@condition(etag_func=generation_etag)
+def generation_live(request: HttpRequest, token: str) -> JsonResponse:
+    asked = found(token)
+    waits = asked.job.state == Job.State.QUEUED
+    context = {"generation": asked, "prospect": prospect(asked)}
+    return JsonResponse(
+        {
+            "parts": {"written": render_to_string("leaderboard/parts/written.html", context)},
+            "revision": asked.job.state,
+            "wait": 0 if asked.is_over else LIVE_SECONDS if waits else WRITING_SECONDS,
+        }
+    )
