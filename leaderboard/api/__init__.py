@@ -13,8 +13,8 @@ from leaderboard.api import asking, entries, pool, reading, runs, start, tracks
 from leaderboard.api.errors import tell
 from leaderboard.api.pages import Pages
 
-DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are plain
-numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
+DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are
+plain numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
 
 api = NinjaAPI(
     title=settings.SITE_NAME,

@@ -19,27 +19,26 @@ def tell(api: NinjaAPI) -> None:
     def answer(request: HttpRequest, sentence: str, status: int) -> HttpResponse:
         return api.create_response(request, {"detail": sentence}, status=status)
 
+    @api.exception_handler(AuthenticationError)
     def unknown_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
         response = answer(request, NO_TOKEN, 401)
         response["WWW-Authenticate"] = "Bearer"
         return response
 
+    @api.exception_handler(Throttled)
     def too_often(request: HttpRequest, error: Throttled) -> HttpResponse:
         response = answer(request, TOO_OFTEN, 429)
         if error.wait:
             response["Retry-After"] = str(int(error.wait))
         return response
 
+    @api.exception_handler(Http404)
     def nothing_there(request: HttpRequest, error: Http404) -> HttpResponse:
         return answer(request, NOTHING, 404)
 
+    @api.exception_handler(ValidationError)
     def not_understood(request: HttpRequest, error: ValidationError) -> HttpResponse:
         return answer(request, "; ".join(said(fault) for fault in error.errors[:NAMED]), 422)
-
-    api.add_exception_handler(AuthenticationError, unknown_token)
-    api.add_exception_handler(Throttled, too_often)
-    api.add_exception_handler(Http404, nothing_there)
-    api.add_exception_handler(ValidationError, not_understood)
 
 
 def said(fault: dict[str, object]) -> str:

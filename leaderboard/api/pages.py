@@ -15,6 +15,7 @@ from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 
 Schema = Mapping[str, Any]
+NAMES = {"array": "list", "object": "table", "string": "text"}
 DEPTH = 6
 """Of tables within tables that an example shows."""
 
@@ -74,7 +75,7 @@ def subjects(schema: Schema) -> dict[str, list[Operation]]:
 
 def operation(schema: Schema, path: str, method: str, said: Schema) -> Operation:
     asks = content(said.get("requestBody", {}))
-    answer = next((answer for code, answer in said["responses"].items() if str(code).startswith("2")), {})
+    answer: Schema = next((answer for code, answer in said["responses"].items() if str(code).startswith("2")), {})
     token = bool(said.get("security"))
     return Operation(
         method=method.upper(),
@@ -91,7 +92,8 @@ def operation(schema: Schema, path: str, method: str, said: Schema) -> Operation
 
 
 def content(said: Schema) -> Schema:
-    return next(iter(said.get("content", {}).values()), {}).get("schema", {})  # type: ignore[no-any-return]
+    found: Schema = next((one["schema"] for one in said.get("content", {}).values() if "schema" in one), {})
+    return found
 
 
 def parameter(schema: Schema, said: Schema) -> Parameter:
@@ -152,4 +154,4 @@ def kinds(schema: Schema, said: Schema) -> Iterator[str]:
     for one in said.get("anyOf", ()):
         yield from kinds(schema, one)
     if "type" in said:
-        yield {"array": "list", "object": "table", "number": "number", "string": "text"}.get(said["type"], said["type"])
+        yield NAMES.get(said["type"], str(said["type"]))

@@ -214,7 +214,7 @@ class CalendarDict(TypedDict):
 @router.get("/calendar", response=CalendarDict)
 @decorate_view(conditional_page)
 def due(request: HttpRequest) -> CalendarDict:
-    """What is due in the next weeks, soonest first, and what the last nights brought. As a calendar: `/calendar.ics`."""
+    """What is due in the next weeks, soonest first, and what the last nights brought. Also: `/calendar.ics`."""
     now = timezone.now()
     return {
         "due": [
