@@ -141,6 +141,11 @@ def meaning(estimate: Estimate) -> str:
     return f"the baseline would need {per_cent(abs(estimate.cm - 1))} {more} compute to get as far"
 
 
+def gain(row: Row) -> str:
+    """The baseline would need 18.7 % more compute to get as far, give or take the interval."""
+    return "" if row.estimate is None or row.estimate.cm is None else f"{capital(meaning(row.estimate))}."
+
+
 def next_step(row: Row, standings: Standings) -> str:
     """Return what would make the row firmer, and who can do it; empty where nothing is open."""
     estimate = row.estimate

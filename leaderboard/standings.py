@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -58,6 +58,12 @@ class ResultsDict(TypedDict):
     runs: list[RecordDict]
 
 
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known and not 0."""
+    known = [value for value in values if value]
+    return math.fsum(known) / len(known) if known else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One entry on the board."""
@@ -95,8 +101,26 @@ class Row:
 
     @property
     def seconds(self) -> float | None:
-        known = [run.seconds for run in self.runs if run.seconds]
-        return math.fsum(known) / len(known) if known else None
+        return mean(run.seconds for run in self.runs)
+
+    @property
+    def flops(self) -> float | None:
+        return mean(run.flops for run in self.runs)
+
+    @property
+    def tokens(self) -> float | None:
+        return mean(run.tokens for run in self.runs)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the runs whose seconds count."""
+        return mean(run.tokens / run.seconds for run in self.runs if run.seconds)
+
+    @property
+    def average(self) -> float | None:
+        """Over the track's lm-eval tasks, of the runs that had all of them."""
+        found = [run.average for run in self.runs if run.average is not None]
+        return math.fsum(found) / len(found) if found else None
 
     @property
     def voided(self) -> str:

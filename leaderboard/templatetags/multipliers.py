@@ -21,6 +21,7 @@ register.filter("part_played", sentences.part_played)
 register.filter("share", figures.share)
 register.simple_tag(sentences.note, name="note")
 register.simple_tag(sentences.standing, name="standing")
+register.simple_tag(sentences.gain, name="gain")
 register.simple_tag(sentences.next_step, name="next_step")
 register.simple_tag(sentences.ladder_state, name="ladder_state")
 
@@ -43,14 +44,6 @@ def badge(trust: str) -> SafeString:
 def badges() -> dict[str, Any]:
     """Explain every badge: where the badges' links lead."""
     return {"meanings": sentences.TRUST.items()}
-
-
-@register.filter
-def above(rows: list[tuple[Row, object]], row: Row) -> bool:
-    """Return whether the row shares its rank with the one before it: they are tied."""
-    at = next(number for number, (other, _) in enumerate(rows) if other is row)
-    before = rows[at - 1][0] if at else None
-    return bool(before and rank_of(before) is not None and rank_of(before) == rank_of(row))
 
 
 @register.filter

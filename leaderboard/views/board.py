@@ -10,22 +10,23 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import charts, standings
+from leaderboard import asked, board_table, charts, standings
 from leaderboard import multiplier_pictures as pictures
 from leaderboard.calendar import next_night
-from leaderboard.departures import departures
+from leaderboard.frontier import frontier, leader
 from leaderboard.models import Bounty, Run, Track
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
 from leaderboard.views.results import axis_of, results, results_etag
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
+WAITING = 5
 BOUNTIES = 5
 
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table, tonight's train on top; `?axis=seconds` compares what a user waits for."""
+    """The default track's table, tonight's train on top; `leaderboard.asked` says what the address may ask."""
     tracks = list(Track.objects.in_order())
     default = min(tracks, key=lambda track: not track.is_default, default=None)
     return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
@@ -41,24 +42,25 @@ def track(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
-    live = list(Run.objects.live())
-    here = [run for run in live if run.track_id == track.pk]
-    waiting = list(with_job(Run.objects.waiting()))
-    table = standings.of(track, axis_of(request))
-    scale = pictures.scale_of(table.rows)
+    wish = asked.read(request.GET)
+    now = timezone.now()
+    here = list(Run.objects.live().filter(track=track))
+    waiting = list(with_job(Run.objects.waiting().filter(track=track))[:WAITING])
+    found = standings.of(track, wish.axis)
     context = {
         "track": track,
         "tracks": tracks,
-        "axes": AXES,
-        "standings": table,
-        "scale": scale,
-        "rows": [(row, pictures.whisker(row, scale)) for row in table.rows],
-        "ladder": pictures.ladder_picture(table),
+        "axes": [(axis, wish.address(axis=axis)) for axis in AXES],
+        "standings": found,
+        "table": board_table.table(found, wish),
+        "frontier": frontier(found, now),
+        "leader": leader(found),
+        "ladder": pictures.ladder_picture(found),
         "bounties": Bounty.objects.shown(track)[:BOUNTIES],
         **train(here),
         "also": here[1:],
-        "departures": [line for line in departures(waiting, timezone.now()) if line.run.track_id == track.pk],
-        "next_night": None if here else next_night(timezone.now()),
+        "waiting": waiting,
+        "next_night": None if here else next_night(now),
         "failures": Run.objects.failed().filter(track=track)[:FAILURES],
         "revision": latest_event(),
     }
