@@ -18,7 +18,7 @@ from django.utils import timezone
 from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
-from scheduler.prepared import Later, Prepared, PreparedUpdate
+from scheduler.prepared import Later, Prepared, PreparedInsert, PreparedUpdate
 from scheduler.refusals import Over
 from trainer import wire
 
@@ -91,6 +91,7 @@ CLAIM = PreparedUpdate(
         {**TAKEN, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())},
     )
 )
+ADD = PreparedInsert(lambda: Lease)
 SPECIFY = PreparedUpdate(
     lambda: (Lease.objects.filter(pk=Later("lease", BigIntegerField())), {"spec": Later("spec", TextField())})
 )
@@ -106,16 +107,18 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
         setattr(job, name, value)  # nobody else can have changed it
     token = auth.new_token("lease")
     gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
-    lease = Lease.objects.create(
-        job=job,
-        node=node,
-        attempt=job.attempts,
-        lane=lane,
-        gpus=gpus,
-        accelerator=accelerator,
-        token_hash=auth.digest(token),
-        started_at=now,
-        expires_at=now + lease_time(),
+    lease = ADD.add(
+        Lease(
+            job=job,
+            node=node,
+            attempt=job.attempts,
+            lane=lane,
+            gpus=gpus,
+            accelerator=accelerator,
+            token_hash=auth.digest(token),
+            started_at=now,
+            expires_at=now + lease_time(),
+        )
     )
     spec = wire.encode(specify(job, lease, now))
     SPECIFY.run(lease=lease.pk, spec=spec)
@@ -129,7 +132,7 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
 
 def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
     """Return what the node is told to do; raise Unorderable when the kind cannot say."""
-    last = LAST.first(job=job.pk)
+    last = LAST.first(job=job.pk) if lease.attempt > 1 else None  # who has not had it yet has left none
     try:
         resume = wire.Checkpoint.model_validate(last.manifest) if last else None
         return wire.JobSpec(

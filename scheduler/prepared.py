@@ -1,24 +1,26 @@
 """Querysets whose SQL is made once. For the few questions that every call of a node asks: to say them in SQL anew costs
-several times what it costs the database to answer.
+several times what it costs the database to answer. PostgreSQL keeps them prepared, with their plans.
 
     OF_TOKEN = Prepared(lambda: Node.objects.filter(token_hash=Later("token", Node._meta.get_field("token_hash"))))
     OF_TOKEN.rows(token="...")
 
-Not covered: annotations, deferred fields, prefetching, and lookups whose SQL depends on the value (None, lists).
+Not covered: annotations, deferred fields, prefetching, signals of models, and lookups whose SQL depends on the value
+(None, lists).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import add
 from typing import Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression, Model, QuerySet
 from django.db.models.query import get_related_populators
-from django.db.models.sql import UpdateQuery
+from django.db.models.sql import InsertQuery, UpdateQuery
 
 Row = TypeVar("Row", bound=Model)
 
@@ -43,6 +45,22 @@ class Words:
 
     sql: str
     values: tuple[Any, ...]
+
+    @classmethod
+    def made(cls, sql: str, values: Iterable[Any], connection: BaseDatabaseWrapper) -> Words:
+        """On PostgreSQL what is known stands in the SQL: a plan for all values of `state` could not use an index of
+        those that are "queued"."""
+        given = tuple(values)
+        if connection.vendor != "postgresql":
+            return cls(sql, given)
+        from psycopg.sql import Literal
+
+        *pieces, last = sql.split("%s")
+        assert len(pieces) == len(given), "a placeholder for each value"
+        spoken = ("%s" if isinstance(value, Later) else escaped(Literal(value).as_string()) for value in given)
+        return cls(
+            "".join(map(add, pieces, spoken)) + last, tuple(value for value in given if isinstance(value, Later))
+        )
 
     def run(self, cursor: Any, values: dict[str, Any], connection: BaseDatabaseWrapper) -> None:
         given = [value.of(values, connection) if isinstance(value, Later) else value for value in self.values]
@@ -83,7 +101,7 @@ class Prepared(Generic[Row]):
     def rows(self, **values: Any) -> list[Row]:
         connection = connections[DEFAULT_DB_ALIAS]
         made = self._made.get(connection.vendor) or self._make(connection)
-        with connection.cursor() as cursor:
+        with cursor_of(connection) as cursor:
             made.words.run(cursor, values, connection)
             rows = cursor.fetchall()
         return made.objects(rows, connection) if rows else []
@@ -95,7 +113,9 @@ class Prepared(Generic[Row]):
     def _make(self, connection: BaseDatabaseWrapper) -> Reading[Row]:
         compiler = self._build().query.get_compiler(connection=connection)
         sql, values = compiler.as_sql()
-        made = Reading[Row](Words(sql, tuple(values)), compiler, compiler.get_converters(attrs(compiler.select)))
+        made = Reading[Row](
+            Words.made(sql, values, connection), compiler, compiler.get_converters(attrs(compiler.select))
+        )
         self._made[connection.vendor] = made
         return made
 
@@ -111,7 +131,7 @@ class PreparedUpdate:
         """Return how many rows were changed."""
         connection = connections[DEFAULT_DB_ALIAS]
         made = self._made.get(connection.vendor) or self._make(connection)
-        with connection.cursor() as cursor:
+        with cursor_of(connection) as cursor:
             made.run(cursor, values, connection)
             return int(cursor.rowcount)
 
@@ -120,7 +140,52 @@ class PreparedUpdate:
         query: Any = chosen.query.chain(UpdateQuery)
         query.add_update_values(changes)
         sql, values = query.get_compiler(connection=connection).as_sql()
-        return self._made.setdefault(connection.vendor, Words(sql, tuple(values)))
+        return self._made.setdefault(connection.vendor, Words.made(sql, values, connection))
+
+
+class PreparedInsert(Generic[Row]):
+    """An INSERT of one row of a model, whose number the database gives."""
+
+    def __init__(self, model: Callable[[], type[Row]]) -> None:
+        self._model = model
+        self._made: dict[str, Words] = {}
+
+    def add(self, row: Row) -> Row:
+        """Write the row; it has its number then."""
+        connection = connections[DEFAULT_DB_ALIAS]
+        made = self._made.get(connection.vendor) or self._make(connection)
+        with cursor_of(connection) as cursor:
+            made.run(cursor, row.__dict__, connection)
+            (row.pk,) = cursor.fetchone()
+        row._state.adding, row._state.db = False, connection.alias
+        return row
+
+    def _make(self, connection: BaseDatabaseWrapper) -> Words:
+        model = self._model()
+        fields: list[Any] = [field for field in model._meta.concrete_fields if not field.primary_key]
+        query = InsertQuery(model)
+        query.insert_values(fields, [model(**{field.attname: Later(field.attname, field) for field in fields})])
+        compiler: Any = query.get_compiler(connection=connection)
+        compiler.returning_fields = [model._meta.pk]
+        [(sql, values)] = compiler.as_sql()
+        return self._made.setdefault(connection.vendor, Words.made(sql, values, connection))
+
+
+def cursor_of(connection: BaseDatabaseWrapper) -> Any:
+    """Return a cursor that lets PostgreSQL keep what it is asked; Django's own sends it whole each time."""
+    if connection.vendor != "postgresql":
+        return connection.cursor()
+    from django.db.backends.postgresql.base import ServerBindingCursor
+
+    own: Any = connection
+    own.close_if_health_check_failed()
+    own.ensure_connection()
+    own.connection.prepare_threshold = 0
+    return own._prepare_cursor(ServerBindingCursor(own.connection))
+
+
+def escaped(literal: str) -> str:
+    return literal.replace("%", "%%")
 
 
 def attrs(select: list[tuple[Any, ...]]) -> list[Any]:

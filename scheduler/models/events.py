@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils import timezone
 
+from scheduler.prepared import PreparedInsert
+
 
 class EventQuerySet(models.QuerySet["Event"]):
     def about(self, target: models.Model) -> EventQuerySet:
@@ -38,6 +40,8 @@ class Event(models.Model):
 
     @classmethod
     def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
-        return cls.objects.create(
-            actor=actor, target_kind=target._meta.model_name, target_id=target.pk, sentence=sentence[:500]
-        )
+        kind = target._meta.model_name or ""
+        return ADD.add(cls(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500]))
+
+
+ADD = PreparedInsert(lambda: Event)
