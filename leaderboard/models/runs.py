@@ -16,7 +16,6 @@ from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
 from scheduler.models import Checkpoint, Event, Job
 
-
 OVERALL = "average/normalised"
 """Name of the score that is the scorer's average over the track's lm-eval tasks."""
 
