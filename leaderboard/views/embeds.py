@@ -1,0 +1,59 @@
+"""A page's chart alone, for other people's pages: `?embed=1`. The one thing here that may stand in a frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+from django.views.decorators.clickjacking import xframe_options_exempt
+from django.views.decorators.http import require_safe
+
+from leaderboard import charts, standings
+from leaderboard.frontier import frontier
+from leaderboard.models import Run, Track
+from leaderboard.views.results import axis_of
+
+
+@require_safe
+def board(request: HttpRequest) -> HttpResponse:
+    return of_track(request, get_object_or_404(Track.objects.select_related("season"), pk=default()))
+
+
+@require_safe
+def track(request: HttpRequest, slug: str) -> HttpResponse:
+    return of_track(request, get_object_or_404(Track.objects.select_related("season"), slug=slug))
+
+
+def default() -> int | None:
+    found = Track.objects.default()
+    return found.pk if found else None
+
+
+def of_track(request: HttpRequest, track: Track) -> HttpResponse:
+    """The records over time."""
+    drawn = frontier(standings.of(track, axis_of(request)), timezone.now())
+    context = {"title": track.name, "page": track.get_absolute_url(), "frontier": drawn}
+    return framed(request, "the records appear here once an entry beside the baseline has arrived", context)
+
+
+@require_safe
+def run(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The loss curve; `?x=` as on the page."""
+    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    x = next((name for name in charts.ABSCISSAE if name == request.GET.get("x")), charts.ABSCISSAE[0])
+    context = {
+        "title": f"{found.entry.title}, seed {found.seed}",
+        "page": found.get_absolute_url(),
+        "run": found,
+        "picture": charts.picture(found, charts.curve_of(found), x),
+        "unit": "nats per token",
+    }
+    return framed(request, "the curve appears here with the first steps of training", context)
+
+
+@xframe_options_exempt
+def framed(request: HttpRequest, empty: str, context: dict[str, Any]) -> HttpResponse:
+    """Return the bare page that anybody may frame: it has nothing to press but a link to here."""
+    return render(request, "leaderboard/embed.html", {**context, "empty": empty})

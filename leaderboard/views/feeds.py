@@ -1,0 +1,82 @@
+"""Feeds and badges: what other pages and readers fetch."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import condition, conditional_page, require_safe
+
+from leaderboard import badges, cards, feeds, standings
+from leaderboard.badges import Badge
+from leaderboard.models import Entry, Run, Track
+from scheduler.badges import badge
+
+ATOM = "application/atom+xml; charset=utf-8"
+KEPT = {"Cache-Control": "public, max-age=300"}
+"""Whoever shows a badge or reads a feed may keep it so long."""
+
+
+@require_safe
+@condition(etag_func=lambda request: f'"{feeds.changed()}"')
+def records(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(feeds.of_records(), content_type=ATOM, headers=KEPT)
+
+
+@require_safe
+@conditional_page
+def entry_feed(request: HttpRequest, entry_id: int) -> HttpResponse:
+    found = get_object_or_404(Entry, pk=entry_id)
+    return HttpResponse(feeds.of_entry(found), content_type=ATOM, headers=KEPT)
+
+
+# --- badges: as a picture, and as shields.io's endpoint takes them ----------------------------------------------------
+
+
+def of_track(slug: str) -> Badge:
+    return badges.of_track(standings.of(get_object_or_404(Track.objects.select_related("season"), slug=slug)))
+
+
+def of_entry(entry_id: int) -> Badge:
+    entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    return badges.of_entry(entry, standings.of(entry.track))
+
+
+def picture(found: Badge) -> HttpResponse:
+    return HttpResponse(badge(found.label, found.message), content_type="image/svg+xml", headers=KEPT)
+
+
+def shields(found: Badge) -> JsonResponse:
+    return JsonResponse(found.to_dict(), headers=KEPT)
+
+
+@require_safe
+@conditional_page
+def track_badge(request: HttpRequest, slug: str, form: str) -> HttpResponse:
+    return (picture if form == "svg" else shields)(of_track(slug))
+
+
+@require_safe
+@conditional_page
+def entry_badge(request: HttpRequest, entry_id: int, form: str) -> HttpResponse:
+    return (picture if form == "svg" else shields)(of_entry(entry_id))
+
+
+# --- cards: the pictures of link previews -----------------------------------------------------------------------------
+
+
+@require_safe
+@conditional_page
+def entry_card(request: HttpRequest, entry_id: int) -> HttpResponse:
+    entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    return HttpResponse(cards.of_entry(entry), content_type="image/png", headers=KEPT)
+
+
+def board_etag(request: HttpRequest, slug: str) -> str:
+    return f'"{Run.objects.filter(track__slug=slug).version()}"'
+
+
+@require_safe
+@condition(etag_func=board_etag)
+def track_card(request: HttpRequest, slug: str) -> HttpResponse:
+    track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    return HttpResponse(cards.of_track(track), content_type="image/png", headers=KEPT)
