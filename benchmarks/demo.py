@@ -1,0 +1,251 @@
+"""Train and score the demo's runs, and write them down for `manage.py seed_demo`: about ten minutes of one core.
+
+    python -m benchmarks.demo FOLDER
+
+What FOLDER has already is not made again. The runs are those of a small track: a ladder of the baseline, architectures
+of this repository and a few changes of gpt, each with several seeds. Nothing in the file is made up; curves are thinned
+to `POINTS`, numbers to six digits.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainer.data.dataset import prepare
+
+FIXTURE = Path(__file__).parent.parent / "leaderboard" / "fixtures" / "demo.json.gz"
+POINTS = 60
+BUDGET = 4e11
+CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:1024", 8 * 2**20
+SCORED_TOKENS, SUITE, SUITE_LIMIT = 40_000, "blimp", 2
+SEQUENCE, EVALUATIONS, DEV_TOKENS, SAMPLE_TOKENS = 128, 4, 4096, 40
+RUNGS = (0.25, 0.5, 1, 2)
+FIRST, CONFIRMING = (1, 2, 3), (11, 12, 13)
+COLUMNS = ("step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte", "learning_rate", "gradient_norm")
+COLUMNS += ("tokens_per_second", "mfu", "memory_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idea:
+    """An entry of the demo, in the order in which they came."""
+
+    name: str
+    title: str
+    architecture: str
+    hypothesis: str
+    sha: str
+    """A commit whose `trainer/` is the one that trained it; several, as one commit has one entry an architecture."""
+    config: dict[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = FIRST
+    confirming: Sequence[int] = ()
+    rungs: Sequence[float] = (1,)
+
+    @property
+    def flags(self) -> list[str]:
+        return [f"--{'.'.join(path)}={value}" for path, value in leaves(self.config)]
+
+
+MAIN = "da6aec8c0061d7affaad5f9dd3e839f2d81162f7"
+LATER = "cdd1d50e4dd563f7cead47056c2b9d105f4141c8"
+IDEAS = (
+    Idea(name="gpt", title="main", architecture="gpt", sha=MAIN, rungs=RUNGS, hypothesis=""),
+    Idea(
+        name="nanogpt", title="GPT-2, as nanoGPT writes it", architecture="nanogpt", sha=LATER,
+        hypothesis="How far has the baseline come from GPT-2?",
+    ),
+    Idea(
+        name="litgpt", title="Pythia, by litgpt", architecture="litgpt", sha=LATER, seeds=(1, 2),
+        hypothesis="How far has the baseline come from GPT-NeoX as Pythia trained it?",
+    ),
+    Idea(
+        name="rwkv5", title="RWKV-5", architecture="rwkv5", sha=LATER,
+        hypothesis="A recurrence with a state of constant size, beside attention, at the same FLOPs.",
+    ),
+    Idea(
+        name="smear", title="Smeared keys", architecture="smear", sha=LATER,
+        hypothesis="A key mixed with the one before it finds induction patterns one block earlier.",
+    ),
+    Idea(
+        name="gpt-nove", title="Without value embeddings", architecture="gpt", seeds=(1, 2),
+        sha="f01ac3df493ca5fda944ed8e21695505d8f4f5aa", config={"model": {"value_embeddings": False}},
+        hypothesis="A small vocabulary may not need a table of values in every block.",
+    ),
+    Idea(
+        name="gpt-lr4", title="Twice the learning rate of the matrices", architecture="gpt", seeds=(1, 2),
+        sha="ae13307176393b4ce5e183ee8112b8304d54739e", config={"recipe": {"matrices": {"learning_rate": 0.04}}},
+        hypothesis="A hundred steps are few: larger ones may go further.",
+    ),
+    Idea(
+        name="gpt-nosmear", title="Without the embedding smear", architecture="gpt", seeds=(1, 2),
+        sha="5c1ea3d6e7ec1a37cb64cb152c5f0f13d84c38c3", config={"model": {"embedding_smear": False}},
+        hypothesis="At rows of 128 tokens attention should find the token before by itself.",
+    ),
+    Idea(
+        name="gpt-w112", title="A narrower model, width 112", architecture="gpt", sha=LATER, seeds=(1, 2),
+        confirming=CONFIRMING, config={"model": {"width": 112}},
+        hypothesis="At so small a budget the model is too large: fewer weights, more steps.",
+    ),
+    Idea(
+        name="gpt-w96", title="Narrower still, width 96", architecture="gpt", seeds=(1, 2), confirming=CONFIRMING,
+        sha="9de02a5613ab0c64b74196cf8944799b026eae38", config={"model": {"width": 96}},
+        hypothesis="The same once more.",
+    ),
+)  # fmt: skip
+
+
+def leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), json.dumps(value)
+
+
+def trials(idea: Idea) -> Iterator[tuple[float, int]]:
+    for part in idea.rungs:
+        yield from ((part, seed) for seed in (*idea.seeds, *idea.confirming))
+
+
+def folder_of(root: Path, idea: Idea, part: float, seed: int) -> Path:
+    return root / f"{idea.name}-{part:g}-{seed}"
+
+
+def budget_of(part: float) -> str:
+    return f"{BUDGET * part:g}flops".replace("e+", "e")
+
+
+# --- making them -----------------------------------------------------------------------------------------------------
+
+
+def make(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
+    out = folder_of(root, idea, part, seed)
+    if not (out / "result.json").is_file():
+        call("trainer.train", *training(idea, part, seed, dataset), "--out", str(out))
+    if not (out / "score.json").is_file():
+        suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
+        limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
+        answer = call("trainer.scoring", str(out), "--dataset", str(dataset), *limits, "--json")
+        (out / "score.json").write_text(answer)
+
+
+def training(idea: Idea, part: float, seed: int, dataset: Path) -> list[str]:
+    samples = SAMPLE_TOKENS if seed in (FIRST[0], CONFIRMING[0]) else 0
+    return [
+        *("--preset", "cpu-ladder", "--dataset", str(dataset), "--arch", idea.architecture),
+        *("--budget", budget_of(part), "--seed", str(seed), "--threads", "1"),
+        *(f"--train.sequence_length={SEQUENCE}", f"--train.evaluations={EVALUATIONS}"),
+        *(f"--train.dev_tokens={DEV_TOKENS}", f"--train.sample_tokens={samples}"),
+        *idea.flags,
+    ]
+
+
+def call(*command: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=environment)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    return done.stdout
+
+
+# --- writing them down ------------------------------------------------------------------------------------------------
+
+
+def written(root: Path, idea: Idea) -> dict[str, Any]:
+    runs = [
+        of_run(folder_of(root, idea, part, seed), part, seed, seed in idea.confirming) for part, seed in trials(idea)
+    ]
+    told = {name: getattr(idea, name) for name in ("name", "title", "architecture", "hypothesis", "sha", "config")}
+    return {**told, "runs": runs}
+
+
+def of_run(folder: Path, part: float, seed: int, confirming: bool) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curves = {kind: [line for line in lines if line["kind"] == kind] for kind in ("train", "dev")}
+    score = json.loads((folder / "score.json").read_text())
+    trained = datetime.fromtimestamp((folder / "result.json").stat().st_mtime, UTC)
+    return {
+        "budget": budget_of(part),
+        "seed": seed,
+        "confirms": confirming,
+        "trained_at": trained.isoformat(timespec="seconds"),
+        "config": json.loads((folder / "run.json").read_text()),
+        "score": score,
+        "train": [columns(line) for line in thinned(curves["train"])],
+        "dev": [columns(line) for line in curves["dev"]],
+        "samples": [[line["step"], line["prompt"], line["text"]] for line in lines if line["kind"] == "sample"],
+    }
+
+
+def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `POINTS` of the lines, evenly, the first and the last among them."""
+    if len(lines) <= POINTS:
+        return lines
+    return [lines[round(i * (len(lines) - 1) / (POINTS - 1))] for i in range(POINTS)]
+
+
+def columns(line: dict[str, Any]) -> list[Any]:
+    return [shorter(line.get(name)) for name in COLUMNS]
+
+
+def shorter(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def release() -> dict[str, Any]:
+    """Return hash and size of the code that trained them."""
+    tar = subprocess.run(
+        ["git", "archive", "--format=tar", LATER, "trainer"], stdout=subprocess.PIPE, check=True
+    ).stdout
+    return {"sha256": hashlib.sha256(tar).hexdigest(), "size": len(tar)}
+
+
+def machine() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpus": os.cpu_count(), "memory_bytes": memory, "gpus": [], "sandboxes": ["bubblewrap"]}
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) != 1:
+        sys.stderr.write("usage: python -m benchmarks.demo FOLDER\n")
+        return 2
+    root, dataset = Path(argv[0]), prepare(CORPUS, TOKENIZER, limit_bytes=LIMIT_BYTES, progress=True)
+    root.mkdir(parents=True, exist_ok=True)
+    for idea in IDEAS:
+        for part, seed in trials(idea):
+            make(root, idea, part, seed, dataset.folder)
+    content = {
+        "season": {
+            "corpus": CORPUS, "tokenizer": TOKENIZER, "limit_bytes": LIMIT_BYTES, "dataset_hash": dataset.hash,
+        },
+        "budget": budget_of(1),
+        "config": {
+            "threads": 1,
+            "model": {"depth": 2},
+            "train": {"sequence_length": SEQUENCE, "batch": 8, "precision": "fp32"},
+        },
+        "ladder": {"rungs": list(RUNGS), "seeds": len(FIRST)},
+        "suite": [SUITE],
+        "suite_limit": SUITE_LIMIT,
+        "columns": COLUMNS,
+        "release": release(),
+        "machine": machine(),
+        "entries": [written(root, idea) for idea in IDEAS],
+    }  # fmt: skip
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    FIXTURE.write_bytes(gzip.compress(text, mtime=0))
+    sys.stdout.write(f"{FIXTURE}: {FIXTURE.stat().st_size:,} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
