@@ -39,7 +39,7 @@ def test_the_queue_takes_few_queries_however_long_it_is(
     for seed in range(50):
         scene.run(night["entry"], seed=100 + seed, state=Run.State.QUEUED)
 
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(18):
         client.get("/queue/")
 
 
