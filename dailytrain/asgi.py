@@ -14,8 +14,10 @@ django.setup(set_prefix=False)
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.core.handlers.exception import convert_exception_to_response  # noqa: E402
 from django.http import HttpRequest, HttpResponse, HttpResponseBase  # noqa: E402
+from django.urls import get_resolver  # noqa: E402
 
-from dailytrain.bodies import BodyLimit, Receive, Scope, Send  # noqa: E402
+from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
+from scheduler.front_desk import POLL, FrontDesk  # noqa: E402
 
 NODES = "/api/node/"
 
@@ -58,10 +60,16 @@ class Site:
     def __init__(self) -> None:
         self.pages = ASGIHandler()
         self.nodes = NodesHandler()
+        self.front_desk = FrontDesk(otherwise=self.nodes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        by_nodes = scope["type"] == "http" and scope["path"].startswith(NODES)
-        await (self.nodes if by_nodes else self.pages)(scope, receive, send)
+        await self.door(scope)(scope, receive, send)
+
+    def door(self, scope: Scope) -> Application:
+        if scope["type"] != "http" or not scope["path"].startswith(NODES):
+            return self.pages
+        return self.front_desk if (scope["method"], scope["path"]) == ("POST", POLL) else self.nodes
 
 
 application = BodyLimit(Site())
+get_resolver()._populate()  # imports all pages now: GitHub gives the first webhook ten seconds, a visitor less

@@ -6,12 +6,9 @@ over; 426: another version of the protocol; 429: slower.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
@@ -32,12 +29,17 @@ class PlainJson(Parser):
     """Reads JSON into what can be stored. Another protocol version is told so before anything else seems wrong."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        data = plain.tidy(json.loads(request.body))
-        if not isinstance(data, dict):
-            raise Unacceptable("The message has to be a JSON object.")
-        if data.get("version", wire.VERSION) != wire.VERSION:
-            raise OtherVersion
-        return data
+        return plain_json(request.body)
+
+
+def plain_json(body: bytes) -> dict[str, Any]:
+    """Return a message; raise ValueError or Refused where it is none."""
+    data = plain.tidy(json.loads(body))
+    if not isinstance(data, dict):
+        raise Unacceptable("The message has to be a JSON object.")
+    if data.get("version", wire.VERSION) != wire.VERSION:
+        raise OtherVersion
+    return data
 
 
 class JoinToken(HttpBearer):
@@ -47,8 +49,8 @@ class JoinToken(HttpBearer):
 
 
 class NodeToken(HttpBearer):
-    async def authenticate(self, request: HttpRequest, token: str) -> Node:
-        return await sync_to_async(admitted)(token)
+    def authenticate(self, request: HttpRequest, token: str) -> Node:
+        return admitted(token)
 
 
 def admitted(token: str) -> Node:
@@ -93,15 +95,12 @@ def register(request: Asked, message: wire.Register) -> wire.Registered:
 
 
 @node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS})
-async def poll(request: Asked, message: wire.Poll) -> HttpResponse:
-    """A free node asks what to do. The question stays open for a while if there is nothing."""
+def poll(request: Asked, message: wire.Poll) -> HttpResponse:
+    """A free node asks what to do. The question stays open for a while if there is nothing: that, and whatever is in
+    order, is the front desk's (`scheduler/front_desk.py`); what comes here is answered at once."""
     question = polls.Question(request.auth, message)
-    deadline = time.monotonic() + message.wait_seconds
-    answer = await sync_to_async(polls.ask_first)(question)
-    while answer is None and (left := deadline - time.monotonic()) > 0:
-        await asyncio.sleep(min(polls.TICK_SECONDS, left))
-        answer = await sync_to_async(polls.ask_again)(question)
-    action = answer or question.nothing()  # written out here: ninja would check once more what we have just made
+    action = question.first() or question.nothing(waited=False)
+    # Written out here: ninja would check once more what we have just made.
     return HttpResponse(action.model_dump_json(exclude_none=True), content_type="application/json")
 
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
-from django.db import connections
 from django.utils import timezone
 
 from scheduler import auth, expiry, leases, lines, matching, pool, quota, seekers
 from scheduler.models import Job, Lease, Node, Window
 from trainer import wire
 
-TICK_SECONDS = 1.0
-"""Between two looks at the queue while a question is held open."""
+SHORTEST_WAIT = 1.0
+"""Seconds. Who wants to wait for less is told to ask later."""
 BUSY_SECONDS = 5.0
 PAUSE_SECONDS = 30.0
 CLOCKS_DIFFER = timedelta(seconds=2)
@@ -120,9 +119,22 @@ class Question:
         message = self.message
         return seekers.seeker(self.node, now, lane=message.lane, lanes=message.lanes, lent=self.windows)
 
-    def nothing(self) -> wire.Action:
-        """Return the answer when the wait is over: ask again at once, since waiting is done here."""
-        return idle(0 if self.message.wait_seconds >= TICK_SECONDS else BUSY_SECONDS, self.idle_reason)
+    def may_hope(self, newest: datetime | None) -> bool:
+        """Whether matching has something for it now; `newest`: when the last job came into the queue. No query but
+        those of a look that all share."""
+        if newest is None or (self.looked_at and newest <= self.looked_at - CLOCKS_DIFFER):
+            return False
+        now = timezone.now()
+        queue, seeker = lines.queue(now), self.seeker(now)
+        if next(queue.fitting(seeker), None) is not None:
+            return True
+        self.looked_at, self.idle_reason = queue.read_at, queue.why_idle(seeker)
+        return False
+
+    def nothing(self, waited: bool = True) -> wire.Action:
+        """Return the answer when there is none. Whose question was held open asks again at once."""
+        held = waited and self.message.wait_seconds >= SHORTEST_WAIT
+        return idle(0 if held else BUSY_SECONDS, self.idle_reason)
 
 
 def stirred(since: datetime) -> bool:
@@ -132,25 +144,3 @@ def stirred(since: datetime) -> bool:
 
 def idle(wait_seconds: float, reason: str) -> wire.Action:
     return wire.Action(action="idle", wait_seconds=wait_seconds, reason=reason)
-
-
-def ask_first(question: Question) -> wire.Action | None:
-    """`first`, in a thread; a question that waits holds no connection to the database."""
-    try:
-        return question.first()
-    finally:
-        let_go()
-
-
-def ask_again(question: Question) -> wire.Action | None:
-    try:
-        return question.again()
-    finally:
-        let_go()
-
-
-def let_go() -> None:
-    """Close this thread's connections, as at the end of a request; not inside somebody's transaction."""
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:
-            connection.close_if_unusable_or_obsolete()

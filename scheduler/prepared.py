@@ -181,7 +181,8 @@ def cursor_of(connection: BaseDatabaseWrapper) -> Any:
     own.close_if_health_check_failed()
     own.ensure_connection()
     own.connection.prepare_threshold = 0
-    return own._prepare_cursor(ServerBindingCursor(own.connection))
+    kept: Any = ServerBindingCursor
+    return own._prepare_cursor(kept(own.connection))
 
 
 def escaped(literal: str) -> str:

@@ -21,6 +21,7 @@ HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
+os.environ.setdefault("PAGES_KEPT_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,6 +83,7 @@ def site_url(transactional_db: None) -> Iterator[str]:
     import uvicorn
 
     from dailytrain.asgi import application
+    from scheduler import front_desk
 
     config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
@@ -98,3 +100,4 @@ def site_url(transactional_db: None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+        front_desk.rest()
