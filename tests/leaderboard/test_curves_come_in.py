@@ -115,7 +115,9 @@ def test_texts_are_made_fit_and_bounded(training: Run, monkeypatch: pytest.Monke
     assert Sample.objects.count() == 3
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(
+    training: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "MAX_POINTS", 50)
     for start in range(1, 400, 20):
         metrics.store(training, [train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)])
