@@ -81,6 +81,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "dailytrain.compression.Compression",
     "dailytrain.static_files.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -124,7 +125,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 elif pool := int(text("DATABASE_POOL", "0")):
     # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
     # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool}}
+    # Five more are kept by the threads that answer nodes (scheduler/clerks.py, lobby.py).
+    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 5}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
@@ -159,6 +161,12 @@ CACHES = {
     }
     if text("REDIS_URL")
     else LOCAL_CACHE,
+    # Whole pages, compressed (`leaderboard/views/kept.py`): some tens of kilobytes each.
+    "pages": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "pages",
+        "OPTIONS": {"MAX_ENTRIES": 300},
+    },
     # GitHub's tokens and answers: they stay in the memory of the process that asked.
     "github": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
@@ -166,6 +174,9 @@ CACHES = {
         "OPTIONS": {"MAX_ENTRIES": 500},
     },
 }
+
+PAGES_KEPT_SECONDS = float(text("PAGES_KEPT_SECONDS", "2"))
+"""So long visitors without an account get a page as it was, if nothing has happened meanwhile; 0: never."""
 
 # --- files --------------------------------------------------------------------------------------------------------
 
@@ -225,6 +236,7 @@ EFFECT_KINDS: dict[str, str] = {
     "github.answer": "leaderboard.github.telling.answer",
     "github.commit": "leaderboard.commit_status.carry_out",
     "notice": "leaderboard.notices.sending.carry_out",
+    "hub": "leaderboard.publishing.carry_out",
 }
 """{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"
@@ -259,6 +271,28 @@ GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
 """Without it the webhook takes nothing."""
 GITHUB_WEBHOOK_MAX_BYTES = 4 * 2**20
 """A pull request's payload has some 30 kB; its text may have 64 k characters."""
+
+GITHUB_OIDC_ISSUER = text("GITHUB_OIDC_ISSUER", "https://token.actions.githubusercontent.com").rstrip("/")
+"""Whose word CI jobs may bring instead of a token (docs/ci.md). An Enterprise server's is
+https://its-name/_services/token; empty: nobody's."""
+GITHUB_OIDC_AUDIENCE = text("GITHUB_OIDC_AUDIENCE", SITE_URL)
+"""What their word must be meant for."""
+GITHUB_OIDC_REPOSITORIES = words("GITHUB_OIDC_REPOSITORIES")
+"""Of CI jobs that may ask: owner/name, owner/* or *; without it, the main repository alone."""
+
+# --- the Hugging Face Hub (docs/publishing.md) -------------------------------------------------------------------
+
+HUB_ENDPOINT = text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
+HUB_ORGANISATION = text("HUB_ORGANISATION")
+"""Owns what is published; without it, or without a token, weights are given by the site alone."""
+HF_TOKEN = text("HF_TOKEN")
+"""May write to the organisation. It stays on the server."""
+HUB_PUBLISH = words("HUB_PUBLISH", "record nightly")
+"""Which runs are published without a maintainer's word: record, nightly, monthly."""
+if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly"}:
+    raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly and monthly.")
+HUB_LICENCE = text("HUB_LICENCE", "apache-2.0")
+"""Of the weights: one of the Hub's identifiers."""
 
 MAIL_URL = text("MAIL_URL")
 """The site's SMTP server, as apprise writes it: mailtos://user:password@smtp.example.org?from=train@example.org.

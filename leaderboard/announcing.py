@@ -27,6 +27,7 @@ LISTENERS: tuple[str, ...] = (
     "leaderboard.github.telling.heard",
     "leaderboard.commit_status.heard",
     "leaderboard.notices.listening.heard",
+    "leaderboard.publishing.heard",
 )
 """Dotted paths of `Listener`s, in the order in which they are told."""
 AT_ONCE = 200

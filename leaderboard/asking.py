@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import transaction
 from django.db.models import F
 
-from leaderboard import runs
+from leaderboard import publishing, runs
 from leaderboard.models import Run
 from leaderboard.runs import RunError
 from scheduler import jobs
@@ -32,6 +32,8 @@ class Wish:
     possible: Callable[[Run], bool]
     act: Callable[[Run, str], object]
     """Called with the name of who asks."""
+    of_maintainers: bool = False
+    """Not the author's to ask."""
 
 
 def may_ask(user: Asker, run: Run) -> bool:
@@ -54,7 +56,8 @@ def possible(user: Asker, run: Run) -> list[Wish]:
         return []
     # Who looks at a result and then asks for more seeds gets more false records (docs/multiplier.md).
     not_again = run.state == Run.State.FINISHED and not is_maintainer(user)
-    return [wish for wish in WISHES.values() if wish.possible(run) and not (not_again and wish.name == "again")]
+    found = [wish for wish in WISHES.values() if wish.possible(run) and not (not_again and wish.name == "again")]
+    return [wish for wish in found if not wish.of_maintainers or is_maintainer(user)]
 
 
 def ask(run: Run, wish: str, user: Asker) -> str:
@@ -113,6 +116,10 @@ def again(run: Run, actor: str) -> None:
     runs.rerun(run, actor=actor)
 
 
+def publish(run: Run, actor: str) -> None:
+    publishing.publish(run, f"{actor} had it published.", actor)
+
+
 def has_another(run: Run) -> bool:
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
@@ -134,6 +141,14 @@ WISHES = {
         ),
         Wish("retry", "Go on with this seed", "It is in the queue again.", is_ours_to_retry, go_on),
         Wish("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, again),
+        Wish(
+            "publish",
+            "Publish on the Hub",
+            "It is on its way to the Hub.",
+            publishing.is_publishable,
+            publish,
+            of_maintainers=True,
+        ),
         Wish(
             "cancel",
             "Cancel",

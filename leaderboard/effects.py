@@ -7,13 +7,15 @@ kind's handler and notes the result. A handler that may have died half-way looks
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db import transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Case, F, Field, Value, When
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -119,6 +121,32 @@ def carry_out(pk: int) -> None:
         put_off(effect, f"{type(error).__name__}: {error}", None)
     else:
         end(effect, Effect.State.DONE, problem="", result=dict(result), done_at=timezone.now(), attempts=0)
+
+
+@contextmanager
+def held(effect: Effect, every: timedelta = CLAIM / 4) -> Iterator[None]:
+    """Keep the claim for longer than `CLAIM`, while this process lives: around what may take hours, as an upload."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(every.total_seconds()):
+            until = timezone.now() + CLAIM
+            try:
+                mine = Effect.objects.filter(pk=effect.pk, state=Effect.State.DOING, claimed_until=effect.claimed_until)
+                if mine.update(claimed_until=until):
+                    effect.claimed_until = until
+            except DatabaseError:
+                logger.warning("The claim of %s could not be renewed just now", effect.key, exc_info=True)
+            finally:
+                connection.close()
+
+    thread = threading.Thread(target=renew, name=f"holds {effect.key}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def handler(kind: str) -> Handler:

@@ -25,6 +25,7 @@ PER_MINUTE = {
 }
 PER_HOUR = {
     "ask": 30,  # for runs, with one token
+    "download": 120,  # of files of runs, from one address; each piece of one that goes on counts
     "generate": 20,  # prompts of one visitor
 }
 DOWN = "pace:shared-is-down"

@@ -80,21 +80,31 @@ class Repository:
             found = self._api.list_repo_commits(self.name, repo_type=self.kind)
         return [Commit(commit.commit_id, tuple(marks(commit.message))) for commit in found]
 
-    def publish(self, files: Sequence[Addition], title: str, mark: str, earlier: Sequence[Commit]) -> str:
-        """Put the files into `main` in one commit, and return it. `earlier`: what `commits` said when they were made.
+    def files(self) -> list[str]:
+        """Return the paths of all files of `main`."""
+        with explained(self.name):
+            return list(self._api.list_repo_files(self.name, repo_type=self.kind))
 
-        Files that have not changed make no commit; the newest one is returned.
+    def publish(
+        self, files: Sequence[Addition], title: str, mark: str, earlier: Sequence[Commit], *, instead_of: str = ""
+    ) -> str:
+        """Put the files into `main` in one commit, and return it. `earlier`: what `commits` has just said.
+
+        `instead_of`: a folder, of which nothing else stays. Files that have not changed make no commit; the newest one
+        is returned.
         """
-        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         additions = [CommitOperationAdd(file.path, file.content) for file in files]
+        there = self.files() if instead_of else []
+        gone = {path for path in there if path.startswith(f"{instead_of}/")} - {file.path for file in files}
         with explained(self.name):
             for addition in sorted(additions, key=lambda addition: addition.upload_info.size):
                 # One after another: what has arrived stays, whatever becomes of the next.
                 self._api.preupload_lfs_files(self.name, [addition], repo_type=self.kind, free_memory=False)
             made = self._api.create_commit(
                 self.name,
-                additions,
+                [*additions, *(CommitOperationDelete(path) for path in sorted(gone))],
                 repo_type=self.kind,
                 commit_message=title,
                 commit_description=f"{MARK}{mark}",

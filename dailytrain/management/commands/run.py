@@ -206,7 +206,7 @@ def node_part(port: int, sandbox: str) -> Part:
         *(sys.executable, "-m", "trainer.cli", "node", "--server", server),
         *("--home", str(home), "--name", NODE_NAME, "--sandbox", sandbox),
     ]
-    environment = {}
+    environment = {"HF_TOKEN": ""}  # the site's, which publishes: a node has none
     if token := join_token(home / "identity.json", server):
         environment["DAILYTRAIN_JOIN_TOKEN"] = token
     if data := eval_data():

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trainer.agent.job import Job
 
 DOING = "scoring"
-FILES = ("items.jsonl.gz",)
-"""Stay with the job: what two runs are compared by, item by item."""
+FILES = ("items.jsonl.gz", "tokenizer.json")
+"""Stay with the job: what two runs are compared by, item by item, and what the weights are published with."""
 ANSWER_BYTES = 4 << 20
 MISBEHAVED = 3
 OURS = 16
@@ -45,7 +45,8 @@ def lay_out(job: Job, order: ScoreOrder, data: Path) -> None:
     """Make the run folder that the scorer reads."""
     run = job.workspace.run
     job.fetch(order.run, run / "run.json")
-    shutil.copyfile(data / "tokenizer.json", run / "tokenizer.json")
+    for folder in (run, job.workspace.out):
+        shutil.copyfile(data / "tokenizer.json", folder / "tokenizer.json")
     files = [file for file in order.checkpoint.files if file.path != OPTIMIZER]
     job.fetch_into(files, run / FOLDER / f"step-{order.checkpoint.step:08d}")
 

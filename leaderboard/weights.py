@@ -1,0 +1,78 @@
+"""What a run leaves for everybody: its weights, and what it takes to load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from django.urls import reverse
+
+from leaderboard.bases import RUN_FILE
+from leaderboard.models import Publication, Run
+from leaderboard.models.publications import FINAL
+from scheduler.models import Blob, Checkpoint, JobFile
+
+WEIGHTS = "model.safetensors"
+CHECKPOINT_FILES = (WEIGHTS, "state.json", "manifest.json")
+"""Of a checkpoint: all but the optimizer's part, which is larger and serves nobody."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.txt")
+SOURCE = "source.tar"
+"""The entry's own `trainer/models/`."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A file for everybody."""
+
+    path: str
+    """In the folder of the run, as `dailytrain` reads it."""
+    blob: Blob
+    url: str
+
+
+def given(run: Run, name: str = FINAL) -> list[Given]:
+    """Return the files of a run's final weights, or of one of its releases; none while there are none."""
+    files = dict(found(run, name))
+    return [
+        Given(path, blob, reverse("run-weights", args=[run.pk, name, path])) for path, blob in sorted(files.items())
+    ]
+
+
+def found(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
+    """Yield (path, file) pairs."""
+    kept = run.publications.filter(name=name).first()
+    if kept is not None:
+        step, blobs = kept.step, of_publication(kept)
+    elif name == FINAL and run.state == Run.State.FINISHED and run.checkpoint is not None:
+        step, blobs = run.checkpoint.step, of_checkpoint(run.checkpoint)
+    else:
+        return
+    for file, blob in blobs.items():
+        yield f"checkpoints/step-{step:08d}/{file}", blob
+    yield from beside(run)
+
+
+def of_publication(kept: Publication) -> dict[str, Blob]:
+    return named(kept.manifest, {blob.sha256: blob for blob in kept.blobs.all()})
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Blob]:
+    return named(checkpoint.manifest, {blob.sha256: blob for blob in checkpoint.blobs.all()})
+
+
+def named(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> dict[str, Blob]:
+    """Return by name those of a checkpoint's files that are given away. The names are a node's word."""
+    files = {PurePosixPath(str(file["path"])).name: str(file["sha256"]) for file in manifest["files"]}
+    return {name: blobs[files[name]] for name in CHECKPOINT_FILES if files.get(name) in blobs}
+
+
+def beside(run: Run) -> Iterator[tuple[str, Blob]]:
+    """Yield what lies beside the checkpoint. The tokenizer is the scorer's own: that node is trusted."""
+    wanted = JobFile.objects.select_related("blob")
+    for file in wanted.filter(job=run.job_id, path=RUN_FILE):
+        yield RUN_FILE, file.blob
+    for file in wanted.filter(job=run.score_job_id, path__in=TOKENIZER_FILES):
+        yield file.path, file.blob
+    if run.entry.bundle is not None:
+        yield SOURCE, run.entry.bundle
