@@ -12,6 +12,7 @@ from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.notices import Subscription
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
+from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
 from leaderboard.models.tokens import ApiToken
@@ -31,6 +32,7 @@ __all__ = [
     "Publication",
     "PullRequest",
     "Replay",
+    "ReportedRecord",
     "Run",
     "Sample",
     "Score",

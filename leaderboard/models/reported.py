@@ -1,0 +1,61 @@
+"""Records that were made elsewhere. Nobody here has checked them, and they are compared with nothing."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+from typing_extensions import TypedDict
+
+from leaderboard.models.seasons import Track
+
+
+class ReportedDict(TypedDict):
+    source: str
+    date: str
+    title: str
+    author: str
+    value: float
+    measures: str
+    lower_is_better: bool
+    url: str
+    verified: bool
+    """Always false: it is somebody else's word."""
+
+
+class ReportedRecord(models.Model):
+    """One record of another board, as it says (`manage.py import_records`)."""
+
+    track = models.ForeignKey(Track, on_delete=models.CASCADE, related_name="reported")
+    source = models.CharField(max_length=120)
+    """Whose word it is: the other board's name."""
+    date = models.DateField()
+    title = models.CharField(max_length=200)
+    author = models.CharField(max_length=120, blank=True)
+    value = models.FloatField()
+    measures = models.CharField(max_length=200)
+    """What `value` is, with its unit: "minutes to 3.28 nats per token on eight H100"."""
+    lower_is_better = models.BooleanField(default=True)
+    url = models.URLField(blank=True)
+    imported_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["source", "date", "pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["track", "source", "date", "title"], name="one_report_of_a_record")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.source}, reported)"
+
+    def to_dict(self) -> ReportedDict:
+        return {
+            "source": self.source,
+            "date": self.date.isoformat(),
+            "title": self.title,
+            "author": self.author,
+            "value": self.value,
+            "measures": self.measures,
+            "lower_is_better": self.lower_is_better,
+            "url": self.url,
+            "verified": False,
+        }
