@@ -10,6 +10,7 @@ from ninja.decorators import decorate_view
 
 from leaderboard import standings
 from leaderboard.models import Run, Track
+from leaderboard.models.reported import ReportedDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.seasons import TrackDict
 from leaderboard.standings import ResultsDict, StandingDict
@@ -60,3 +61,10 @@ def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRu
 def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
     """The records behind the board's multipliers: what `dailytrain multiplier` reads, and what it prints of them."""
     return standings.of(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis).to_dict()
+
+
+@router.get("/tracks/{slug}/reported", response=list[ReportedDict])
+@decorate_view(conditional_page)
+def reported(request: HttpRequest, slug: str) -> list[ReportedDict]:
+    """Records that other boards have told of: not verified, compared with nothing."""
+    return [record.to_dict() for record in get_object_or_404(Track, slug=slug).reported.all()]
