@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from django.core.cache import cache
 from django.db.models import Count, Max, Sum
 from django.urls import reverse
 from typing_extensions import TypedDict
@@ -35,6 +35,10 @@ from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, comp
 
 KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
+MOST_KEPT = 40
+KEPT: dict[str, tuple[float, "Standings"]] = {}
+"""By what went into them, with when each has to go. Of this process: Django's cache would take a table of thousands of
+runs apart and put it together again for each page."""
 
 
 class LeftOutDict(TypedDict):
@@ -238,13 +242,15 @@ def of(track: Track, axis: Axis = "flops") -> Standings:
     judged = Run.objects.judged(track)
     version = judged.order_by().aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
     rules = (track.season_id, track.season.baseline_id, track.budget, track.ladder, track.seeds, track.confirmations)
-    key = f"standings:{track.pk}:{axis}:{hash_of(version, rules)}"
-    kept: Standings | None = cache.get(key)
-    if kept is None:
+    key = hash_of(track.pk, axis, version, rules)
+    known = KEPT.get(key)
+    if known is None or known[0] < time.monotonic():
         rows = judged.values_list(*COLUMNS.values())
-        kept = stand(track, [Judged(**dict(zip(COLUMNS, row, strict=True))) for row in rows], axis)
-        cache.set(key, kept, KEPT_SECONDS)
-    return kept
+        found = stand(track, [Judged(**dict(zip(COLUMNS, row, strict=True))) for row in rows], axis)
+        known = KEPT[key] = (time.monotonic() + KEPT_SECONDS, found)
+        while len(KEPT) > MOST_KEPT:
+            KEPT.pop(next(iter(KEPT)), None)  # the oldest
+    return known[1]
 
 
 def hash_of(*facts: object) -> str:
