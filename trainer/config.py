@@ -67,6 +67,12 @@ class Numbers:
     activation_checkpointing: bool = False
     """Keep no block's activations but its input and compute the rest again going backward: less memory, a third more
     work."""
+    chunk: int | None = None
+    """Tokens of a row that pass at once; the state is carried on to the next ones, see `trainer.carried`. Memory then
+    does not grow with the row. For models whose state does not grow either: rwkv5. Computed: the whole row."""
+    chunk_gradients: Literal["truncated", "through"] = "truncated"
+    """Whether gradients end at a chunk's first token or go on through the state into the chunks before it, which takes
+    one or two more forward passes."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How several devices share the work: `ddp` gives each the whole model, `fsdp` a part of every weight. Computed:
     ddp."""
@@ -84,6 +90,7 @@ class Numbers:
             "sequence_length": 2,
             "batch": 1,
             "micro_batch": 1,
+            "chunk": 2,
             "evaluations": 1,
             "dev_tokens": 1,
         }.items():
@@ -92,6 +99,8 @@ class Numbers:
                 raise ConfigError(f"train.{name} must be at least {least}, not {value}")
         if self.sample_tokens < 0:
             raise ConfigError(f"train.sample_tokens cannot be {self.sample_tokens}")
+        if self.chunk and self.strategy == "fsdp":
+            raise ConfigError("train.chunk goes with one device or with ddp, not with train.strategy fsdp")
         if self.batch and self.micro_batch and self.batch % self.micro_batch:
             raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
 
@@ -219,6 +228,14 @@ class Resolved:
     evaluations: int
     dev_tokens: int
     sample_tokens: int
+    chunk: int = 0
+    """0: rows pass whole."""
+    chunk_gradients: Literal["truncated", "through"] = "truncated"
+
+    @property
+    def piece(self) -> int:
+        """Tokens of a row that pass at once."""
+        return min(self.chunk, self.sequence_length) or self.sequence_length
 
     @property
     def tokens_per_step(self) -> int:
@@ -265,6 +282,8 @@ def resolve(
         evaluations=given.evaluations or (3 if under_a_minute(budget) else 5),
         dev_tokens=given.dev_tokens or dev_tokens(budget, on_cpu),
         sample_tokens=given.sample_tokens,
+        chunk=given.chunk or 0,
+        chunk_gradients=given.chunk_gradients,
     )
     if resolved.rows % resolved.micro_batch:
         shared = f"{resolved.rows}, a device's share of " if resolved.devices > 1 else ""

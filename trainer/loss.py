@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from trainer.carried import Carried, evaluated
+from trainer.data.loader import NOT_LEARNED
 from trainer.models.base import LanguageModel
 
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
@@ -30,11 +32,14 @@ class Objective(nn.Module):
     """Inputs and targets `[B, T]` in, nats out: their sum in fp32, or with `each` one for every position `[B x T]`.
 
     `features` and `nats` are the two parts that torch.compile may translate; the loop over chunks stays Python.
+    With a `chunk`, longer rows pass the model in pieces of so many tokens, see `trainer.carried`.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, through: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.l2wrap = l2wrap
+        self.chunk, self.through = chunk, through
         self.features: Callable[[Tensor], Tensor] = model.features
         self.nats: Nats = self.of_chunk
         self.vocabulary_size = 0
@@ -42,18 +47,37 @@ class Objective(nn.Module):
     def of_chunk(self, features: Tensor, targets: Tensor, reduction: str) -> Tensor:
         """Return the nats of features `[1, N, D]` and targets `[N]`."""
         logits = self.model.logits(features).flatten(0, 1).float()
-        return F.cross_entropy(logits, targets, reduction=reduction)
+        nats = F.cross_entropy(logits, targets, reduction=reduction)
+        return nats + self.pull(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
+
+    def pull(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit, on that logit.
+
+        It keeps logits from drifting upwards together, which the loss does not see (RWKV-LM's loss).
+        """
+        largest = logits.max(-1).values * (targets != NOT_LEARNED)
+        extra = self.l2wrap / 2 * largest.square().sum()
+        return extra - extra.detach()
 
     def forward(self, inputs: Tensor, targets: Tensor, each: bool = False) -> Tensor:
-        features = self.features(inputs).flatten(0, 1)
-        targets = targets.flatten()
+        if not 0 < self.chunk < inputs.size(1):
+            return self.loss_of(self.features(inputs), targets, each)
+        if each or not torch.is_grad_enabled():
+            return evaluated(self, inputs, targets, each)
+        return Carried.apply(self, inputs, targets, *self.learning())
+
+    def learning(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def loss_of(self, features: Tensor, targets: Tensor, each: bool = False) -> Tensor:
+        """Return what `forward` does, of features `[B, T, D]`."""
+        features, targets = features.flatten(0, 1), targets.flatten()
         rows = self.rows(features)
         if each or not torch.is_grad_enabled():
             reduction = "none" if each else "sum"
             parts = [self.nats(x, y, reduction) for x, y in chunks(features, targets, rows)]
             return torch.cat(parts) if each else torch.stack(parts).sum()
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return Chunked.apply(self.nats, rows, features, targets, *parameters)
+        return Chunked.apply(self.nats, rows, features, targets, *self.learning())
 
     def rows(self, features: Tensor) -> int:
         """Return how many positions a chunk has: those that `CHUNK` allows, or a little fewer to divide evenly."""

@@ -51,18 +51,23 @@ def setup(config: TrainConfig, console: Console, guard: integrity.Guard) -> Run:
     dataset = open_dataset(config, device)
     dataset.verify(("train", "dev"))
     row, _ = next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
+    row = row[:, : resolved.piece]
     vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
     shape = finetune.shape(base, config.arch)
     model_config = configure(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
     fabric = make_fabric(resolved, logger)
     built = build(module, config, model_config, base, dataset.tokenizer)
+    if resolved.chunk and built.model.bounded:
+        raise ConfigError(
+            f"train.chunk is for models whose state does not grow, as rwkv5's; that of {config.arch} does"
+        )
     bare = built.model.to(fabric.device)
     examine(bare, resolved, vocabulary_size, fabric.device)
     with models_fault("while its FLOPs were counted"):
         counted = flops.count(bare, row.to(fabric.device))
     integrity.refuse_early_work(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
     undecided = config.train.micro_batch is None and "micro_batch" not in before
-    objective, resolved = arrange(bare, resolved, row, undecided)
+    objective, resolved = arrange(bare, built.recipe, resolved, row, undecided)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with models_fault("while its optimizers were built"):
@@ -180,7 +185,9 @@ def build(
     return Built(model, recipe, lineage, meter.flops)
 
 
-def arrange(model: LanguageModel, resolved: Resolved, row: torch.Tensor, undecided: bool) -> tuple[Objective, Resolved]:
+def arrange(
+    model: LanguageModel, recipe: Recipe, resolved: Resolved, row: torch.Tensor, undecided: bool
+) -> tuple[Objective, Resolved]:
     """Make the model what is trained: in 8 bits, with activations computed again, translated, where it is asked for.
 
     `undecided`: nobody has said how many rows pass at once; on a CPU it is decided here.
@@ -189,7 +196,7 @@ def arrange(model: LanguageModel, resolved: Resolved, row: torch.Tensor, undecid
         precision.use_fp8(model)
     if resolved.activation_checkpointing:
         recompute(model)
-    objective = Objective(model)
+    objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
     if undecided and resolved.device == "cpu":
         with models_fault("in a forward pass"):
             rows = memory.rows_on_cpu(objective, row, resolved.rows)
@@ -217,8 +224,8 @@ def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: F
 def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:
     """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
     with models_fault("at its first answer"), torch.no_grad():
-        logits = model(torch.zeros(2, resolved.sequence_length, dtype=torch.int64, device=device))
-    wanted = (2, resolved.sequence_length, vocabulary_size)
+        logits = model(torch.zeros(2, resolved.piece, dtype=torch.int64, device=device))
+    wanted = (2, resolved.piece, vocabulary_size)
     if tuple(logits.shape) != wanted:
         raise ModelFailure(f"The model answers with the shape {tuple(logits.shape)} where {wanted} is wanted.")
     if not logits.isfinite().all():

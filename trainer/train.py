@@ -227,7 +227,7 @@ def look(run: Run) -> None:
     before = random_state()
     buffers = [(buffer, buffer.clone()) for buffer in run.bare.buffers()]
     with models_fault("while its FLOPs were counted again"), not_recomputed(run.bare):
-        run.counted = flops.recount(run.counted, run.bare, row.to(run.fabric.device))
+        run.counted = flops.recount(run.counted, run.bare, row[:, : run.resolved.piece].to(run.fabric.device))
     for buffer, value in buffers:
         buffer.copy_(value)
     restore_random_state(before)

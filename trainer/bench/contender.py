@@ -101,8 +101,8 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     config = sized(module, spec.shape)
     fabric = make_fabric(resolved, None)
     model = module.Model(config).to(fabric.device)
-    objective, resolved = arrange(model, resolved, batches[0][0], undecided=False)
     recipe = module.recipe(config)
+    objective, resolved = arrange(model, recipe, resolved, batches[0][0], undecided=False)
     nothing: Any = None  # what a step does not look at
     run = Run(
         config=TrainConfig(out=Path(os.devnull), arch=spec.name),

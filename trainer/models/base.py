@@ -49,7 +49,9 @@ class LanguageModel(nn.Module):
         return found
 
     bounded: ClassVar[bool] = True
-    """Is there a longest text that `advance` can go on with, the training row? No for a state that does not grow."""
+    """Is there a longest text that `advance` can go on with, the training row? No for a state that does not grow.
+
+    Such a state is made of tensors in lists and dataclasses, and `advance` leaves the one it is given as it is."""
 
     def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return the features `[B, T, D]` of the tokens `[B, T]` that follow a state, and the state after them.
@@ -173,7 +175,12 @@ class Recipe:
     schedule: Schedule = Schedule()
     clip: float | None = None
     """Largest global norm of a step's gradient; a longer one is scaled down to it. None leaves gradients alone."""
+    l2wrap: float = 0.0
+    """Adds to the gradient of each position's largest logit this many times that logit (RWKV-LM has 1e-4): logits stay
+    near zero. The loss that is reported is without it."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(f"clip must be above 0, not {self.clip}")
+        if not 0 <= self.l2wrap < math.inf:
+            raise ValueError(f"l2wrap must be at least 0, not {self.l2wrap}")
