@@ -57,7 +57,9 @@ class PromptForm(forms.Form):
 def try_it(request: HttpRequest) -> HttpResponse:
     """The form; `?run=` chooses a model, `?prompt=` brings words along. A POST queues a prompt."""
     if request.method == "POST":
-        return taken(request, PromptForm({**FIRST, **request.POST.dict()}))
+        said = request.POST.dict()
+        said["prompt"] = said.get("prompt", "").replace("\r\n", "\n")  # browsers send two characters and count one
+        return taken(request, PromptForm({**FIRST, **said}))
     run = chosen(request.GET.get("run", ""))
     given = {"run": run and run.pk, "prompt": request.GET.get("prompt", "")[: writing.MOST_PROMPT]}
     return page(request, PromptForm(initial={**FIRST, **given}), run)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Generation, Run
@@ -104,6 +105,7 @@ def test_the_queue_tells_what_nodes_do_beside_the_trains(client: Client, arrived
     mine = asked(client, arrived)
     asked(client, arrived)
     lease(mine.job, able)
+    Node.objects.update(last_seen=timezone.now())
     page = words(client.get("/queue/").content)
     assert "Prompts Visitors who try a model. 1 1" in page
     assert "Prompts" in client.get("/queue/live.json").json()["parts"]["errands"]
