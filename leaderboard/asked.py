@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import QueryDict
-from django.utils.http import urlencode
 
 from leaderboard.columns import COLUMNS, Column
 from leaderboard.models import Run

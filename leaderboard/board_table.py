@@ -76,6 +76,10 @@ class BoardTable:
         ]
 
     @property
+    def is_chosen(self) -> bool:
+        return self.asked.columns != USUAL
+
+    @property
     def usual(self) -> str:
         return ",".join(USUAL)
 

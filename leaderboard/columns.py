@@ -49,7 +49,7 @@ def bits(row: Row, _: Standings) -> Cell:
 
 
 def average(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.average, lambda value: f"{value * 100:.1f}{figures.SPACE}%"))
+    return Cell(written(row.average, figures.points))
 
 
 def parameters(row: Row, _: Standings) -> Cell:

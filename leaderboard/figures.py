@@ -42,6 +42,11 @@ def significant(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def points(part: float) -> str:
+    """0.1153 is 11.5 %."""
+    return f"{part * 100:.1f}{SPACE}%"
+
+
 def share(part: float) -> str:
     """0.125 is 1/8 of the budget, 1 is the whole budget, 2 is 2 × the budget."""
     if part == 1:

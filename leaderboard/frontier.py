@@ -19,10 +19,10 @@ from trainer.scoring.multiplier import Verdict
 
 MOST_OTHERS = 300
 """So many entries are drawn that hold no record, best first."""
-LABEL_WIDTH = 17.0
+LABEL_WIDTH = 20.0
 """Per cent of the picture that a station's name takes."""
 LABEL_HEIGHT = 11.0
-LABEL_LETTERS = 22
+LABEL_LETTERS = 26
 AXIS_DAYS = (1, 2, 7, 14)
 
 
@@ -131,7 +131,11 @@ def frontier(standings: Standings, now: datetime) -> Frontier | None:
         records=found,
         stations=stations,
         line=steps(stations, 100 - scale.one),
-        others="".join(f"M{across(arrived):g} {100 - scale.at(height(row)):g}h0" for arrived, row in others),
+        others="".join(
+            f"M{across(arrived):g} {100 - scale.at(height(row)):g}h0"
+            for arrived, row in others
+            if height(row) > scale.low
+        ),
         baseline=round(100 - scale.one, 2),
         x_ticks=[Tick(across(day), label) for day, label in days(begin, now)],
         y_ticks=[Tick(round(100 - tick.at, 2), tick.label) for tick in scale.ticks],

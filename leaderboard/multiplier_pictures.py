@@ -20,6 +20,11 @@ from trainer.scoring.multiplier import Board, Estimate
 
 REACH = 1.6
 """The scale ends where no multiplier is within this factor, however long a whisker is: it is cut off there."""
+FEW = 4
+"""On a board of so many entries, the bad ones do not push the good ones together: the scale ends a little further below
+1 than the best is above it, `BELOW` times as far on a logarithm, and at 1 / `LEAST` at the nearest."""
+BELOW = 1.5
+LEAST = 1.25
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0)
 MOST_TICKS = 5
 CURVE_POINTS = 60
@@ -106,8 +111,9 @@ def scale_of(rows: Sequence[Row]) -> Scale | None:
     if not estimates:
         return None
     centres = [1.0, *(estimate.cm for estimate in estimates if estimate.cm)]
-    low = max(min([1.0, *(end(estimate, "low") for estimate in estimates)]), min(centres) / REACH)
     high = min(max([1.0, *(end(estimate, "high") for estimate in estimates)]), max(centres) * REACH)
+    lowest = min(centres) / REACH if len(estimates) < FEW else 1 / max(max(centres) ** BELOW, LEAST)
+    low = max(min([1.0, *(end(estimate, "low") for estimate in estimates)]), lowest)
     below, above = padded(math.log(low), math.log(high))
     return Scale(math.exp(below), math.exp(above))
 

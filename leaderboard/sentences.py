@@ -80,6 +80,19 @@ def note(row: Row, standings: Standings) -> str:
     return str(estimate.verdict)
 
 
+def brief(row: Row, standings: Standings) -> str:
+    """Return the note as a table has room for it: ties are counted, and what the number itself says is left out."""
+    estimate = row.estimate
+    compared = estimate is not None and row.trust not in NOT_RELIED_ON and estimate.verdict.resolved
+    if not compared or estimate is None:
+        return note(row, standings)
+    if estimate.verdict is Verdict.TIED:
+        return "level" if estimate.seeds_needed is None else f"level so far, {seeds(estimate.seeds_needed)}"
+    baseline = standings.board.baseline if standings.board else ""
+    others = sum(name != baseline for name in estimate.tied_with)
+    return f"tied with {others} other{'' if others == 1 else 's'}" if others and not row.is_baseline else ""
+
+
 def resolution(estimate: Estimate) -> str:
     if estimate.seeds_needed is None:
         return "tied with the baseline; more seeds will not settle it"

@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 
 from leaderboard import figures, sentences
 from leaderboard.models import Run
-from leaderboard.standings import Row, Standings
+from leaderboard.standings import Row
 
 register = template.Library()
 
@@ -19,6 +19,8 @@ register.filter("interval", sentences.interval)
 register.filter("ends", sentences.ends)
 register.filter("part_played", sentences.part_played)
 register.filter("share", figures.share)
+register.filter("points", figures.points)
+register.simple_tag(sentences.brief, name="brief")
 register.simple_tag(sentences.note, name="note")
 register.simple_tag(sentences.standing, name="standing")
 register.simple_tag(sentences.gain, name="gain")
@@ -63,12 +65,3 @@ def verdict_class(row: Row) -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return "level"
     return "better" if estimate.low > 1 else "worse" if estimate.high < 1 else "level"
-
-
-@register.simple_tag
-def compute_of(row: Row, table: Standings) -> str:
-    """Return what an entry's runs used, in the unit of the table's axis."""
-    if table.axis == "seconds":
-        return figures.duration(row.estimate.compute) if row.estimate and row.estimate.compute else figures.MISSING
-    used = row.estimate.compute if row.estimate and row.estimate.compute else row.latest.flops
-    return figures.power(used) if used else figures.MISSING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -145,6 +145,14 @@ def commit_url(entry: Entry) -> str:
 
 
 @register.filter
+def changes_url(entry: Entry) -> str:
+    """Return where its difference from main can be read in full; empty where that is not known."""
+    if not entry.base_sha or not entry.public_repository.startswith("https://github.com/"):
+        return ""
+    return f"{entry.public_repository.rstrip('/').removesuffix('.git')}/compare/{entry.base_sha}...{entry.sha}"
+
+
+@register.filter
 def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield what it takes to know where a result comes from. Paths of the server stay on the server."""
     dataset, size = run.config.get("dataset", {}), parameters(run)
@@ -179,3 +187,14 @@ register.filter("lock", reproducing.lock)
 @register.filter
 def pretty(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+@register.filter
+def signed(value: float) -> str:
+    """0.0123 is +0.0123; a real minus before what is below 0."""
+    return f"{value:+.4f}".replace("-", "−")
+
+
+@register.filter
+def at(values: Sequence[Any], place: int) -> Any:
+    return values[place]

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import estimates, smoking, standings
+from leaderboard import changes, estimates, scales, smoking, standings
 from leaderboard import multiplier_pictures as pictures
+from leaderboard.frontier import records
 from leaderboard.judged import name_of
-from leaderboard.models import Entry
+from leaderboard.models import Entry, Run
+from leaderboard.scales import AtScale
 from leaderboard.standings import Standings
 from leaderboard.views.live import latest_event
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.models import Event
-from trainer.scoring.multiplier import AXES
+from trainer.scoring.multiplier import AXES, Estimate
+
+MOST_RUNS = 200
+"""Of one entry, the latest."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """An entry's runs with one budget."""
+
+    part: float
+    """Of the track's budget."""
+    runs: list[Run]
+    estimate: Estimate | None
+    """None where it has no multiplier at this scale."""
 
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
+    related = ("track__season", "smoke_job", "pull_request")
+    found = get_object_or_404(Entry.objects.select_related(*related), pk=entry_id)
     table = standings.of(found.track, axis_of(request))
+    runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MOST_RUNS])
+    at_scales = scales.of(table, found.pk)
     context = {
         "entry": found,
-        "runs": found.runs.select_related("entry", "track").order_by("-created_at"),
+        "runs": runs,
+        "groups": groups(runs, at_scales),
+        "gains": scales.picture(at_scales),
+        "changes": None if found.kind == Entry.Kind.MAIN else changes.of(found),
+        "compare": beside(table, found),
         "axes": AXES,
         "standings": table,
         **row_of(table, found),
@@ -35,6 +61,25 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "revision": latest_event(),
     }
     return render(request, "leaderboard/entry.html", context)
+
+
+def groups(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[Group]:
+    """Return the runs by track and budget, the largest budget first, with the multiplier there."""
+    found: dict[tuple[int, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.track_id, run.budget].append(run)
+    estimates = {at.budget: at.estimate for at in at_scales}
+    made = [Group(own[0].part, own, estimates.get(budget)) for (_, budget), own in found.items()]
+    return sorted(made, key=lambda group: -group.part)
+
+
+def beside(table: Standings, entry: Entry) -> str:
+    """Return the runs to compare: its own, the record's, the baseline's, as `compare` takes them."""
+    own, best = table.row(entry.pk), records(table)[-1:]
+    baseline = table.row(table.baseline) if table.baseline else None
+    rows = [own, *(record.row for record in best), baseline]
+    runs = dict.fromkeys(str(row.latest.run) for row in rows if row)
+    return ",".join(runs) if own and len(runs) > 1 else ""
 
 
 def row_of(table: Standings, entry: Entry) -> dict[str, Any]:
