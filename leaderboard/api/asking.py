@@ -1,22 +1,20 @@
-"""The way in for CI jobs: ask for a run of one commit, with a token."""
+"""The way in for CI jobs: ask for a run of one commit, with a token or with GitHub's word (`asker`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import AbstractUser
 from django.http import HttpRequest
-from django.utils import timezone
 from ninja import Schema, Status
 from ninja.errors import HttpError
-from ninja.security import HttpBearer
 from ninja.throttling import BaseThrottle
 from pydantic import ConfigDict, Field
 
 from leaderboard import intake, repositories, runs
+from leaderboard.api.asker import Asker, Bearer
 from leaderboard.intake import IntakeError
-from leaderboard.models import ApiToken, Run, Track
+from leaderboard.models import Run, Track
 from leaderboard.repositories import RepositoryError
 from scheduler import pace
 
@@ -45,19 +43,8 @@ class Asked(Schema):
     """Where to watch the run."""
 
 
-class Bearer(HttpBearer):
-    """`Authorization: Bearer <token>`, made in the admin."""
-
-    def authenticate(self, request: HttpRequest, token: str) -> ApiToken | None:
-        found = ApiToken.objects.with_secret(token)
-        if found is None or found.revoked:
-            return None
-        ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
-        return found
-
-
 class PerToken(BaseThrottle):
-    """So many an hour with one token, counted as nodes' calls are."""
+    """So many an hour with one token, or from one repository, counted as nodes' calls are."""
 
     def allow_request(self, request: HttpRequest) -> bool:
         return pace.allows("ask", str(request.auth.pk))  # type: ignore[attr-defined]
@@ -80,7 +67,8 @@ def ask(request: HttpRequest, wanted: Ask) -> Status[dict[str, Any]]:
 
     Asking again for the same commit, architecture and track gives the same run, with 200 instead of 201.
     """
-    owner = allowed(request.auth)  # type: ignore[attr-defined]
+    asker: Asker = request.auth  # type: ignore[attr-defined]
+    asker.may_ask_for(wanted.repository, wanted.sha)
     track = Track.objects.default() if not wanted.track else Track.objects.filter(slug=wanted.track).first()
     if track is None:
         raise HttpError(422, f"track: there is no track {wanted.track!r}.")
@@ -92,27 +80,18 @@ def ask(request: HttpRequest, wanted: Ask) -> Status[dict[str, Any]]:
             wanted.title,
             wanted.architecture,
             track,
-            author=owner.get_username(),
+            author=asker.name,
             hypothesis=wanted.hypothesis,
             url=wanted.url,
             config=wanted.config,
-            requested_by=owner,
-            actor=owner.get_username(),
+            requested_by=asker.user,
+            actor=asker.actor,
         )
     except (IntakeError, RepositoryError) as error:
         raise HttpError(422, str(error)) from error
     before = found.runs.order_by("-pk").first()
-    made = before or runs.make_run(found, track, actor=owner.get_username())
+    made = before or runs.make_run(found, track, actor=asker.actor)
     return Status(200 if before else 201, asked(made))
-
-
-def allowed(token: ApiToken) -> AbstractUser:
-    """Return whose token it is; raise 403 unless it may ask for runs."""
-    if token.scope != ApiToken.Scope.CREATE_RUNS:
-        raise HttpError(403, f"This token may not ask for runs: its scope is {token.scope}.")
-    if not token.owner.is_active:
-        raise HttpError(403, "The account that this token belongs to is closed.")
-    return token.owner
 
 
 def asked(run: Run) -> dict[str, Any]:

@@ -30,6 +30,11 @@ def moment(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
+def about(at: datetime | None) -> str | None:
+    """Return an estimate to the minute: more would be another answer each time."""
+    return moment(at.replace(second=0, microsecond=0)) if at else None
+
+
 class WorkDict(TypedDict):
     kind: str
     """train, score, ..."""
@@ -185,8 +190,8 @@ def departure_dict(line: Departure) -> DepartureDict:
         "run": line.run.to_dict(),
         "position": line.position,
         "reason": line.reason,
-        "leaves_at": moment(line.leaves_at),
-        "arrives_at": moment(line.arrives_at),
+        "leaves_at": about(line.leaves_at),
+        "arrives_at": about(line.arrives_at),
     }
 
 
