@@ -36,8 +36,8 @@ SMOOTHINGS = {"none": 0.0, "light": 1 / 100, "medium": 1 / 50, "strong": 1 / 12}
 MEDIUM = "medium"
 ROWS = 16
 """Of the table behind the pictures; the file has all."""
-COLOURS = 10
-"""And as many runs beside each other at most."""
+STEEP = 1 / 25
+"""Of a curve's way: what is lost here goes off the top of the picture, so that the rest can be told apart."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,11 @@ def last_x(one: Shown, x: Abscissa) -> float:
 
 def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
     series = [(one, *columns(one, metric, view)) for one in shown]
-    values = [value for one, _, raw, calm in series for value in (raw if one.is_alone else calm)]
-    if metric.name == "loss":
-        values += [point.loss for one in shown if one.is_alone for point in one.curve.dev]
+    values = drawn_values(series, view)
     if not values:
         return None
-    y_scale = scale_of(metric, values, view)
+    steep = metric.name == "loss" and not (view.log_x or view.log_y)
+    y_scale = scale_of(metric, gentle(series, view) if steep else values, view)
     lines = [line(one, points, raw, calm, metric, view, x_scale, y_scale) for one, points, raw, calm in series if raw]
     latest = next((raw[-1] for _, _, raw, _ in series if raw), values[-1])
     first = next(calm[0] for _, _, _, calm in series if calm)
@@ -190,11 +189,31 @@ def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) ->
         metric=metric,
         lines=lines,
         x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick)) for tick in x_ticks(x_scale, view.x)],
-        y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e4 else figures.compact(tick))
+        y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e3 else figures.compact(tick))
                  for tick in y_scale.ticks()],
         latest=metric.write(latest),
         summary=f"{metric.title}: from {metric.write(first)} to {metric.write(latest)}{unit}.",
     )  # fmt: skip
+
+
+Series = tuple[Shown, list[Point], list[float], list[float]]
+"""A run, its points that have a value, these values, and these without their noise."""
+
+
+def drawn_values(series: Sequence[Series], view: View, since: float = 0.0) -> list[float]:
+    """Return what is drawn from this place of the abscissa on."""
+    return [
+        value
+        for one, points, raw, calm in series
+        for point, value in zip(points, raw if one.is_alone else calm, strict=True)
+        if getattr(point, view.x) >= since
+    ]
+
+
+def gentle(series: Sequence[Series], view: View) -> list[float]:
+    """Return what is drawn after the first steep fall."""
+    way = max((getattr(points[-1], view.x) for _, points, _, _ in series if points), default=0)
+    return drawn_values(series, view, way * STEEP)
 
 
 def x_ticks(scale: Scale, x: Abscissa) -> list[float]:
@@ -242,7 +261,7 @@ def line(
         label=one.label,
         smooth=path(drawn),
         raw=path(place(point, value) for point, value in zip(points, raw, strict=True)) if noisy else "",
-        dots=tuple(place(point, point.loss) for point in evaluations),
+        dots=tuple(dot for point in evaluations if 0 <= (dot := place(point, point.loss)).y <= 100),
         last=None if one.run.is_over or metric.name != "loss" else drawn[-1],
     )
 

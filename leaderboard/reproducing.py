@@ -30,7 +30,7 @@ def commands(run: Run) -> str:
     words = [f"  --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in flags(recipe(run))]
     train = " \\\n".join(["dailytrain train", *words, f"  --out run-{run.pk}"])
     hash_ = dataset_hash(run)
-    same = [f"# The text is the same where run.json says dataset hash {hash_[:16]}."] if hash_ else []
+    same = [f"# dataset hash: {hash_}"] if hash_ else []
     return "\n".join([*get, f"git checkout {entry.sha}", train, *same])
 
 

@@ -1,8 +1,8 @@
-"""The page of a run: its curve, its log, its verdict."""
+"""The page of a run: its curves, its log, its verdict, and what it takes to do it again."""
 
 from __future__ import annotations
 
-import re
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.contrib import messages
@@ -10,45 +10,130 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, charts, standings
+from leaderboard import asking, charts, logs, reproducing, standings
+from leaderboard.bases import RUN_FILE
+from leaderboard.beside import Beside, numbers, offered
 from leaderboard.departures import Departure, departures, in_queue
 from leaderboard.models import Entry, Run
+from leaderboard.models.publications import FINAL
+from leaderboard.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
 from leaderboard.runs import RunError
+from leaderboard.standings import Standings
 from leaderboard.views import notebooks
 from leaderboard.views.live import LIVE_SECONDS, latest_event, with_job
-from scheduler.models import Event, Lease, LogChunk
+from leaderboard.weights import CHECKPOINT_FILES
+from scheduler.models import Event, Lease
 
-LOG_CHUNKS = 20
-LOG_LINES = 200
+SAMPLED = 8
+"""Checkpoints whose samples a page shows."""
+X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
 
 
 @require_safe
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
-    """One run, whole; `?x=tokens|seconds|step` chooses what the curve is drawn over."""
-    found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
+    """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
+    for in its log."""
+    over = [number for number in numbers(request.GET.getlist("over")) if number != run_id]
+    runs = with_job(Run.objects.filter(pk__in=[run_id, *over])).select_related("checkpoint").in_bulk()
+    if run_id not in runs:
+        raise Http404
+    found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
         return notebooks.page(request, found)
-    curve = charts.curve_of(found)
-    x = next((name for name in charts.ABSCISSAE if name == request.GET.get("x")), charts.ABSCISSAE[0])
+    others = [runs[number] for number in over if number in runs]
+    place = standings_of(found)
     context = {
         "run": found,
-        "x": x,
-        "abscissae": charts.ABSCISSAE,
-        "picture": charts.picture(found, curve, x),
-        "evaluations": curve.dev,
         "samples": newest_first(list(found.samples.all())),
-        "scores": sorted(found.scores.all(), key=lambda score: ("/" in score.name, score.name)),
+        **scores_of(found),
         "events": Event.objects.about(found),
-        "log": log_tail(found),
+        "log": logs.shown(found, request.GET.get("find", "")),
+        "weights": weight_files(found),
         "departure": departure_of(found),
         "wishes": asking.possible(request.user, found),
-        **standing_of(found),
+        **curves(request, found, others, offered(found, place)),
+        **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/run.html", context)
+
+
+def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Beside]) -> dict[str, Any]:
+    """Return the pictures of a run with others over it, and what can be chosen about them."""
+    view = View.asked(request.GET)
+    curves = charts.curves_of([run, *others])
+    shown = [Shown(run, curves[run.pk], f"run {run.pk}", "ink", is_alone=True)]
+    shown += [over(other, curves[other.pk], beside, number) for number, other in enumerate(others)]
+    known = {other.run for other in beside}
+    beside = [*beside, *(asked_for(other, n) for n, other in enumerate(others) if other.pk not in known)]
+    drawn = panels(shown, view)
+    return {
+        "view": view,
+        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
+        "smoothings": SMOOTHINGS,
+        "beside": beside,
+        "over": {other.pk for other in others},
+        "main_panel": drawn[0] if drawn else None,
+        "small_panels": drawn[1:],
+        "evaluations": curves[run.pk].dev,
+        "numbers": table(curves[run.pk]),
+    }
+
+
+def over(run: Run, curve: charts.Curve, beside: list[Beside], number: int) -> Shown:
+    known = next((other for other in beside if other.run == run.pk), asked_for(run, number))
+    return Shown(run, curve, known.label, known.colour)
+
+
+def asked_for(run: Run, number: int) -> Beside:
+    """A run that is not offered, but in the address."""
+    return Beside(run.pk, f"run {run.pk}", str(number), run.entry.title)
+
+
+def address(request: HttpRequest, **changed: str) -> str:
+    """Return the query of this page with something else in it."""
+    asked = request.GET.copy()
+    for name, value in changed.items():
+        asked[name] = value
+    return f"?{asked.urlencode()}"
+
+
+def scores_of(run: Run) -> dict[str, Any]:
+    """Return the held-out numbers, and those of the lm-eval tasks, which have a `/` in their names."""
+    scores = sorted(run.scores.all(), key=lambda score: score.name) if is_judged(run) else []
+    return {
+        "held_out": [score for score in scores if "/" not in score.name],
+        "suite": [score for score in scores if "/" in score.name],
+    }
+
+
+def weight_files(run: Run) -> list[dict[str, Any]]:
+    """Return what a judged run leaves of itself, as its checkpoint's manifest and its own files say. No query."""
+    if not is_judged(run) or run.checkpoint is None:
+        return []
+    sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
+    folder = f"checkpoints/step-{run.checkpoint.step:08d}"
+    files = [(f"{folder}/{name}", sizes[name]) for name in CHECKPOINT_FILES if name in sizes]
+    return [
+        {"name": PurePosixPath(path).name, "size": size, "url": reverse("run-weights", args=[run.pk, FINAL, path])}
+        for path, size in [*files, (RUN_FILE, None)]
+    ]
+
+
+def is_judged(run: Run) -> bool:
+    return run.state == Run.State.FINISHED
+
+
+def standings_of(run: Run) -> Standings | None:
+    """Return the board that the run is compared on: of its own season, and once there is something to compare."""
+    if run.season_id != run.track.season_id or not run.step or in_queue(run):
+        return None
+    run.track.season = run.season  # the same row: no second query for it
+    return standings.of(run.track)
 
 
 def departure_of(run: Run) -> Departure | None:
@@ -71,29 +156,12 @@ def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
     return redirect(found)
 
 
-def standing_of(run: Run) -> dict[str, Any]:
-    """Return where a judged run's entry stands; nothing while it is under way."""
-    if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
-        return {}
-    run.track.season = run.season  # the same row: no second query for it
-    table = standings.of(run.track)
-    return {"standings": table, "row": table.row(run.entry_id)}
-
-
 def newest_first(samples: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Return (step, samples) pairs, the last step first."""
+    """Return (step, samples) pairs, the last step first; of many steps some, evenly spread."""
     steps = sorted({sample.step for sample in samples}, reverse=True)
+    kept = {round(i * (len(steps) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if len(steps) > SAMPLED else None
+    steps = steps if kept is None else [steps[i] for i in sorted(kept)]
     return [(step, [sample for sample in samples if sample.step == step]) for step in steps]
-
-
-def log_tail(run: Run) -> str:
-    """Return the last lines of the training process's output, without what only a terminal understands."""
-    if run.job_id is None:
-        return ""
-    chunks = LogChunk.objects.filter(lease__job=run.job_id).order_by("-lease_id", "-offset")[:LOG_CHUNKS]
-    text = "".join(reversed([chunk.text for chunk in chunks]))
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n]*\r(?!\n)|[\x00-\x08\x0b-\x1f\x7f]", "", text)
-    return "\n".join(text.splitlines()[-LOG_LINES:])
 
 
 def run_etag(request: HttpRequest, run_id: int) -> str:
@@ -107,31 +175,36 @@ def run_etag(request: HttpRequest, run_id: int) -> str:
 def run_live(request: HttpRequest, run_id: int) -> JsonResponse:
     found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
     curve = charts.curve_of(found)
+    head = {"run": found, "departure": departure_of(found)}
+    log = {"run": found, "log": logs.shown(found, request.GET.get("find", ""))}
     return JsonResponse(
         {
             "parts": {
-                "head": render_to_string(
-                    "leaderboard/parts/run_head.html", {"run": found, "departure": departure_of(found)}
-                ),
-                "log": render_to_string("leaderboard/parts/log.html", {"run": found, "log": log_tail(found)}),
+                "head": render_to_string("leaderboard/parts/run_head.html", head),
+                "log": render_to_string("leaderboard/parts/log.html", log),
             },
-            "curve": columns(found, curve),
+            "curve": script_columns(found, curve),
             "revision": latest_event(),
             "wait": 0 if found.is_over else LIVE_SECONDS,
         }
     )
 
 
-def columns(run: Run, curve: charts.Curve) -> dict[str, Any]:
-    """Return the curve as uPlot wants it: a list per column, and for each x where its axis ends."""
-    last = curve.train[-1] if curve.train else None
-    return {
-        "train": {
-            **{name: [getattr(point, name) for point in curve.train] for name in (*charts.ABSCISSAE, "loss")},
-            "smooth": [round(value, 5) for value in curve.smooth],
-        },
-        "dev": {
-            name: [getattr(point, name) for point in curve.dev] for name in (*charts.ABSCISSAE, "loss", "bits_per_byte")
-        },
-        "end": {name: charts.end_of_line(run, float(getattr(last, name))) if last else 0 for name in charts.ABSCISSAE},
-    }
+@require_safe
+@condition(etag_func=run_etag)
+def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The whole log, as a file."""
+    found = get_object_or_404(Run, pk=run_id)
+    return attached(logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
+
+
+@require_safe
+def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
+    """The recipe, for `dailytrain train --config`."""
+    found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
+    return attached(reproducing.toml(found), f"run-{found.pk}.toml", "application/toml")
+
+
+def attached(text: str, name: str, kind: str) -> HttpResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return HttpResponse(text, content_type=f"{kind}; charset=utf-8", headers=headers)

@@ -48,7 +48,7 @@ function parsed(html) {
   return page;
 }
 
-function putPart(id, html) {
+export function putPart(id, html) {
   const part = document.getElementById(id);
   if (!part) return;
   const fresh = part.cloneNode(false);

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TEXT = "bits_per_byte"
 """The task of held-out documents."""
+
+MOST_BYTES = 2**28
+"""Unpacked."""
 
 Key = tuple[str, str, int]
 """(task, part, item)."""
@@ -33,10 +37,24 @@ def write(path: Path, documents: Iterable[tuple[float, int]], questions: Iterabl
 def read(path: Path) -> dict[Key, dict[str, Any]]:
     """Raises `ItemsError` with one line."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-        return {(line["task"], line.get("part", ""), line["item"]): line for line in lines}
+        with path.open("rb") as file:
+            return load(file, str(path))
     except FileNotFoundError:
         raise ItemsError(f"There is no file {path}.") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        raise ItemsError(f"{path} does not hold the items of a scored run (`dailytrain score --items`).") from None
+    except OSError:
+        raise ItemsError(f"{path} cannot be read.") from None
+
+
+def load(file: IO[bytes], name: str, most_bytes: int = MOST_BYTES) -> dict[Key, dict[str, Any]]:
+    """Read the items from an open file. Raises `ItemsError`, also where unpacked they are more than `most_bytes`."""
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            text = unpacked.read(most_bytes + 1)
+        if len(text) > most_bytes:
+            raise ItemsError(f"{name} unpacks to more than {most_bytes:,} bytes.")
+        lines = [json.loads(line) for line in text.decode().splitlines()]
+        return {(line["task"], line.get("part", ""), line["item"]): line for line in lines}
+    except ItemsError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+        raise ItemsError(f"{name} does not hold the items of a scored run (`dailytrain score --items`).") from None

@@ -6,7 +6,16 @@ checked. numpy and scipy only: the site imports this.
 
 from __future__ import annotations
 
-from trainer.scoring.multiplier.board import Board, BoardDict, Estimate, EstimateDict, LadderDict, Verdict, compare
+from trainer.scoring.multiplier.board import (
+    Board,
+    BoardDict,
+    Estimate,
+    EstimateDict,
+    LadderDict,
+    Ratio,
+    Verdict,
+    compare,
+)
 from trainer.scoring.multiplier.ladder import Ladder
 from trainer.scoring.multiplier.reading import Reading, read
 from trainer.scoring.multiplier.records import Challenge, Standing, challenge
@@ -22,6 +31,7 @@ __all__ = [
     "EstimateDict",
     "Ladder",
     "LadderDict",
+    "Ratio",
     "Reading",
     "Result",
     "ResultsError",

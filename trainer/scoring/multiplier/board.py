@@ -127,6 +127,16 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """One entry's multiplier over another's: what the other needs for the one's loss, over what the one used."""
+
+    cm: float
+    low: float
+    """95 % interval. Where it holds 1, the two are tied."""
+    high: float
+
+
+@dataclass(frozen=True)
 class Board:
     """A track's entries, compared on one axis."""
 
@@ -147,6 +157,21 @@ class Board:
         """Judge an entry by the record rule; without a record, over the baseline alone. Runs are taken as they are:
         the caller passes confirmation runs only."""
         return challenge(self.ladder, self.standing(entry), None if record is None else self.standing(record))
+
+    def ratio(self, entry: str, other: str) -> Ratio | None:
+        """Compare two entries, as their ties are decided; None where one of them has no interval."""
+        one, two = self[entry], self[other]
+        if one.cm is None or one.low is None or one.high is None or two.cm is None or two.low is None:
+            return None
+        if other == self.baseline:
+            return Ratio(one.cm, one.low, one.high)
+        if entry == self.baseline:
+            return None if two.high is None else Ratio(1 / two.cm, 1 / two.high, 1 / two.low)
+        loss, compute = (np.array([getattr(row, name) for row in (one, two)], float) for name in ("loss", "compute"))
+        both = read(self.ladder, loss, compute, [one.runs, two.runs])
+        gap, error = difference(self.ladder, both[0], both[1])
+        width = self.ladder.quantile((1 + CONFIDENCE) / 2) * error
+        return Ratio(*(float(np.exp(end)) for end in (gap, gap - width, gap + width)))
 
     def standing(self, entry: str) -> Standing:
         row = self[entry]

@@ -1,0 +1,72 @@
+"""Scored runs compared by what each of them was asked: paired bootstrap over documents and questions.
+
+The files are those that scoring jobs leave (`items.jsonl.gz`). Kept for a day: a scored run does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.cache import cache
+
+from leaderboard.models import Run
+from scheduler import storage
+from scheduler.models import Blob, JobFile
+from trainer.scoring import items, paired
+
+ITEMS = "items.jsonl.gz"
+MOST = 4
+"""Runs at a time: every one is compared with the first."""
+MOST_BYTES = 8 * 2**20
+"""Of a file; unpacked, eight times as much."""
+KEPT_SECONDS = 86_400
+CERTAIN = 0.05
+
+
+@dataclass(frozen=True)
+class Against:
+    """A run against the first."""
+
+    run: Run
+    differences: list[paired.Difference]
+    problem: str = ""
+
+    @property
+    def clear(self) -> list[paired.Difference]:
+        return [difference for difference in self.differences if difference.p < CERTAIN]
+
+
+def against_first(runs: Sequence[Run]) -> list[Against]:
+    """Compare the first run with each of the others. One query, while their files are known."""
+    runs = runs[:MOST]
+    jobs = {run.score_job_id: run.pk for run in runs if run.score_job_id}
+    files = JobFile.objects.filter(job__in=list(jobs), path=ITEMS).select_related("blob")
+    blobs = {jobs[file.job_id]: file.blob for file in files}
+    return [compared(runs[0], run, blobs) for run in runs[1:]]
+
+
+def compared(first: Run, second: Run, blobs: dict[int, Blob]) -> Against:
+    for run in (first, second):
+        if run.pk not in blobs:
+            return Against(second, [], f"Run {run.pk} left no answers to single items.")
+    one, two = blobs[first.pk], blobs[second.pk]
+    key = f"paired:{one.sha256[:32]}:{two.sha256[:32]}"
+    known: list[paired.Difference] | None = cache.get(key)
+    if known is None:
+        try:
+            known = paired.compare(load(one), load(two))
+        except (items.ItemsError, paired.NothingInCommon) as error:
+            return Against(second, [], str(error))
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+            return Against(second, [], "The answers of one of them cannot be read.")
+        cache.set(key, known, KEPT_SECONDS)
+    return Against(second, known)
+
+
+def load(blob: Blob) -> dict[items.Key, dict[str, Any]]:
+    if blob.size > MOST_BYTES:
+        raise items.ItemsError(f"The answers are {blob.size:,} bytes: compare them with `dailytrain compare`.")
+    with storage.open_blob(blob) as file:
+        return items.load(file, ITEMS, 8 * MOST_BYTES)

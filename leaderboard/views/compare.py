@@ -1,0 +1,134 @@
+"""Runs beside each other: `/compare/?runs=1,2`, up to ten. The address is all there is to share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import condition, require_safe
+
+from leaderboard import charts, comparing, item_by_item, standings
+from leaderboard.beside import MOST, leading, numbers
+from leaderboard.judged import Judged
+from leaderboard.models import Entry, Run, Score
+from leaderboard.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.standings import Standings
+from leaderboard.views.live import LIVE_SECONDS, latest_event
+from leaderboard.views.runs import X_LABELS, address
+
+POINTS = 1600
+"""Of all curves together; a picture of ten needs fewer of each."""
+SUGGESTED = 6
+
+
+@require_safe
+def compare(request: HttpRequest) -> HttpResponse:
+    """`?runs=1,2`; what forms send as `?runs=1&runs=2` is led to that. `&paired=1` compares item by item."""
+    asked = numbers(request.GET.getlist("runs"))
+    canonical = ",".join(map(str, asked))
+    if request.GET.getlist("runs") not in ([], [canonical]):
+        return redirect(f"{reverse('compare')}{address(request, runs=canonical)}".replace("%2C", ","))
+    runs = in_order(asked)
+    table_ = standings_of(runs)
+    context = {
+        "runs": list(zip(range(len(runs)), runs, others(request, runs), strict=True)),
+        "gone": [number for number in asked if number not in {run.pk for run in runs}],
+        "suggested": suggested(runs, table_),
+        "chosen": ",".join(str(run.pk) for run in runs),
+        "most": MOST,
+        "revision": latest_event(),
+        **(beside_each_other(request, runs, table_) if len(runs) > 1 else {}),
+    }
+    return render(request, "leaderboard/compare.html", context)
+
+
+def in_order(asked: Sequence[int]) -> list[Run]:
+    """Return the runs that there are, as asked for. A notebook has no curve of ours."""
+    found = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).in_bulk(asked)
+    return [found[number] for number in asked if number in found]
+
+
+def standings_of(runs: Sequence[Run]) -> Standings | None:
+    """Return the board of the first run, which all are compared on that are on it."""
+    if not runs or runs[0].season_id != runs[0].track.season_id:
+        return None
+    runs[0].track.season = runs[0].season
+    return standings.of(runs[0].track)
+
+
+def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standings | None) -> dict[str, Any]:
+    view = View.asked(request.GET)
+    curves = curves_of(runs)
+    drawn = panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
+    differ, alike = comparing.differences(runs)
+    here = [run for run in runs if board and run.track_id == runs[0].track_id]
+    found = comparing.pairs(here, board)
+    rows = comparing.score_rows(runs, Score.objects.filter(run__in=runs))
+    link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
+    return {
+        "view": view,
+        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
+        "smoothings": SMOOTHINGS,
+        "main_panel": drawn[0] if drawn else None,
+        "small_panels": drawn[1:],
+        "numbers": [(number, run, table(curves[run.pk])) for number, run in enumerate(runs)],
+        "differ": differ,
+        "alike": alike,
+        "pairs": found,
+        "elsewhere": len(here) < len(runs),
+        "scores": rows,
+        "paired": item_by_item.against_first(runs) if "paired" in request.GET else None,
+        "paired_address": address(request, paired="1"),
+        "most_paired": item_by_item.MOST,
+        "markdown": comparing.markdown(runs, differ, found, rows, link),
+    }
+
+
+def curves_of(runs: Sequence[Run]) -> dict[int, charts.Curve]:
+    return charts.curves_of(runs, min(charts.PICTURE_POINTS, POINTS // max(len(runs), 1)))
+
+
+def others(request: HttpRequest, runs: Sequence[Run]) -> list[str]:
+    """Return for each run the address of this page without it."""
+    left = [",".join(str(other.pk) for other in runs if other is not run) for run in runs]
+    return [address(request, runs=rest).replace("%2C", ",") for rest in left]
+
+
+def suggested(runs: Sequence[Run], board: Standings | None) -> list[tuple[Judged, str]]:
+    """Return what is worth adding: the baseline's run, the leader's, then the board from above."""
+    if board is None:
+        return []
+    there = {run.pk for run in runs}
+    best = leading(board)
+    rows = [row for row in board.rows if row.is_baseline] + ([best] if best else []) + list(board.rows)
+    found: dict[int, tuple[Judged, str]] = {}
+    for row in rows:
+        if row.latest.run not in there:
+            found.setdefault(row.entry, (row.latest, "baseline" if row.is_baseline else ""))
+    return list(found.values())[:SUGGESTED]
+
+
+def curves_etag(request: HttpRequest) -> str:
+    asked = numbers(request.GET.getlist("runs"))
+    known = Run.objects.filter(pk__in=asked).values_list("pk", "revision", "state").order_by("pk")
+    return f'"{".".join(f"{run}-{revision}-{state}" for run, revision, state in known)}"'
+
+
+@require_safe
+@condition(etag_func=curves_etag)
+def curves(request: HttpRequest) -> JsonResponse:
+    """The curves of `?runs=1,2` as columns: for the scripts of this page and of a run's."""
+    runs = in_order(numbers(request.GET.getlist("runs")))
+    found = curves_of(runs)
+    return JsonResponse(
+        {
+            "parts": {},
+            "curves": {run.pk: script_columns(run, found[run.pk], whole=False) for run in runs},
+            "live": [run.pk for run in runs if not run.is_over],
+            "revision": "",
+            "wait": 0 if all(run.is_over for run in runs) else LIVE_SECONDS,
+        }
+    )
