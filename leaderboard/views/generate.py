@@ -23,7 +23,7 @@ WRITING_SECONDS = 0.7
 """How soon the page asks again while words come in."""
 LENGTHS = ((50, "a sentence or two"), (150, "a paragraph"), (400, "a page"))
 FIRST = {"tokens": 150, "temperature": 0.8}
-EXAMPLES = ("The train leaves at", "In the beginning", "def main():\n    ")
+EXAMPLES = ("The train leaves at", "In the beginning", "import os")
 
 
 class PromptForm(forms.Form):

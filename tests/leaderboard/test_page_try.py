@@ -107,7 +107,7 @@ def test_the_queue_tells_what_nodes_do_beside_the_trains(client: Client, arrived
     lease(mine.job, able)
     Node.objects.update(last_seen=timezone.now())
     page = words(client.get("/queue/").content)
-    assert "Prompts Visitors who try a model. 1 1" in page
+    assert "Prompts Visitors who try a model. 1 running, 1 waiting" in page
     assert "Prompts" in client.get("/queue/live.json").json()["parts"]["errands"]
     assert "Smeared keys, writing for a visitor" in words(client.get("/nodes/").content)
 
