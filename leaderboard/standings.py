@@ -36,7 +36,7 @@ from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, comp
 KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
 MOST_KEPT = 40
-KEPT: dict[str, tuple[float, "Standings"]] = {}
+KEPT: dict[str, tuple[float, Standings]] = {}
 """By what went into them, with when each has to go. Of this process: Django's cache would take a table of thousands of
 runs apart and put it together again for each page."""
 

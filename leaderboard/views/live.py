@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from leaderboard.models import Run
 from scheduler.models import Event, Node
 
-LIVE_SECONDS = 2
+LIVE_SECONDS = 1.5
 """How soon a page asks again while something moves; `IDLE_SECONDS` while nothing does, 0 when it never will again."""
 IDLE_SECONDS = 10
 

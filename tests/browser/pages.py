@@ -1,0 +1,27 @@
+"""Every public page, by name: what is looked at, by keyboard, on a phone, without script, and weighed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def addresses(night: dict[str, Any]) -> dict[str, str]:
+    """Return where the pages of `scene.night()` are."""
+    best, train, entry = night["best"], night["train"], night["entry"]
+    return {
+        "board": "/",
+        "board, searched": "/?q=nothing+like+this",
+        "calendar": "/calendar/",
+        "finished run": best.get_absolute_url(),
+        "running run": train.get_absolute_url(),
+        "entry": entry.get_absolute_url(),
+        "compare": f"/compare/?runs={best.pk},{train.pk}",
+        "comparing nothing": "/compare/",
+        "queue": "/queue/",
+        "nodes": "/nodes/",
+        "sponsors": "/sponsors/",
+        "try it": "/try/",
+        "about": "/about/",
+        "API": "/api/v1/docs",
+        "sign in": "/accounts/login/",
+    }

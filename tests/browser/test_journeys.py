@@ -1,0 +1,138 @@
+"""What people come for, from the first page to the last: a visitor, a contributor with a maintainer.
+
+A sponsor's is `test_lending_journey.py`, with a real agent.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from playwright.sync_api import Page, expect
+
+from leaderboard import intake
+from leaderboard.models import Run
+from tests.browser import scene
+from tests.leaderboard.conftest import FILES, Repository, finish
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+SignIn = Callable[..., Page]
+
+
+@pytest.fixture
+def signed_in(open_page: Callable[..., Page], live_server: Any) -> SignIn:
+    """Open a page as somebody."""
+
+    def opened(user: User, path: str, **options: Any) -> Page:
+        client = Client()
+        client.force_login(user)
+        page = open_page("/healthz", **options)
+        cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
+        page.context.add_cookies([cookie])  # type: ignore[list-item]
+        page.goto(path)
+        return page
+
+    return opened
+
+
+def test_a_visitor_finds_what_works_looks_closer_and_takes_it_along(open_page: Callable[..., Page]) -> None:
+    night = scene.night()
+    best, main = night["best"], night["main"].runs.get(seed=7)
+    page = open_page("/")
+
+    # What is best, in one look; then only what is looked for, and the address says so.
+    expect(page.locator("table.board tbody tr").filter(has_text="Smeared keys")).to_contain_text("2.0412")
+    page.keyboard.press("/")
+    page.keyboard.type("smeared")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=smeared*")
+    expect(page.locator("table.board tbody tr").filter(has_text="Pythia 14M")).to_have_count(0)
+
+    # The idea, its run, its curve.
+    page.get_by_role("link", name="Smeared keys").first.click()
+    expect(page.get_by_text("Keys that see one token back find bigrams sooner.").first).to_be_visible()
+    page.locator(f'main a[href="{best.get_absolute_url()}"]').first.click()
+    expect(page.locator(".plot canvas").first).to_be_visible()
+    expect(page.get_by_text("blimp/acc").first).to_be_visible()
+
+    # Beside another one; the address is all there is to share.
+    page.goto(f"/compare/?runs={best.pk},{main.pk}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("2 runs")
+    expect(page.locator(".plot canvas").first).to_be_visible()
+
+    # And for a program.
+    table = list(csv.DictReader(io.StringIO(page.request.get("/?format=csv").text())))
+    assert {row["title"] for row in table} >= {"Smeared keys", "main"}
+    assert page.request.get("/feeds/records.atom").ok
+    assert page.request.get(f"/api/v1/runs/{best.pk}").json()["bits_per_byte"] == 2.0412
+
+
+@pytest.fixture
+def repository(tmp_path: Path, settings: Any) -> Repository:
+    """The main repository, and a site that has its files in folders of this test."""
+    (tmp_path / "main").mkdir()
+    made = Repository(tmp_path / "main")
+    made.git("init", "--quiet", "-b", "main")
+    made.commit("First train", dict(FILES))
+    settings.MAIN_REPOSITORY, settings.MAIN_BRANCH = str(made.path), "main"
+    settings.REPOSITORIES, settings.SIGNING_KEY = tmp_path / "repositories", tmp_path / "keys" / "signing.key"
+    folder = {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": str(tmp_path / "files")},
+    }
+    settings.STORAGES = {**settings.STORAGES, "default": folder}
+    return made
+
+
+def test_an_idea_goes_from_a_commit_to_its_verdict(
+    signed_in: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
+) -> None:
+    mira, mara = User.objects.create_user("mira"), User.objects.create_superuser("mara")
+    track = scene.track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})
+    fork = repository.fork(tmp_path / "fork")
+    sha = fork.commit("An idea", {"trainer/models/smear.py": "class Model:\n    gate = True\n"})
+    idea = intake.enter(str(fork.path), "main", "A gate", "smear", track)
+    idea.requested_by = mira
+    idea.hypothesis = "A gate lets a head say nothing."
+    idea.save()
+
+    # Its author sees what it waits for.
+    page = signed_in(mira, idea.get_absolute_url())
+    expect(page.get_by_role("main")).to_contain_text("maintainer")
+
+    # A maintainer reads the difference and approves exactly this commit.
+    desk = signed_in(mara, "/admin/")
+    desk.get_by_role("link", name="1 waiting for approval").click()
+    desk.get_by_role("link", name="A gate").click()
+    expect(desk.get_by_text("gate = True").first).to_be_visible()
+    desk.get_by_role("button", name=f"Approve exactly {sha[:8]}").click()
+    desk.wait_for_load_state()
+    run = Run.objects.select_related("job").get(entry=idea)
+    assert run.state == Run.State.QUEUED
+
+    # It stands among the departures, for everybody; its author may still keep it back.
+    queue = open_page("/queue/")
+    expect(queue.get_by_role("main")).to_contain_text("A gate")
+    page.goto(run.get_absolute_url())
+    page.get_by_role("button", name="Hold").click()
+    run.job.refresh_from_db()  # type: ignore[union-attr]
+    assert run.job
+    assert run.job.state == "held"
+    page.get_by_role("button", name="Let it go on").click()
+    run.job.refresh_from_db()
+    assert run.job.state == "queued"
+
+    # A node trains it, a trusted one scores it: the page that is open says so by itself.
+    finish(run, scene.node("cellar"))
+    expect(page.get_by_role("main")).to_contain_text("2.5000", timeout=6000)
+    page.goto(idea.get_absolute_url())
+    expect(page.get_by_role("main")).to_contain_text("2.5")
+    board = open_page("/")
+    expect(board.locator("table.board")).to_contain_text("A gate")
