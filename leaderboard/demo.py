@@ -21,18 +21,15 @@ from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import confirmations, metrics, results
+from leaderboard.demo_label import NODE, WORDS
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.verdicts import Verdict
 from scheduler.models import Blob, Event, Job, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
-NODE, SCORER = "demo-node", "demo-scorer"
+SCORER = "demo-scorer"
 SHARED = "It was trained on a machine that others used at the same time, so its seconds do not compare."
 DEPARTS = time(2, 0, tzinfo=UTC)
-WORDS = (
-    "Demo data: real small training runs of this project, ten seconds each, laid out as one entry a night. "
-    "Gains at this size say nothing about large models."
-)
 PROPOSED = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -13,10 +14,13 @@ from django.utils.feedgenerator import Atom1Feed
 from leaderboard import standings
 from leaderboard.frontier import Record, height, records
 from leaderboard.models import Entry, Run, Track
+from leaderboard.sanitise import plain_text
 from scheduler.models import Event
 
 MOST = 50
 """Items of a feed, the latest."""
+TITLE, TEXT = 300, 2000
+"""Letters of an item's title and text, at most."""
 
 
 def of_records() -> str:
@@ -37,7 +41,7 @@ def of_records() -> str:
             unique_id=tag("record", row.entry, record.at),
             pubdate=record.at,
             updateddate=record.at,
-            author_name=row.latest.author or settings.SITE_NAME,
+            author_name=plain_text(row.latest.author, TITLE) or settings.SITE_NAME,
         )
     return written(feed, found[0][1].at if found else None)
 
@@ -55,8 +59,8 @@ def record_says(track: Track, record: Record) -> str:
 
 def of_entry(entry: Entry) -> str:
     """Return what happened to an entry and to its runs, latest first."""
-    path = reverse("entry", args=[entry.pk])
-    feed = made(entry.title, reverse("entry-feed", args=[entry.pk]), path, f"What becomes of {entry.title}.")
+    path, title = reverse("entry", args=[entry.pk]), plain_text(entry.title, TITLE)
+    feed = made(title, reverse("entry-feed", args=[entry.pk]), path, f"What becomes of {title}.")
     runs = {run.pk: run for run in Run.objects.filter(entry=entry)}
     events = list(events_of(entry, list(runs))[:MOST])
     for event in events:
@@ -92,6 +96,10 @@ class Feed(Atom1Feed):
     """Atom with a date of its own: a feed without items has not changed just now."""
 
     last: datetime | None = None
+
+    def add_item(self, title: str, link: str, description: str, **more: Any) -> None:
+        """Add an item, without what XML has no letters for."""
+        super().add_item(plain_text(title, TITLE), link, plain_text(description, TEXT), **more)
 
     def latest_post_date(self) -> datetime:
         return self.last or datetime.fromisoformat("2020-01-01T00:00:00+00:00")

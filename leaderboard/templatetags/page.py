@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.db.models import Q
 from django.conf import settings
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leaderboard import figures
+from leaderboard import demo_label, figures
 from leaderboard.models.entries import web_address
 from scheduler.models import Node
 
@@ -114,8 +115,11 @@ def foot() -> dict[str, Any]:
 
 
 @register.inclusion_tag("leaderboard/parts/banner.html")
-def unboxed_nodes() -> dict[str, list[Node]]:
-    """Warn of nodes that run jobs without a sandbox."""
+def unboxed_nodes() -> dict[str, Any]:
+    """Warn of nodes that run jobs without a sandbox, and tell what is a demo. One query for both."""
     states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
-    nodes = Node.objects.filter(state__in=states).only("name", "hardware")
-    return {"nodes": [node for node in nodes if (node.hardware.get("sandboxes") or [""])[0] == "none"]}
+    nodes = list(Node.objects.filter(Q(state__in=states) | Q(name=demo_label.NODE)).only("name", "hardware"))
+    return {
+        "nodes": [node for node in nodes if (node.hardware.get("sandboxes") or [""])[0] == "none"],
+        "demo": demo_label.WORDS if any(node.name == demo_label.NODE for node in nodes) else "",
+    }
