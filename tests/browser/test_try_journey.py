@@ -1,0 +1,79 @@
+"""A visitor tries a model: by keyboard, with words that come in, and without script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from playwright.sync_api import Page, expect
+
+from leaderboard.models import Generation, Run
+from scheduler.kinds import kind_of
+from scheduler.models import Checkpoint, Job
+from tests.browser import scene
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture
+def best() -> Run:
+    """The best run of the board, whose weights are here."""
+    best: Run = scene.night()["best"]
+    best.job = scene.job(best, state=Job.State.DONE)
+    best.checkpoint = Checkpoint.objects.create(job=best.job, step=900, manifest={"step": 900, "files": []})
+    best.save()
+    return best
+
+
+def serious(page: Page) -> list[str]:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{one['id']}: {one['help']}" for one in found if one["impact"] in ("serious", "critical")]
+
+
+def says(asked: Generation, text: str) -> None:
+    kind_of(asked.job).metrics(asked.job, [{"kind": "text", "text": text}])
+
+
+def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., Page], best: Run) -> None:
+    page = open_page("/try/", viewport=PHONE)
+    expect(page.get_by_label("Model")).to_have_value(str(best.pk))
+    page.get_by_label("Begin with").fill("The train")
+    page.get_by_role("button", name="Write on").press("Enter")
+    expect(page.get_by_text("in the queue.")).to_be_visible()
+    asked = Generation.objects.select_related("job").get()
+    Job.objects.filter(pk=asked.job_id).update(state=Job.State.LEASED)
+    expect(page.get_by_text("getting ready")).to_be_visible()
+    says(asked, " leaves <b>at")
+    expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at")
+    says(asked, " nine")
+    expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at nine")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert serious(page) == []
+    Job.objects.filter(pk=asked.job_id).update(state=Job.State.DONE)
+    expect(page.get_by_text("written", exact=True)).to_be_visible()
+
+
+def test_without_script_the_page_loads_itself_anew(open_page: Callable[..., Page], best: Run) -> None:
+    page = open_page(best.get_absolute_url(), java_script_enabled=False)
+    page.get_by_label("Begin a text").fill("The train")
+    page.get_by_role("button", name="Write on").click()
+    asked = Generation.objects.select_related("job").get()
+    Job.objects.filter(pk=asked.job_id).update(state=Job.State.DONE)
+    says(asked, " leaves")
+    expect(page.locator("#written blockquote")).to_have_text(re.compile("leaves"), timeout=15_000)
+
+
+def test_how_it_works_is_a_click_away_from_everywhere(open_page: Callable[..., Page], best: Run) -> None:
+    page = open_page(best.get_absolute_url())
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="How it works").click()
+    expect(page.get_by_role("heading", name="It gets an error bar")).to_be_visible()
+    assert serious(page) == []
