@@ -49,6 +49,7 @@ results.addEventListener("input", (event) => {
   settling = setTimeout(() => show(addressOf(new FormData(form())), true), event.target.type === "search" ? SETTLE : 0);
 });
 results.addEventListener("submit", (event) => {
+  if (event.target !== form()) return; // runs chosen for a comparison
   event.preventDefault();
   show(addressOf(new FormData(form())), false);
 });

@@ -144,6 +144,8 @@ export class Panels {
     const last = plot.data[at].findLastIndex((value) => value != null);
     if (last < 0) return;
     const [x, y] = [plot.valToPos(plot.data[0][last], "x", true), plot.valToPos(plot.data[at][last], "y", true)];
+    if (x > plot.bbox.left + plot.bbox.width + 1 || x < plot.bbox.left) return; // out of what is zoomed into
+    plot.ctx.setLineDash([]); // a dashed line may have been drawn before
     plot.ctx.beginPath();
     plot.ctx.arc(x, y, 5 * devicePixelRatio, 0, 7);
     plot.ctx.fillStyle = colour("now");
@@ -209,8 +211,8 @@ export class Panels {
         y: { distr: log ? 3 : 1, range },
       },
       axes: [
-        { ...axis, grid: { show: false }, space: isMain ? 90 : 64, incrs: x === "seconds" && !logX ? CLOCK_SIZES : undefined, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : written[x](tick))), ...(logX ? { filter: thinner } : {}) },
-        { ...axis, size: 52, space: isMain ? 48 : 32, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), ...(log ? { filter: oneTwoFive } : {}) },
+        { ...axis, grid: { show: false }, space: isMain ? 90 : 64, incrs: x === "seconds" && !logX ? CLOCK_SIZES : undefined, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : written[x](tick))), ...(logX ? { splits: logSplits(isMain ? 8 : 4) } : {}) },
+        { ...axis, size: 52, space: isMain ? 48 : 32, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), ...(log ? { splits: logSplits(isMain ? 8 : 4) } : {}) },
       ],
       series: [
         { label: named[x], value: (plot, value) => (value == null ? "–" : written[x](value)) },
@@ -222,9 +224,27 @@ export class Panels {
   }
 }
 
-const firstDigit = (value) => Number(value.toExponential()[0]);
-const oneTwoFive = (plot, splits) => splits.map((value) => (value != null && [1, 2, 3, 5, 7].includes(firstDigit(value)) ? value : null));
-const thinner = (plot, splits) => splits.map((value) => (value != null && [1, ...(splits.length < 20 ? [2, 5] : [])].includes(firstDigit(value)) ? value : null));
+// Round values on a logarithmic axis, at most so many.
+function logSplits(most) {
+  return (plot, axis, low, high) => {
+    const decades = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) decades.push(10 ** power);
+    let found = [];
+    for (const digits of [[1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 4, 6, 8], [1, 2, 5], [1, 3], [1]]) {
+      found = decades.flatMap((size) => digits.map((digit) => digit * size)).filter((value) => value >= low && value <= high);
+      if (found.length <= most) break;
+    }
+    return found.length > 2 ? found : evenSplits(low, high, most);
+  };
+}
+
+// So little of the axis is seen that it is nearly a linear one.
+function evenSplits(low, high, most) {
+  const power = 10 ** Math.floor(Math.log10((high - low) / most));
+  const size = [1, 2, 5, 10].map((digit) => digit * power).find((size) => (high - low) / size <= most);
+  const first = Math.ceil(low / size);
+  return Array.from({ length: Math.floor(high / size) - first + 1 }, (_, at) => (first + at) * size);
+}
 
 // The choices above the panels, kept in the address: smoothing, logarithms, what lies over it, and the tabs of the abscissa.
 export function choices(onChange) {

@@ -35,7 +35,9 @@ export function morph(old, fresh) {
     if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
-    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (old.getAttribute(name) === value) continue;
+    old.setAttribute(name, value);
+    if (name === "value" && old.type === "checkbox") old.checked = old.defaultChecked; // it stands for another now
   }
   const [now, next] = [[...old.childNodes], [...fresh.childNodes]];
   next.forEach((child, i) => (i < now.length ? morph(now[i], child) : old.append(child.cloneNode(true))));
