@@ -3,6 +3,8 @@
 `dailytrain train --from FOLDER` takes over the architecture, the model's fields, the row length and the tokenizer,
 each unless something else is given; keeps every tensor that fits by name and shape; and leaves the others as the
 architecture initialises them. What was kept, what is new and where it came from is in `run.json`, under `from`.
+`--step N` goes back to an earlier checkpoint of the run; `--version V` goes on to a later version of the architecture,
+see `trainer.surgery`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer import checkpoint, lora
+from trainer import checkpoint, lora, surgery
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
@@ -164,12 +166,17 @@ def family(arch: str) -> str:
     return PRESETS[arch][0] if arch in PRESETS else arch
 
 
-def start(model: LanguageModel, base: Base, tokenizer: Tokenizer) -> dict[str, Any]:
+def start(model: LanguageModel, base: Base, tokenizer: Tokenizer, arch: str) -> dict[str, Any]:
     """Give a new model all of the checkpoint's tensors that fit; return the lineage that `run.json` keeps.
 
     A tensor with a row for each token fits only where the tokens are the same.
     """
     theirs, mine = base.tensors(), model.state_dict()
+    fields = dataclasses.asdict(model.config)  # type: ignore[call-overload]
+    versions = surgery.versions(family(base.arch), base.model, fields) if family(base.arch) == family(arch) else None
+    made = {} if versions is None else surgery.SURGERIES[family(arch)](theirs, base.model, fields)
+    remade = {name for name, tensor in made.items() if name not in theirs or not torch.equal(tensor, theirs[name])}
+    theirs = {**theirs, **made}
     strange = set() if base.speaks(tokenizer) else lora.by_token(model, tokenizer.vocabulary_size)
     kept = [n for n, t in mine.items() if n in theirs and theirs[n].shape == t.shape and n not in strange]
     if not kept:
@@ -184,7 +191,9 @@ def start(model: LanguageModel, base: Base, tokenizer: Tokenizer) -> dict[str, A
         "step": base.step,
         "tokens": base.tokens,
         "sha256": base.sha256(),
-        "kept": len(kept),
+        "versions": versions,
+        "kept": len(set(kept) - remade),
+        "remade": sorted(remade.intersection(kept)),
         "new": [name for name, tensor in mine.items() if tensor.data_ptr() not in filled],
         "unused": sorted(theirs.keys() - set(kept)),
     }
@@ -194,4 +203,20 @@ def described(lineage: dict[str, Any]) -> str:
     """Say in one line what came of it."""
     new = lineage["new"]
     names = "" if not new else f" ({lora.listed(new)})"
-    return f"starts from {lineage['name']}: {lineage['kept']} tensors kept, {len(new)} new{names}"
+    kept = f"{lineage['kept']} tensors kept"
+    if lineage["versions"]:
+        before, after = lineage["versions"]
+        kept += f", {len(lineage['remade'])} made from those of version {before} for {after}"
+    return f"starts from {lineage['name']}: {kept}, {len(new)} new{names}"
+
+
+def rewound(folder: Path, step: int) -> Path:
+    """Return a run's checkpoint of that step; raise `ConfigError`, with those that are kept, if there is none."""
+    if not (folder / "run.json").is_file():
+        raise ConfigError(f"--step goes with --from a run's folder, and {folder} is none")
+    chosen = checkpoint.path(folder, step)
+    kept = checkpoint.complete(folder)
+    if chosen not in kept:
+        known = ", ".join(str(checkpoint.step_of(each)) for each in kept) or "none"
+        raise ConfigError(f"--from {folder}: there is no checkpoint of step {step}; those kept are {known}")
+    return chosen

@@ -33,11 +33,16 @@ def parse(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML or JSON file with any of these; flags win.")
     parser.add_argument("--from", type=Path, metavar="FOLDER", help=FROM)
+    parser.add_argument("--step", type=int, metavar="N", help="With --from a run: its checkpoint of step N.")
+    parser.add_argument(
+        "--version", metavar="V", help="The model's version, short for --model.version: rwkv5 has some."
+    )
     parser.add_class_arguments(TrainConfig, None, skip={"from_"})
     flags = complete([with_underscores(flag) for flag in argv])
     try:
         namespace = parser.parse_args(flags)
-        del namespace["config"]
+        for name in ("config", "step", "version"):
+            del namespace[name]  # they stand for others, see `complete`
         values = vars(parser.instantiate_classes(namespace))
         return TrainConfig(from_=values.pop("from"), **values)
     except jsonargparse.ArgumentError as error:
@@ -51,7 +56,7 @@ def complete(given: list[str]) -> list[str]:
     """
     from trainer.presets import values_of
 
-    given = flags_of(file_named(given)) + given
+    given = at_step(versioned(flags_of(file_named(given)) + given))
     preset, folder = last_given(given, "preset"), last_given(given, "from")
     weakest = dict(values_of(preset)) if preset is not None else {}
     if last_given(given, "dataset") is not None:
@@ -64,6 +69,24 @@ def complete(given: list[str]) -> list[str]:
     # The sizes of a checkpoint are its own; how long a row is and where the text comes from can be the preset's.
     rest = {name: value for name, value in weakest.items() if name not in ("arch", "tokenizer", "model.depth")}
     return brought + as_flags(rest) + given
+
+
+def versioned(given: list[str]) -> list[str]:
+    """Have `--version V` say `--model.version=V`."""
+    version = last_given(given, "version")
+    return given if version is None else [*given, f"--model.version={version}"]
+
+
+def at_step(given: list[str]) -> list[str]:
+    """Have `--from RUN --step N` name that checkpoint."""
+    step, folder = last_given(given, "step"), last_given(given, "from")
+    if step is None:
+        return given
+    if folder is None or not step.isdecimal():
+        raise ConfigError("--step is the number of a step, and goes with --from a run's folder")
+    from trainer import finetune
+
+    return [*given, f"--from={finetune.rewound(Path(folder), int(step))}"]
 
 
 def last_given(flags: Sequence[str], name: str) -> str | None:

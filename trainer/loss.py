@@ -51,7 +51,7 @@ class Objective(nn.Module):
         return nats + self.pull(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
 
     def pull(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit, on that logit.
+        """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit.
 
         It keeps logits from drifting upwards together, which the loss does not see (RWKV-LM's loss).
         """

@@ -176,7 +176,7 @@ def build(
     with models_fault("while the model was built"), flops.Meter() as meter:
         model = module.Model(model_config)
         declared = module.recipe(model_config)
-    lineage = None if base is None else finetune.start(model, base, tokenizer)
+    lineage = None if base is None else finetune.start(model, base, tokenizer, config.arch)
     if config.lora.rank:
         lora.adapt(model, config.lora, model_config.vocabulary_size)
         declared = lora.recipe(declared, config.lora)

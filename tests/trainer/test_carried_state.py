@@ -1,4 +1,4 @@
-"""Rows of any length: in chunks, with the state carried, the gradients are those of one long pass, or end at a chunk."""
+"""Rows of any length, in chunks: gradients are those of one long pass, or end where a chunk begins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def restless() -> rwkv5.Model:
 def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, list[Tensor]]:
     objective = Objective(model, **settings)
     loss = objective(rows[:, :-1], rows[:, 1:])
-    return loss.detach(), [each for each in torch.autograd.grad(loss / 7, list(model.parameters()))]
+    return loss.detach(), list(torch.autograd.grad(loss / 7, list(model.parameters())))
 
 
 @pytest.mark.parametrize(("chunk", "fan"), [(8, 16), (8, 2), (30, 16), (100, 16)])
