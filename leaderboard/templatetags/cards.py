@@ -21,7 +21,7 @@ def card(view: str, of: int | str, title: str, about: str = "") -> SafeString:
         '<meta property="og:image:width" content="1200"><meta property="og:image:height" content="630">'
         '<meta property="og:image:alt" content="{title}: its curve and its numbers">'
         '<meta name="twitter:card" content="summary_large_image">',
-        site=settings.SITE_NAME, title=title, about=about, picture=settings.SITE_URL + reverse(view, args=[of]),
+        site=settings.SITE_NAME, title=title, about=about[:200], picture=settings.SITE_URL + reverse(view, args=[of]),
     )  # fmt: skip
 
 

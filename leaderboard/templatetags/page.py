@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
-from django.db.models import Q
 from django.conf import settings
+from django.db.models import Q
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
