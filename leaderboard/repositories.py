@@ -183,6 +183,11 @@ class Mirror:
         if self.commit(sha) is None:
             raise RepositoryError(f"{sha} in {self.address} is not a commit.")
 
+    def heads(self, merge: str) -> list[str]:
+        """Return what a merge commit, by its full SHA, brought in: its parents but for the first."""
+        told = self.git("rev-list", "--parents", "--max-count=1", self.resolve(merge)).decode().split()
+        return told[2:]
+
     def described(self, sha: str) -> tuple[str, str]:
         """Return the commit's author and the first line of its message."""
         text = self.git("show", "--no-patch", "--format=%an%x00%s", sha).decode(errors="replace")

@@ -171,6 +171,9 @@ class Handler(BaseHTTPRequestHandler):
             raise Answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         return self.hub.repositories[name]
 
+    def name(self) -> str:
+        return "/".join(unquote(self.path).split("/")[3:5])
+
     def create(self, wanted: dict[str, Any]) -> None:
         if wanted["organization"] != ORGANISATION:
             raise Answer(403, {"error": f"You don't have the rights to create a model under {wanted['organization']}"})
@@ -260,7 +263,9 @@ class Handler(BaseHTTPRequestHandler):
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         made = repository.add(head["summary"], head["description"], files)
-        raise Answer(200, {"success": True, "commitOid": made.id, "commitUrl": f"{self.hub.url}/commit/{made.id}"})
+        raise Answer(
+            200, {"success": True, "commitOid": made.id, "commitUrl": f"{self.hub.url}/{self.name()}/commit/{made.id}"}
+        )
 
     def tag(self, repository: Repository, revision: str, query: dict[str, list[str]], body: bytes) -> None:
         name = json.loads(body)["tag"]

@@ -60,6 +60,8 @@ def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: U
     finished = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished.pk)
     assert asking.ask(finished, "publish", maintainer) == "It is on its way to the Hub."
     due()
+    effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
+    assert (effect.state, effect.problem) == (Effect.State.DONE, "")
     commit = of(hub, finished).head
     assert ours(hub, finished) == [f"Run {finished.pk}: final weights, step 20"]
     step = "dailytrain/checkpoints/step-00000020"
