@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -20,7 +19,7 @@ from scheduler.models import Event
 MOST = 50
 """Items of a feed, the latest."""
 TITLE, TEXT = 300, 2000
-"""Letters of an item's title and text, at most."""
+"""Letters of an item's title and text, at most; `plain_text` also takes out what XML has no letters for."""
 
 
 def of_records() -> str:
@@ -35,7 +34,7 @@ def of_records() -> str:
     for track, record in found[:MOST]:
         row = record.row
         feed.add_item(
-            title=f"{row.latest.title}: multiplier {height(row):.3f} on {track.name}",
+            title=plain_text(f"{row.latest.title}: multiplier {height(row):.3f} on {track.name}", TITLE),
             link=settings.SITE_URL + row.page,
             description=record_says(track, record),
             unique_id=tag("record", row.entry, record.at),
@@ -67,9 +66,9 @@ def of_entry(entry: Entry) -> str:
         run = runs.get(event.target_id) if event.target_kind == "run" else None
         about = f"Run {run.pk}, seed {run.seed}: " if run else ""
         feed.add_item(
-            title=about + event.sentence,
+            title=plain_text(about + event.sentence, TITLE),
             link=settings.SITE_URL + (run.get_absolute_url() if run else path),
-            description=event.sentence,
+            description=plain_text(event.sentence, TEXT),
             unique_id=tag("event", event.pk, event.at),
             pubdate=event.at,
             updateddate=event.at,
@@ -96,10 +95,6 @@ class Feed(Atom1Feed):
     """Atom with a date of its own: a feed without items has not changed just now."""
 
     last: datetime | None = None
-
-    def add_item(self, title: str, link: str, description: str, **more: Any) -> None:
-        """Add an item, without what XML has no letters for."""
-        super().add_item(plain_text(title, TITLE), link, plain_text(description, TEXT), **more)
 
     def latest_post_date(self) -> datetime:
         return self.last or datetime.fromisoformat("2020-01-01T00:00:00+00:00")

@@ -140,7 +140,7 @@ def nodes() -> Table:
                 "state": node.state,
                 "trusted": node.trusted,
                 "labels": node.labels,
-                "sponsor": node.owner.sponsor.name if node.shown and hasattr(node.owner, "sponsor") else "",
+                "sponsor": getattr(getattr(node.owner, "sponsor", None), "name", "") if node.shown else "",
                 "last_seen": node.last_seen.isoformat() if node.last_seen else None,
                 "jobs": len(node.now),  # type: ignore[attr-defined]
             }
