@@ -1,7 +1,7 @@
 """What an entry changes, for everybody to read: its difference from main, from our own mirror.
 
-Maintainers see more of it (`leaderboard.vetting`). Text of strangers: nothing in it is trusted, what is hidden is shown as
-numbers. What git says when it fails stays here, since it may name folders of the server.
+Maintainers see more of it (`leaderboard.vetting`). Strangers wrote it: nothing in it is trusted, hidden characters are
+shown as numbers. What git says when it fails stays here, since it may name folders of the server.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from leaderboard import figures
 from leaderboard.charts import Tick, padded
-from leaderboard.judged import Judged, compute, name_of, record
-from leaderboard.models import Run
+from leaderboard.judged import NOT_RELIED_ON, Judged, compute, name_of, record
 from leaderboard.multiplier_pictures import Scale, end
 from leaderboard.standings import Standings
 from trainer.scoring.multiplier import Estimate, ResultsError, compare, parse
@@ -57,14 +56,25 @@ class ScalePicture:
 
 
 def of(standings: Standings, entry: int) -> list[AtScale]:
-    """Return the entry's scales, smallest first: its runs that count, and the monthly train's."""
-    monthly = [run for run, _ in standings.left_out if run.purpose == Run.Purpose.MONTHLY]
+    """Return the entry's scales, smallest first: runs that count, and at other budgets all that can be relied on."""
+    runs = [run for run in [*standings.counted, *elsewhere(standings)] if compute(run, standings.axis)]
     found: dict[str, list[Judged]] = defaultdict(list)
-    for run in [*standings.counted, *monthly]:
-        if run.entry == entry and compute(run, standings.axis):
+    for run in runs:
+        if run.entry == entry:
             found[run.budget].append(run)
-    rungs = [run for run in [*standings.counted, *monthly] if run.entry == standings.baseline]
+    rungs = [run for run in runs if run.entry == standings.baseline]
     return sorted((at_scale(standings, rungs, runs) for runs in found.values()), key=lambda at: at.amount)
+
+
+def elsewhere(standings: Standings) -> list[Judged]:
+    """Return runs that the board leaves out for another reason than that they prove nothing: the monthly train's, and
+    those with another budget of an entry that is judged by its confirmation alone."""
+    is_void = "flops_void" if standings.axis == "flops" else "seconds_void"
+    return [
+        run
+        for run, _ in standings.left_out
+        if run.budget != standings.budget and run.trust not in NOT_RELIED_ON and not getattr(run, is_void)
+    ]
 
 
 def at_scale(standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judged]) -> AtScale:

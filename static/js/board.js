@@ -20,8 +20,10 @@ async function show(address, keep) {
   localTimes(page);
   const fresh = page.getElementById("results");
   fresh.classList.add("is-instant");
+  const picked = new Set([...results.querySelectorAll(".pick:checked")].map((box) => box.value));
   morph(results, fresh);
-  for (const box of results.querySelectorAll("input[type=checkbox]")) box.checked = box.hasAttribute("checked");
+  for (const box of results.querySelectorAll(".pick")) box.checked = picked.has(box.value); // it is the run's, not the row's
+  for (const box of results.querySelectorAll(".menu input")) box.checked = box.hasAttribute("checked");
   for (const option of results.querySelectorAll("option")) option.selected = option.hasAttribute("selected");
   if (keep) history.replaceState(null, "", address);
   else history.pushState(null, "", address);
@@ -57,8 +59,7 @@ results.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-table]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
   event.preventDefault();
-  const { name } = link.closest("form") ? { name: "all" } : { name: "" };
-  if (name) form().elements.q.value = "";
+  if (!new URL(link.href).searchParams.has("q")) form().elements.q.value = "";
   show(link.href.split("#")[0], false);
 });
 document.addEventListener("click", (event) => {

@@ -1,0 +1,114 @@
+"""The board as a visitor uses it: search, order, columns, keys; with script and without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import scene
+from tests.leaderboard import boards
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+ROWS = "table.board tbody tr"
+
+
+def test_a_search_narrows_the_board_as_one_types_and_stands_in_the_address(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    page = open_page("/")
+    page.evaluate("window.sameDocument = true")
+    expect(page.locator(".board-form > button")).to_be_hidden()
+
+    page.keyboard.press("/")
+    page.keyboard.type("worse")
+
+    expect(page.locator(ROWS)).to_have_count(2)  # with the baseline
+    expect(page.locator(".found")).to_contain_text("1 of 4")
+    expect(page).to_have_url(re.compile(r"/\?q=worse$"))
+    assert page.evaluate("document.activeElement.name") == "q"
+    page.get_by_role("link", name="Show all", exact=True).click()
+    expect(page.locator(ROWS)).to_have_count(4)
+    expect(page.get_by_role("searchbox")).to_have_value("")
+    assert page.evaluate("window.sameDocument")
+
+
+def test_a_head_sorts_in_place_and_back_leads_back(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    page = open_page("/")
+
+    page.get_by_role("link", name="Bits per byte").click()
+    page.get_by_role("link", name="Bits per byte").click()
+
+    expect(page).to_have_url(re.compile(r"\?sort=-bits$"))
+    expect(page.locator(ROWS).first).to_contain_text("Worse")
+    page.go_back()
+    expect(page.locator(ROWS).first).to_contain_text("Better")
+
+
+def test_chosen_columns_are_remembered_on_this_machine(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    page = open_page("/")
+
+    page.get_by_text("Columns", exact=True).click()
+    page.get_by_label("Author").check()
+
+    expect(page.locator("thead .col-author")).to_be_visible()
+    expect(page).to_have_url(re.compile("columns=author,"))
+    page.goto("/")
+    expect(page.locator("thead .col-author")).to_be_visible()
+
+
+def test_keys_lead_through_the_rows_and_open_one(open_page: Callable[..., Page]) -> None:
+    _, entries = boards.board()
+    page = open_page("/")
+
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("next entry")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    for key in "jjk":
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+
+    expect(page).to_have_url(re.compile(f"/entries/{entries['Better'].pk}/$"))
+
+
+def test_without_script_the_form_and_the_heads_do_the_same(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    page = open_page("/", java_script_enabled=False)
+
+    page.get_by_role("searchbox").fill("worse")
+    page.get_by_text("Columns", exact=True).click()
+    page.get_by_label("Author").check()
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator(ROWS)).to_have_count(2)
+    expect(page.locator("thead .col-author")).to_be_visible()
+    page.get_by_role("link", name="Author").click()
+
+    expect(page).to_have_url(re.compile("q=worse&sort=author&columns=author,"))
+
+
+def test_on_a_phone_the_table_is_a_list_of_cards(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    page = open_page("/", viewport={"width": 390, "height": 844})
+    card = page.locator(ROWS).first
+
+    expect(card.locator(".cm strong")).to_be_visible()
+    bits = card.locator(".col-bits")
+    assert bits.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Bits per byte"'
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.get_by_label("Order").select_option(label="by entry")
+    expect(page).to_have_url(re.compile("sort=entry$"))
+
+
+def test_the_number_of_a_record_is_seen_without_scrolling(open_page: Callable[..., Page]) -> None:
+    boards.board()
+    scene.node()
+    page = open_page("/", viewport={"width": 1440, "height": 900})
+
+    expect(page.locator(".record-number")).to_be_in_viewport()
+    expect(page.locator("svg .others")).to_be_in_viewport()
+    expect(page.locator(ROWS).first).to_be_in_viewport()
