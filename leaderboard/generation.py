@@ -131,7 +131,7 @@ def job_fields(run: Run, release: Blob) -> dict[str, Any]:
     """Return the job: short, somebody waits for it, and it goes where the run may be scored."""
     assert run.checkpoint is not None, "whoever can write has a checkpoint"
     manifest = wire.Checkpoint.model_validate(run.checkpoint.manifest)
-    weights = sum(file.size for file in manifest.files)
+    weights = sum(file.size for file in manifest.files)  # the optimizer's part, too, which the node does not fetch
     training = run.track.training_limits()
     limits = wire.Limits(
         wall_seconds=settings.GENERATE_SECONDS,

@@ -60,8 +60,11 @@ def generate(run: Path, checkpoint: Path, out: Path) -> Generated:
         for text in in_lines(pieces(tokenizer, tokens), LINE_SECONDS):
             lines.write(json.dumps({"kind": "text", "text": text}) + "\n")
             lines.flush()
-    ended = "length" if tokens.count == order.tokens else "end of text"
-    return Generated(tokens=tokens.count, seconds=time.monotonic() - begun, ended=ended)
+    return Generated(
+        tokens=tokens.count,
+        seconds=time.monotonic() - begun,
+        ended="length" if tokens.count == order.tokens else "end of text",
+    )
 
 
 def written(model: LanguageModel, tokenizer: Tokenizer, order: GenerateOrder, context: int) -> Iterator[int]:
