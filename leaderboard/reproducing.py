@@ -12,6 +12,7 @@ from leaderboard.models import Run
 from leaderboard.runs import configuration
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
@@ -54,7 +55,7 @@ def toml(run: Run) -> str:
     """Return the recipe as a file for `dailytrain train --config`."""
     entry = run.entry
     head = [
-        f"# The Daily Train, run {run.pk}: {entry.title}".replace("\n", " "),
+        f"# The Daily Train, run {run.pk}: {CONTROL.sub(' ', entry.title)}",
         f"# commit {entry.sha}",
         f"# dataset hash {dataset_hash(run)}",
         f"# dailytrain train --config run-{run.pk}.toml --out run-{run.pk}",
