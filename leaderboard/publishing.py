@@ -17,6 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 from django.db import transaction
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import slugify
 
@@ -209,6 +210,17 @@ def hub_of(name: str) -> hub.Repository:
 def repository_name(run: Run) -> str:
     """Return owner/name: of the entry's architecture and the run's number, so that it never changes."""
     return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
+
+
+def shown(run: Run) -> list[dict[str, str]]:
+    """Return what a run's page says of its publications: name, what it is, where it is on the Hub or else here."""
+    rows = []
+    for kept in run.publications.all():
+        what = "the final weights" if kept.is_final else f"the weights of step {kept.step:,}"
+        folder = f"checkpoints/step-{kept.step:08d}/{weights.WEIGHTS}"
+        here = reverse("run-weights", args=[run.pk, kept.name, folder])
+        rows.append({"name": kept.repository or kept.name, "what": what, "hub": hub_address(kept), "here": here})
+    return rows
 
 
 def hub_address(kept: Publication) -> str:

@@ -60,10 +60,13 @@ class Repository:
 
     def __init__(self, name: str, *, endpoint: str, token: str, kind: str = "model") -> None:
         """`name`: owner/name. `kind`: model or dataset. `endpoint`: https://huggingface.co, or another of its kind."""
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()
+        constants.ENDPOINT = (
+            endpoint  # it reads the addresses in the Hub's answers by this, whatever its own API is told
+        )
         self.name = name
         self.kind = kind
         self.address = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{name}"
@@ -138,16 +141,20 @@ def explained(repository: str) -> Iterator[None]:
     except requests.RequestException as error:
         if error.response is not None:
             raise judged(repository, error.response, str(error)) from error
-        raise HubBusy(f"The Hub cannot be reached: {one_line(error)}") from error
+        raise unreachable(error) from error
     except RuntimeError as error:  # of a file's upload, with the reason behind it
         cause = error.__cause__
         if isinstance(cause, requests.RequestException) and cause.response is not None:
             raise judged(repository, cause.response, str(cause)) from error
-        raise HubBusy(f"A file could not be sent to the Hub: {one_line(cause or error)}") from error
+        raise unreachable(cause or error) from error
     except OSError as error:
-        raise HubBusy(f"The Hub cannot be reached: {one_line(error)}") from error
+        raise unreachable(error) from error
     except ValueError as error:
         raise HubError(f"The Hub did not accept what we sent: {one_line(error)}") from error
+
+
+def unreachable(error: BaseException) -> HubBusy:
+    return HubBusy(f"The Hub cannot be reached just now ({type(error).__name__}).")
 
 
 def judged(repository: str, response: Any, message: str) -> HubError:

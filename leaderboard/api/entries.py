@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
 from django.views.decorators.http import conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
 from leaderboard import estimates, standings
 from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.github import messages
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import RunDict
@@ -66,3 +68,11 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
         "standing": standings.estimate_dict(standings.of(found.track), found.pk),
         "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
     }
+
+
+@router.get("/entries/{entry_id}/summary", response=str)
+def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
+    """How an entry does, in Markdown: what the comment under its pull request says, for a CI job's own summary."""
+    found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
+    text = "\n\n".join(messages.about(found, timezone.now()))
+    return HttpResponse(f"{text}\n", content_type="text/markdown; charset=utf-8")

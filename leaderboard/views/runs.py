@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, charts, logs, reproducing, standings
+from leaderboard import asking, charts, logs, publishing, reproducing, standings
 from leaderboard.bases import RUN_FILE
 from leaderboard.beside import Beside, numbers, offered
 from leaderboard.departures import Departure, departures, in_queue
@@ -53,6 +53,8 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "events": Event.objects.about(found),
         "log": logs.shown(found, request.GET.get("find", "")),
         "weights": weight_files(found),
+        "publications": publishing.shown(found),
+        "publishing": publishing.rule() if publishing.is_connected() and found.is_over else "",
         "departure": departure_of(found),
         "wishes": asking.possible(request.user, found),
         **curves(request, found, others, offered(found, place)),

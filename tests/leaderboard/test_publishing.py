@@ -10,6 +10,7 @@ from typing import Any
 
 import hub_server
 import pytest
+import requests
 import yaml
 from django.contrib.auth.models import User
 from django.core.checks import Warning
@@ -171,41 +172,28 @@ class Killed(BaseException):
     """As a process that is killed: nothing gets to tidy up."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/api/repos/create",
-        "/api/models/.*/commits/",
-        "/api/models/.*/preupload/",
-        "/trains/.*/batch",
-        "/api/models/.*/commit/",
-    ],
-)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
-    hub: Hub, finished: Run, monkeypatch: pytest.MonkeyPatch, path: str, moment: str
+    hub: Hub, finished: Run, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Every kind of request, and each of them when there are several."""
-    import requests
-
+    """Attempt by attempt it dies one request later: before that is sent, or before its answer is heard."""
     send = requests.Session.send
-    left = {"calls": 1}
+    left = 0
 
     def dying(session: Any, request: Any, **options: Any) -> Any:
-        hit = re.search(path, request.path_url) and left["calls"] == 0
-        left["calls"] -= bool(re.search(path, request.path_url))
-        if hit and moment == "before":
+        nonlocal left
+        left -= 1
+        if left < 0 and moment == "before":
             raise Killed
         answer = send(session, request, **options)
-        if hit:
+        if left < 0:
             raise Killed
         return answer
 
     publishing.publish(finished, "Asked.")
     effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
     deaths = 0
-    for nth in range(20):
-        left["calls"] = nth
+    for left in range(40):  # noqa: B007
         Effect.objects.update(not_before=timezone.now(), claimed_until=timezone.now() - timedelta(minutes=1))
         with monkeypatch.context() as patched:
             patched.setattr(requests.Session, "send", dying)
@@ -216,11 +204,11 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
                 continue
         break
     effect.refresh_from_db()
-    assert deaths
+    assert deaths > 5
     assert (effect.state, effect.problem) == (Effect.State.DONE, "")
     assert ours(hub, finished) == [f"Run {finished.pk}: final weights, step 20"]
     puts = [asked for method, asked, status in hub.asked if method == "PUT" and status == 200]
-    assert len(puts) == len(set(puts))  # no file was sent twice
+    assert len(puts) == len(set(puts)) > 1  # no file was sent twice
     assert Event.objects.about(finished).filter(sentence__startswith="Published").count() == 1
 
 
@@ -278,7 +266,8 @@ def test_a_hub_that_is_down_costs_nothing_but_time(hub: Hub, finished: Run, sett
     publishing.publish(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
-    assert (effect.state, effect.problem[:30]) == (Effect.State.WANTED, "The Hub cannot be reached: HTT"[:30])
+    assert effect.state == Effect.State.WANTED
+    assert effect.problem == "The Hub cannot be reached just now (ConnectionError)."
     settings.HUB_ENDPOINT = hub.url
     due()
     assert len(ours(hub, finished)) == 1
