@@ -112,7 +112,7 @@ def leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def trials(idea: Idea) -> Iterator[tuple[float, int]]:
-    for part in idea.rungs:
+    for part in sorted(idea.rungs, key=lambda part: part != 1):  # the whole budget first, as on a track
         yield from ((part, seed) for seed in (*idea.seeds, *idea.confirming))
 
 
@@ -129,9 +129,10 @@ def budget_of(part: float) -> str:
 
 def make(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
     out = folder_of(root, idea, part, seed)
-    if not (out / "result.json").is_file():
-        call("trainer.train", *training(idea, part, seed, dataset), "--out", str(out))
-    if not (out / "score.json").is_file():
+    failure = out / "failure.json"
+    if not failure.is_file() and not (out / "result.json").is_file():
+        call("trainer.train", *training(idea, part, seed, dataset), "--out", str(out), may_fail=failure)
+    if not failure.is_file() and not (out / "score.json").is_file():
         suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
         limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
         answer = call("trainer.scoring", str(out), "--dataset", str(dataset), *limits, "--json")
@@ -149,10 +150,11 @@ def training(idea: Idea, part: float, seed: int, dataset: Path) -> list[str]:
     ]
 
 
-def call(*command: str) -> str:
+def call(*command: str, may_fail: Path | None = None) -> str:
+    """Return what a module of ours prints. A model that fails leaves `may_fail`: that is a result, too."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode != 0:
+    if done.returncode != 0 and not (may_fail and may_fail.is_file()):
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     return done.stdout
 
@@ -171,15 +173,16 @@ def written(root: Path, idea: Idea) -> dict[str, Any]:
 def of_run(folder: Path, part: float, seed: int, confirming: bool) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curves = {kind: [line for line in lines if line["kind"] == kind] for kind in ("train", "dev")}
-    score = json.loads((folder / "score.json").read_text())
-    trained = datetime.fromtimestamp((folder / "result.json").stat().st_mtime, UTC)
+    failed = (folder / "failure.json").is_file()
+    outcome = json.loads((folder / ("failure.json" if failed else "score.json")).read_text())
+    trained = datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime, UTC)
     return {
         "budget": budget_of(part),
         "seed": seed,
         "confirms": confirming,
         "trained_at": trained.isoformat(timespec="seconds"),
         "config": json.loads((folder / "run.json").read_text()),
-        "score": score,
+        "failure" if failed else "score": outcome,
         "train": [columns(line) for line in thinned(curves["train"])],
         "dev": [columns(line) for line in curves["dev"]],
         "samples": [[line["step"], line["prompt"], line["text"]] for line in lines if line["kind"] == "sample"],

@@ -21,7 +21,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from leaderboard import confirmations, metrics, results
-from leaderboard.demo_label import NODE, WORDS
+from leaderboard.demo_label import NODE
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.verdicts import Verdict
 from scheduler.models import Blob, Event, Job, Lease, Node, Sponsor
@@ -30,6 +30,9 @@ FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
 SCORER = "demo-scorer"
 SHARED = "It was trained on a machine that others used at the same time, so its seconds do not compare."
 DEPARTS = time(2, 0, tzinfo=UTC)
+LONGEST_NIGHT = timedelta(hours=4)
+"""From midnight: when the last entry has arrived for sure."""
+ABOUT = "What a track has: a ladder of its baseline, entries with several seeds each, records with their confirmation."
 PROPOSED = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
 
 
@@ -62,7 +65,8 @@ def seed(today: datetime | None = None) -> Track:
     track, pool = new_track(content), Pool.of(content)
     nights = len(content["entries"])
     for number, told in enumerate(content["entries"]):
-        clock = Clock(datetime.combine((today - timedelta(days=nights - number)).date(), DEPARTS))
+        night = (today - LONGEST_NIGHT - timedelta(days=nights - 1 - number)).date()
+        clock = Clock(datetime.combine(night, DEPARTS))
         add_entry(track, told, content, pool, clock)
     propose(track, content["entries"][0]["sha"], today)
     Event.objects.update(announced=True)  # it is nobody's news
@@ -73,8 +77,8 @@ def new_track(content: Mapping[str, Any]) -> Track:
     season = Season.objects.create(name="Demo season", active=False, **content["season"])
     track = Track(
         slug="small",
-        name="Demo: half a teraFLOP on one core",
-        description=WORDS,
+        name="Demo: 0.4 teraFLOPs on one core",
+        description=ABOUT,
         season=season,
         budget=content["budget"],
         expected_seconds=30.0,
@@ -176,8 +180,8 @@ def add_entry(track: Track, told: Mapping[str, Any], content: Mapping[str, Any],
 
 
 def add_run(entry: Entry, told: Mapping[str, Any], content: Mapping[str, Any], pool: Pool, clock: Clock) -> Run:
-    verdict = Verdict.model_validate(told["score"])
-    begins, scoring = clock.later(5), float(told["score"]["seconds"])
+    """Add a run the way a node brings one: its curve, then its verdict or its failure."""
+    begins, lasted = clock.later(5), told["train"][-1][content["columns"].index("seconds")]
     run = Run(
         entry=entry,
         track=entry.track,
@@ -185,28 +189,36 @@ def add_run(entry: Entry, told: Mapping[str, Any], content: Mapping[str, Any], p
         purpose=purpose(entry, told),
         seed=told["seed"],
         budget=told["budget"],
-        state=Run.State.SCORING,
+        state=Run.State.TRAINING,
         config=told["config"],
         node_name=pool.trainer.name,
         node_class=f"{content['machine']['cpus']} CPU cores",
         seconds_void=SHARED,
-        fraction=1.0,
         created_at=begins,
         started_at=begins,
     )
-    run.job = add_job(run, "train", pool, begins, verdict.train_seconds)
-    run.trained_at = clock.later(verdict.train_seconds)
-    run.score_job = add_job(run, "score", pool, run.trained_at, scoring)
+    run.job = add_job(run, "train", pool, begins, lasted)
     run.save()
-    metrics.store(run, [*lines(told, content["columns"])])
     happened(run, begins, f"Training on {pool.trainer.name}.", actor=f"node:{pool.trainer.name}")
-    happened(run, run.trained_at, f"Trained to the end, step {told['score']['step']}.")
-    finished = clock.later(scoring)
-    with at(finished):
-        run.refresh_from_db()
-        results.judge(run, verdict, pool.scorer.name)
-    Run.objects.filter(pk=run.pk).update(finished_at=finished)
+    metrics.store(run, lines(told, content["columns"]))
+    clock.later(lasted)
+    if "failure" in told:
+        with at(clock.now):
+            results.fail(run, told["failure"]["cause"], told["failure"]["reason"])
+    else:
+        score(run, told["score"], pool, clock)
+    Run.objects.filter(pk=run.pk).update(finished_at=clock.now)
     return run
+
+
+def score(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> None:
+    seconds, trained = float(told["seconds"]), clock.now
+    happened(run, trained, f"Trained to the end, step {told['step']}.")
+    score_job = add_job(run, "score", pool, trained, seconds)
+    Run.objects.filter(pk=run.pk).update(state=Run.State.SCORING, score_job=score_job, trained_at=trained, fraction=1.0)
+    run.refresh_from_db()
+    with at(clock.later(seconds)):
+        results.judge(run, Verdict.model_validate(told), pool.scorer.name)
 
 
 def purpose(entry: Entry, told: Mapping[str, Any]) -> Run.Purpose:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 NODE = "demo-node"
 WORDS = (
-    "Demo data: real small training runs of this project, ten seconds each, laid out as one entry a night. "
+    "real small training runs of this project, ten seconds each, laid out as one entry a night. "
     "Gains at this size say nothing about large models."
 )

@@ -11,6 +11,8 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
 from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 
@@ -81,7 +83,7 @@ def operation(schema: Schema, path: str, method: str, said: Schema) -> Operation
         method=method.upper(),
         path=path,
         title=said.get("summary", ""),
-        about=said.get("description", ""),
+        about=marked(said.get("description", "")),
         token=token,
         deprecated=bool(said.get("deprecated")),
         parameters=[parameter(schema, one) for one in said.get("parameters", [])],
@@ -100,9 +102,14 @@ def parameter(schema: Schema, said: Schema) -> Parameter:
     return Parameter(
         name=said["name"],
         kind=kind(schema, said.get("schema", {})),
-        about=said.get("description") or said.get("schema", {}).get("description") or "",
+        about=marked(said.get("description") or said.get("schema", {}).get("description") or ""),
         needed=bool(said.get("required")),
     )
+
+
+def marked(text: str) -> SafeString:
+    """Return a docstring's text as HTML: what stands between backticks is code."""
+    return mark_safe(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))  # noqa: S308 (escaped)
 
 
 def curl(path: str, method: str, token: bool) -> str:
