@@ -27,6 +27,8 @@ from trainer.wire import Generated, GenerateOrder
 LINE_SECONDS = 0.2
 """What is written within this time makes one line: a page shows it no sooner."""
 
+NO_ROOM = "The model needs more memory than it may have."
+
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             result = generate(options.run, options.checkpoint, options.out)
     except failures.ModelFailure as error:
         traceback.print_exc()
-        failures.record(options.out, "model", str(error))
+        failures.record(options.out, "model", NO_ROOM if failures.out_of_memory(error.__cause__) else str(error))
         return failures.MODEL
     (options.out / "result.json").write_text(result.model_dump_json())
     return failures.DONE
