@@ -113,6 +113,36 @@ PRESETS = {
             "checkpoint_every": "15m",
         },
     ),
+    "rwkv5-7b": Preset(
+        "The long run: RWKV-5 of 7.5 billion parameters on eight GPUs of 80 GB, all 627 billion tokens of SlimPajama.",
+        {
+            # Each card holds an eighth of the weights, gradients and momenta (16 bytes a parameter: 15 GB), and gathers
+            # one block at a time. Rates: those of the published run, 2e-4 falling to 1.47e-4.
+            "arch": "rwkv5-7b",
+            "budget": "627B-tokens",
+            "device": "cuda",
+            "devices": 8,
+            "corpus": "slimpajama",
+            "tokenizer": "world:rwkv_vocab_v20230424.txt",
+            "train.strategy": "fsdp",
+            "train.activation_checkpointing": True,
+            "train.precision": "bf16",
+            "train.sequence_length": 4096,
+            "train.batch": 256,
+            "train.micro_batch": 4,
+            "train.evaluations": 500,
+            "recipe.matrices.learning_rate": 2e-4,
+            "recipe.decay.learning_rate": 4e-4,
+            "recipe.vectors.learning_rate": 2e-4,
+            "recipe.schedule.warmup_steps": 10,
+            "recipe.schedule.shape": "cosine",
+            "recipe.schedule.final": 0.735,
+            "recipe.clip": 1.0,
+            "recipe.l2wrap": 1e-4,
+            "checkpoint_every": "30m",
+            "keep": 10,
+        },
+    ),
     "tiny": Preset(
         "Seconds: shows that everything is in place, learns next to nothing.",
         {

@@ -170,7 +170,7 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
 
 def train_step(run: Run, fraction: float) -> tuple[float, float]:
     """Make one optimizer step; return the batch's loss in nats per token and the norm of its gradient."""
-    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction))
+    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.spent.steps))
     inputs, targets = run.loader.next()
     total = torch.zeros((), device=run.fabric.device)
     learned = max(1, int((targets != NOT_LEARNED).sum()))

@@ -103,3 +103,25 @@ def test_its_rates_fit_the_published_ones() -> None:
     for width, rate in {768: 6e-4, 2048: 3e-4, 4096: 2e-4}.items():
         fitted = rwkv5.recipe(rwkv5.Config(50, 8, width=width)).groups[0].learning_rate
         assert math.isclose(fitted, rate, rel_tol=0.06)
+
+
+def test_the_published_sizes_have_the_official_recipe_and_small_ones_a_shorter_one() -> None:
+    large, small = (rwkv5.recipe(rwkv5.Config(50, 8, width=width)) for width in (768, 256))
+    assert (large.schedule.shape, large.schedule.warmup_steps, large.clip, large.l2wrap) == ("cosine", 10, 1.0, 1e-4)
+    assert 6e-4 * large.schedule.scale(1.0, 1000) == pytest.approx(1e-5)
+    assert (small.schedule.shape, small.clip, small.l2wrap) == ("trapezoid", None, 0.0)
+
+
+def test_the_long_run_is_the_published_one() -> None:
+    from trainer.flags import parse
+    from trainer.recipe import overridden
+
+    config = parse(["--out", "run", "--preset", "rwkv5-7b"])
+    shape = architecture(config.arch).Config.sized(4, 65536, 4096)
+    recipe = overridden(architecture(config.arch).recipe(shape), config.recipe)
+    rates = {group.name: group.learning_rate for group in recipe.groups}
+    assert (rates["matrices"], rates["decay"], rates["vectors"]) == (2e-4, 4e-4, 2e-4)
+    ends = [2e-4 * recipe.schedule.scale(*place) for place in ((0.0, 0), (0.0, 10), (1.0, 10**6))]
+    assert ends == pytest.approx([0.4e-4, 2e-4, 1.47e-4])
+    assert {(group.betas, group.epsilon) for group in recipe.groups} == {((0.9, 0.99), 1e-8)}
+    assert (config.devices, config.train.strategy, config.corpus) == (8, "fsdp", "slimpajama")

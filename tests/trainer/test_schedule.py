@@ -40,3 +40,11 @@ def test_a_cosine_climbs_and_falls_half_a_wave() -> None:
 def test_a_cosine_is_between_its_end_and_one(warmup: float, final: float, fraction: float) -> None:
     scale = Schedule(warmup, final=final, shape="cosine").scale(fraction)
     assert min(final, 0.005) <= scale <= 1 + 1e-9
+
+
+def test_a_warmup_in_steps_starts_at_a_fifth() -> None:
+    schedule = Schedule(warmup=0.0, final=0.735, shape="cosine", warmup_steps=10)
+    assert [schedule.scale(0.0, steps) for steps in (0, 5, 10, 11)] == pytest.approx([0.2, 0.6, 1, 1])
+    assert schedule.scale(1.0, 1000) == pytest.approx(0.735)
+    with pytest.raises(ValueError, match="warmup_steps must be at least 0"):
+        Schedule(warmup_steps=-1)

@@ -142,22 +142,30 @@ class Schedule:
     """Up, flat and a straight way down; or up and half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
     top: float = 1.0
     """Factor on the rates of all groups: a model that has learned most of it already wants a tenth or less."""
+    warmup_steps: int = 0
+    """Steps in which the rate climbs from a fifth of what it would be, beside `warmup`: RWKV-LM's way, for budgets in
+    which a step is next to nothing. 0: none."""
 
     def __post_init__(self) -> None:
         down = self.warmdown if self.shape == "trapezoid" else 0.0
         if self.warmup < 0 or self.warmdown < 0 or self.warmup + down > 1:
             raise ValueError(f"a schedule's warmup {self.warmup} and warmdown {self.warmdown} must fit into the budget")
+        if self.warmup_steps < 0:
+            raise ValueError(f"a schedule's warmup_steps must be at least 0, not {self.warmup_steps}")
         if not 0 <= self.final <= 1:
             raise ValueError(f"a schedule's final must be from 0 to 1, not {self.final}")
         if not 0 < self.top < math.inf:
             raise ValueError(f"a schedule's top must be above 0, not {self.top}")
 
-    def scale(self, fraction: float) -> float:
-        """Return the factor on every learning rate for a used budget fraction in [0, 1]."""
+    def scale(self, fraction: float, steps: int | None = None) -> float:
+        """Return the factor on every learning rate for a used budget fraction in [0, 1], after so many steps."""
+        top = self.top
+        if steps is not None and steps < self.warmup_steps:
+            top *= 0.2 + 0.8 * steps / self.warmup_steps
         if fraction < self.warmup:
             # Half a percent at the very first step: a step at rate 0 would waste its tokens.
-            return self.top * max(fraction / self.warmup, 0.005)
-        return self.top * (self.final + (1 - self.final) * self.height(min(fraction, 1.0)))
+            return top * max(fraction / self.warmup, 0.005)
+        return top * (self.final + (1 - self.final) * self.height(min(fraction, 1.0)))
 
     def height(self, fraction: float) -> float:
         """Return where between its end (0) and its top (1) the rate is after the warmup."""

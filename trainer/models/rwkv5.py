@@ -9,8 +9,8 @@ Two forms of one model: the parallel one, by chunks of `CHUNK` tokens, for train
 Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), which are not ours to
 choose; so a checkpoint is in the official layout as it stands.
 
-Not covered: the official loss's L2Wrap (a pull of 1e-4 on the largest logit), clipping of gradients at 1.0 and a cosine
-schedule (the loop has none of them), a kernel of its own for GPUs, carrying the state from one row to the next.
+Not covered: a kernel of its own for GPUs, carrying the state from one training row to the next (within a row
+`train.chunk` does, see `trainer.carried`). How weights of one version become those of a later one: `trainer.surgery`.
 """
 
 from __future__ import annotations
@@ -359,9 +359,12 @@ def recipe(config: Config) -> Recipe:
     """The official groups: decay at twice the rate, 5.0's bonus at three times; weight decay on matrices only.
 
     The rate fits the official ones: 6e-4 at width 768, 3e-4 at 2048, 2e-4 at 4096; below that it is a guess. The
-    official schedule is a cosine; ours is the trapezoid nearest to it.
+    published sizes, from width 768 up, get all of RWKV-LM's recipe: 10 steps of warm-up, a cosine down to 1e-5 / 6e-4,
+    gradients clipped at 1.0, L2Wrap. Smaller models get a trapezoid, which fits short budgets.
     """
     rate = 6e-4 * (768 / config.width) ** 0.65
+    official = config.width >= 768
+    cosine = Schedule(warmup=0.0, warmup_steps=10, shape="cosine", final=1e-5 / 6e-4)
 
     def group(name: str, *match: str, times: float = 1, weight_decay: float = 0) -> ParameterGroup:
         return ParameterGroup(
@@ -376,5 +379,7 @@ def recipe(config: Config) -> Recipe:
             group("bonus", "*.time_first", times=3),
             group("vectors", "*.time_*", "*ln*"),
         ),
-        schedule=Schedule(warmup=0.01, warmdown=0.8, final=0.1),
+        schedule=cosine if official else Schedule(warmup=0.01, warmdown=0.8, final=0.1),
+        clip=1.0 if official else None,
+        l2wrap=1e-4 if official else 0.0,
     )
