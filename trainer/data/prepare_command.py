@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     kinds = ", ".join(sorted(KINDS))
     parser.add_argument("--corpus", required=True, help=f"one of {kinds}; files takes globs: files:books/*.jsonl.xz")
     parser.add_argument(
-        "--tokenizer", default="bpe:8192", help="bpe:SIZE, gpt2:FOLDER or a tokenizer.json (%(default)s)"
+        "--tokenizer", default="bpe:8192", help="bpe:SIZE, gpt2:FOLDER, world:FILE or a tokenizer.json (%(default)s)"
     )
     parser.add_argument("--limit-bytes", metavar="SIZE", help="take only so much text, such as 16MiB")
     parser.add_argument("--out", metavar="DIR", help="where to put it (without: in the cache)")

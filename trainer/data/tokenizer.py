@@ -8,6 +8,7 @@ A spec names one:
 
     bpe:8192            trained on the corpus, with 8192 entries in all
     gpt2:FOLDER         encoder.json and vocab.bpe, as OpenAI published them (or a tokenizer.json)
+    world:FILE          RWKV's World vocabulary as its authors published it, see `trainer.data.world`
     PATH/tokenizer.json  any byte-level tokenizer in the format of the `tokenizers` library
 """
 
@@ -26,6 +27,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+WORLD = b'{"model": {"type": "World"}'
+"""How the file of a `trainer.data.world.WorldTokenizer` begins."""
 END_OF_TEXT = "<|endoftext|>"
 # Other families' names for it, tried in this order.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>")
@@ -125,6 +128,10 @@ class Tokenizer:
             content = path.read_bytes()
         except OSError as error:
             raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
+        if content.startswith(WORLD):
+            from trainer.data.world import WorldTokenizer
+
+            return WorldTokenizer(content, path.name)
         return cls(_made_exact(content, path.name), path.name)
 
 
@@ -182,11 +189,15 @@ class TokenizerSpec:
             return cls(text, train_size=int(argument))
         if kind == "gpt2" and argument:
             return cls(text, given=load_gpt2(Path(argument).expanduser()))
+        if kind == "world" and argument:
+            from trainer.data import world
+
+            return cls(text, given=world.read(Path(argument).expanduser()))
         path = Path(text).expanduser()
         if path.is_dir():
             path = path / "tokenizer.json"
         if not path.is_file():
-            known = "bpe:8192, gpt2:FOLDER or PATH/tokenizer.json"
+            known = "bpe:8192, gpt2:FOLDER, world:FILE or PATH/tokenizer.json"
             raise TokenizerError(f"{text!r} is not a tokenizer: it is none of {known}, and there is no such file")
         return cls(text, given=Tokenizer.load(path))
 
