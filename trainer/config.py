@@ -149,9 +149,9 @@ class TrainConfig:
     0.01, --recipe.clip 1. What is not given is as the architecture declares it."""
     train: Numbers = field(default_factory=Numbers)
     corpus: str | None = None
-    """Text to train on: python-library (the default), fineweb-edu or files:GLOB."""
+    """Text to train on: python-library (the default), fineweb-edu, slimpajama or files:GLOB."""
     tokenizer: str | None = None
-    """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER or a tokenizer.json."""
+    """bpe:SIZE (trained on the corpus; the default is bpe:8192), gpt2:FOLDER, world:FILE or a tokenizer.json."""
     limit_bytes: int | str | None = None
     """Take only this much text from the start of the corpus: 1000000 or 16MiB. Computed: 16 MiB for CPU runs below ten
     minutes, else all."""

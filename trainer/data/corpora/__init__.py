@@ -5,6 +5,7 @@ A corpus is named by a spec, `kind` or `kind:argument`:
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
     fineweb-edu                  the 10-billion-token sample of FineWeb-Edu, from the Hugging Face Hub
+    slimpajama                   SlimPajama, 627 billion tokens, from the Hub
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ KINDS = {
     "files": "trainer.data.corpora.files",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
     "python-library": "trainer.data.corpora.python_library",
+    "slimpajama": "trainer.data.corpora.slimpajama",
 }
 
 

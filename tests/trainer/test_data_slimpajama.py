@@ -1,0 +1,101 @@
+"""SlimPajama is read from the Hub, at its pinned revision, in its own order, until the limit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+
+import pytest
+
+from trainer.data.corpora import CorpusError, find_corpus, open_corpus
+from trainer.data.corpora.slimpajama import REPOSITORY, REVISION
+
+pyarrow = pytest.importorskip("pyarrow")
+
+NAMES = [f"train/chunk{chunk}/example_train_{number}.jsonl.zst" for chunk in (1, 2) for number in (0, 2, 10)]
+
+
+def compressed(name: str) -> bytes:
+    rows = [{"text": f"{name} {n}", "meta": {"redpajama_set_name": "RedPajamaC4"}} for n in range(3)]
+    text = "\n".join(json.dumps(row) for row in [*rows, {"text": "", "meta": {}}]) + "\n"
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(text.encode())
+    return sink.getvalue().to_pybytes()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the Hub that is asked for: the list of files at a revision, and each of them."""
+
+    asked: list[str]
+    broken = False
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.asked.append(path)
+        name = path.removeprefix(f"/datasets/{REPOSITORY}/resolve/{REVISION}/")
+        if path == f"/api/datasets/{REPOSITORY}/revision/{REVISION}":
+            others = ["README.md", "validation/chunk1/example_holdout_0.jsonl.zst"]
+            siblings = [{"rfilename": each} for each in sorted([*NAMES, *others])]
+            self.answer(200, json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
+        elif name in NAMES:
+            self.answer(200, b"not compressed" if self.broken else compressed(name))
+        else:
+            self.answer(401, b"{}")
+
+    def answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    from huggingface_hub import constants
+
+    Hub.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield Hub
+        server.shutdown()
+
+
+def test_files_come_in_their_own_order_at_the_pinned_revision(hub: type[Hub]) -> None:
+    documents = list(open_corpus("slimpajama"))
+    assert [document.text for document in documents] == [f"{name} {n}" for name in NAMES for n in range(3)]
+    assert documents[4].id == f"{NAMES[1]}:2"
+    assert find_corpus("slimpajama").fingerprint() == {"repository": REPOSITORY, "revision": REVISION}
+
+
+def test_what_nobody_reads_is_not_fetched(hub: type[Hub]) -> None:
+    assert len(list(islice(open_corpus("slimpajama"), 4))) == 4
+    assert [path.rpartition("/")[2] for path in hub.asked[1:]] == [
+        "example_train_0.jsonl.zst",
+        "example_train_2.jsonl.zst",
+    ]
+
+
+def test_another_place_has_a_name_and_a_revision(hub: type[Hub]) -> None:
+    place = find_corpus(f"slimpajama:somebody/copy@{'a' * 40}")
+    assert place.fingerprint() == {"repository": "somebody/copy", "revision": "a" * 40}
+    with pytest.raises(CorpusError, match=r"slimpajama cannot be read from the Hugging Face Hub \(somebody/copy\)"):
+        next(place.documents())
+    assert hub.asked == [f"/api/datasets/somebody/copy/revision/{'a' * 40}"]
+    with pytest.raises(CorpusError, match="OWNER/NAME@REVISION"):
+        find_corpus("slimpajama:main")
+
+
+def test_a_broken_file_is_one_clear_line(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "broken", True)
+    with pytest.raises(CorpusError, match="cannot be read") as told:
+        next(open_corpus("slimpajama"))
+    assert "\n" not in str(told.value)
