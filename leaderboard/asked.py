@@ -106,7 +106,7 @@ def ordered(rows: Sequence[Row], asked: Asked) -> list[Row]:
     ) != asked.backwards
     keyed = [(key(row, asked.sort), row) for row in rows]
     known = [(value, row) for value, row in keyed if value is not None]
-    ranked = sorted(known, key=lambda pair: pair[0], reverse=high)  # type: ignore[arg-type, return-value]
+    ranked = sorted(known, key=lambda pair: pair[0], reverse=high)
     return [row for _, row in ranked] + [row for value, row in keyed if value is None]
 
 

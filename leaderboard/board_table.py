@@ -143,19 +143,29 @@ def rank_of(row: Row) -> int | None:
 
 def heads(asked: Asked) -> dict[str, Head]:
     """Return the heads of all columns that can be sorted by."""
-    own = {
-        RANK: Column(label="#", explains="Rank: entries that cannot be told apart share one.", **UNSHOWN),
-        "entry": Column(label="Entry", explains="By title.", **{**UNSHOWN, "is_number": False}),
-        "multiplier": Column(
-            label="Multiplier", explains="How much compute the baseline needs for its loss, over what it used.",
-            **{**UNSHOWN, "best_is_high": True, "is_number": False},
-        ),
-    }  # fmt: skip
-    return {name: head(name, column, asked) for name, column in {**own, **dict(asked.shown)}.items()}
+    return {name: head(name, column, asked) for name, column in {**ALWAYS, **dict(asked.shown)}.items()}
 
 
-UNSHOWN = {"cell": lambda row, standings: Cell(""), "key": lambda row: None}
-"""Of the columns that have a template of their own."""
+def own(label: str, explains: str, *, best_is_high: bool = False) -> Column:
+    """Return a column that has a template of its own."""
+    return Column(
+        label=label,
+        explains=explains,
+        cell=lambda row, standings: Cell(""),
+        key=lambda row: None,
+        best_is_high=best_is_high,
+        is_number=False,
+    )
+
+
+ALWAYS = {
+    RANK: own("#", "Rank: entries that cannot be told apart share one."),
+    "entry": own("Entry", "By title."),
+    "multiplier": own(
+        "Multiplier", "How much compute the baseline needs for its loss, over what it used.", best_is_high=True
+    ),
+}
+"""The columns that are always there."""
 
 
 def head(name: str, column: Column, asked: Asked) -> Head:

@@ -27,6 +27,10 @@ BELOW = 1.5
 LEAST = 1.25
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0)
 MOST_TICKS = 5
+MOST_ENTRIES = 100
+"""In the ladder's picture, best first: more of them hide each other."""
+MOST_ENTRIES = 200
+"""In the picture of the ladder, best first: more would hide each other."""
 CURVE_POINTS = 60
 
 
@@ -139,6 +143,8 @@ def ladder_picture(standings: Standings) -> LadderPicture | None:
     if not ladder:
         return None
     others = [row for row in standings.rows if not row.is_baseline and row.estimate and row.estimate.compute]
+    others = others[:MOST_ENTRIES]
+    others = others[:MOST_ENTRIES]
     amounts = [compute(run, axis) or 1.0 for run in ladder] + [middle(row)[0] for row in others]
     losses = padded(*spread([run.bits_per_byte for run in ladder] + [middle(row)[1] for row in others]))
     place = placing(padded(*spread([math.log(amount) for amount in amounts])), losses)
@@ -154,7 +160,7 @@ def ladder_picture(standings: Standings) -> LadderPicture | None:
         y_ticks=[Tick(place(amounts[0], tick).y, label) for tick, label in y_steps(*losses)],
         rungs=rungs,
         summary=f"Bits per byte over training compute: {len(ladder)} runs of the baseline from {rungs[0].name} to "
-        f"{rungs[-1].name} of the budget, and {len(others)} other entries. The table below has the numbers.",
+        f"{rungs[-1].name} of the budget, and the {len(others)} best other entries. The table below has the numbers.",
     )
 
 
