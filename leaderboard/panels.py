@@ -314,7 +314,7 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, A
     """
     train, dev = curve.train, curve.dev
     last = train[-1] if train else None
-    named = {name: [tidy(getattr(point, name)) for point in train] for name in ABSCISSAE}
+    named: dict[str, list[float | None]] = {name: [tidy(getattr(point, name)) for point in train] for name in ABSCISSAE}
     for metric in METRICS:
         values = [value_of(point, metric) for point in train]
         if (whole or metric.name != "loss") and any(value is not None for value in values):

@@ -72,6 +72,16 @@ def loss_at(step: int, noise: random.Random) -> float:
     return 2.9 + 3.6 * math.exp(-step / 9) + 2.6 * (1 + step / 40) ** -0.45 + noise.gauss(0, 0.07)
 
 
+def metrics(step: int) -> dict[str, Any]:
+    """What a training process says of itself beside its loss."""
+    return {
+        "learning_rate": 0.02 * min(1, step / 20),
+        "gradient_norm": 0.5 + 5 * math.exp(-step / 30) + 0.05 * math.sin(step),
+        "tokens_per_second": 10_240.0 + 200 * math.sin(step / 9),
+        "memory_bytes": 1_300_000_000,
+    }
+
+
 def points(run: Run, first: int, last: int) -> None:
     """Add a curve's points and bring the run up to date with them, as the metrics of a node do."""
     noise = random.Random(run.pk * 1000 + first)
@@ -79,7 +89,10 @@ def points(run: Run, first: int, last: int) -> None:
         {"step": s, "tokens": s * TOKENS_A_STEP, "flops": s * 4.1e10, "seconds": s * SECONDS_A_STEP}
         for s in range(first, last + 1)
     ]
-    rows = [CurvePoint(run=run, series="train", loss=loss_at(row["step"], noise), **row) for row in common]
+    rows = [
+        CurvePoint(run=run, series="train", loss=loss_at(row["step"], noise), **row, **metrics(row["step"]))
+        for row in common
+    ]
     rows += [
         CurvePoint(run=run, series="dev", loss=loss, bits_per_byte=loss * 0.47, **row)
         for row in common

@@ -1,0 +1,128 @@
+"""A run's curves over others, its log, and runs chosen for a comparison: in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from leaderboard.models import Run
+from scheduler.models import LogChunk
+from tests.browser import scene
+from tests.leaderboard import boards
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+WIDE = {"viewport": {"width": 1440, "height": 1400}}
+
+
+@pytest.fixture
+def better_and_level() -> tuple[Run, Run]:
+    """Two runs with curves, on a board with a full ladder."""
+    _, entries = boards.board()
+    found = entries["Better"].runs.order_by("pk")[0], entries["Level"].runs.get()
+    for run in (*found, entries["baseline"].runs.get(budget="1e13flops", seed=1)):
+        scene.points(run, 1, 300)
+    return found
+
+
+def test_others_are_laid_over_and_the_address_remembers(
+    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
+) -> None:
+    better, level = better_and_level
+    page = open_page(level.get_absolute_url(), **WIDE)
+    expect(page.locator(".plot canvas")).to_be_visible()
+    expect(page.locator(".small-plot canvas")).to_have_count(4)
+
+    page.get_by_label("best so far").check()
+    page.get_by_label("Smoothing").select_option("strong")
+    page.get_by_role("link", name="FLOPs", exact=True).click()
+
+    expect(page.locator(".u-legend")).to_contain_text("best so far")
+    address = re.compile(rf"\?x=flops&smooth=strong&over={better.pk}$")
+    expect(page).to_have_url(address)
+    page.reload()
+    expect(page.locator(".u-legend")).to_contain_text("best so far")
+    expect(page.get_by_label("best so far")).to_be_checked()
+
+
+def test_all_panels_show_the_stretch_that_was_drawn_over(
+    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
+) -> None:
+    page = open_page(better_and_level[1].get_absolute_url(), **WIDE)
+    over = page.locator(".plot .u-over")
+    expect(over).to_be_visible()
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box
+    speed = page.locator('[data-metric="learning_rate"] .reading')
+    expect(speed).to_have_text("0.02")
+    page.mouse.move(box["x"] + 2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.04, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)  # in the middle of what is shown now
+    expect(speed).not_to_have_text("0.02")
+
+    over.dblclick(position={"x": box["width"] * 0.5, "y": 60})
+    page.mouse.move(box["x"] + box["width"] * 0.5 + 3, box["y"] + 60)
+
+    expect(speed).to_have_text("0.02")
+
+
+def test_the_log_is_searched_while_one_types(open_page: Callable[..., Page]) -> None:
+    train = scene.night()["train"]
+    lease = train.job.leases.get()
+    LogChunk.objects.create(lease=lease, offset=5000, text="".join(f"line {i}\n" for i in range(500)))
+    page = open_page(train.get_absolute_url(), **WIDE)
+    expect(page.locator("#log")).to_contain_text("line 499")
+
+    page.get_by_label("Search in the log").press_sequentially("LINE 12")
+
+    expect(page.locator("#log mark")).to_have_count(11)
+    assert page.url.endswith("find=LINE+12")
+    LogChunk.objects.create(lease=lease, offset=9000, text="line 129 again\n")
+    scene.points(train, 521, 522)
+    expect(page.locator("#log mark")).to_have_count(12, timeout=6000)
+    page.get_by_label("Search in the log").fill("")
+    expect(page.locator("#log")).to_contain_text("line 499")
+
+
+def test_runs_are_chosen_on_the_board_and_compared(
+    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
+) -> None:
+    page = open_page("/", **WIDE)
+    bar = page.get_by_role("button", name="Compare the chosen runs")
+    expect(bar).to_be_hidden()
+    boxes = page.locator("table.board .pick")
+    for at in (0, 1):
+        boxes.nth(at).focus()
+        page.keyboard.press("Space")
+
+    bar.click()
+
+    expect(page.get_by_role("heading", level=1)).to_have_text("2 runs, side by side")
+    expect(page).to_have_url(re.compile(r"/compare/\?runs=\d+,\d+$"))
+    expect(page.locator(".verdicts")).to_contain_text("is ahead of")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name=re.compile("Cop"))).to_be_visible()
+    page.get_by_role("link", name=re.compile("Take run")).first.click()
+    expect(page.locator(".chosen tbody tr")).to_have_count(1)
+
+
+def test_a_comparison_without_script_has_its_curves_and_tables(
+    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
+) -> None:
+    better, level = better_and_level
+    page = open_page(f"/compare/?runs={better.pk},{level.pk}", java_script_enabled=False, **WIDE)
+    expect(page.locator("#curve path.smooth")).to_have_count(2)
+
+    page.get_by_label("log across").check()
+    page.get_by_role("button", name="Draw").click()
+
+    expect(page).to_have_url(re.compile(rf"runs={better.pk}(,|%2C){level.pk}&.*log=x"))
+    expect(page.locator("#curve path.smooth")).to_have_count(2)
+    page.get_by_text(f"The numbers of run {better.pk}").click()
+    expect(page.get_by_role("columnheader", name="Learning rate").first).to_be_visible()
