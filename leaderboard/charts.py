@@ -61,8 +61,7 @@ class Tick:
     label: str
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     x: float
     y: float
 

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from django.db.models import Count, Max, Sum
@@ -70,7 +71,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One entry on the board."""
+    """One entry on the board. Its table is kept, so what is worked out of its runs is kept with it."""
 
     entry: int
     runs: tuple[Judged, ...]
@@ -83,50 +84,50 @@ class Row:
     def latest(self) -> Judged:
         return self.runs[0]
 
-    @property
+    @cached_property
     def page(self) -> str:
         return reverse("entry", args=[self.entry])
 
-    @property
+    @cached_property
     def bits_per_byte(self) -> float:
         return math.fsum(run.bits_per_byte for run in self.runs) / len(self.runs)
 
-    @property
+    @cached_property
     def stderr(self) -> float | None:
         """Over documents, which all runs are scored on: more runs do not lessen it."""
         known = [run.stderr for run in self.runs if run.stderr is not None]
         return math.fsum(known) / len(known) if known else None
 
-    @property
+    @cached_property
     def trust(self) -> Run.Trust:
         """The most that any of its runs has."""
         ranks = list(Run.Trust)
         return max((Run.Trust(run.trust) for run in self.runs), key=ranks.index)
 
-    @property
+    @cached_property
     def seconds(self) -> float | None:
         return mean(run.seconds for run in self.runs)
 
-    @property
+    @cached_property
     def flops(self) -> float | None:
         return mean(run.flops for run in self.runs)
 
-    @property
+    @cached_property
     def tokens(self) -> float | None:
         return mean(run.tokens for run in self.runs)
 
-    @property
+    @cached_property
     def tokens_per_second(self) -> float | None:
         """Over the runs whose seconds count."""
         return mean(run.tokens / run.seconds for run in self.runs if run.seconds)
 
-    @property
+    @cached_property
     def average(self) -> float | None:
         """Over the track's lm-eval tasks, of the runs that had all of them."""
         found = [run.average for run in self.runs if run.average is not None]
         return math.fsum(found) / len(found) if found else None
 
-    @property
+    @cached_property
     def voided(self) -> str:
         """Why its time does not count; empty unless that is so of all its runs."""
         reasons = [run.seconds_void for run in self.runs]

@@ -69,9 +69,10 @@ def entries(track: Track, count: int) -> list[Entry]:
 
 
 def judged(entry: Entry, seed: int, part: float, draw: random.Random, **fields: Any) -> Run:
-    """A run that came to what so much compute comes to, and some noise; not saved."""
-    compute, ended = part * draw.uniform(0.8, 1.2), timezone.now() - timedelta(minutes=draw.uniform(60, 500_000))
-    loss = 2.0 - 0.1 * math.log(compute) + draw.gauss(0, 0.002)
+    """A run that came to what its entry makes of so much compute, and some noise; not saved."""
+    gain = 1.0 if entry.kind == Entry.Kind.MAIN else random.Random(entry.pk).uniform(0.7, 1.3)
+    ended = timezone.now() - timedelta(minutes=draw.uniform(60, 500_000))
+    loss = 2.0 - 0.1 * math.log(part * gain) + draw.gauss(0, 0.002)
     values = {
         "track": entry.track, "season": entry.track.season, "entry": entry, "seed": seed,
         "budget": BUDGET if part == 1 else str(Budget.parse(BUDGET).times(part)), "state": Run.State.FINISHED,

@@ -108,7 +108,9 @@ def suggested(runs: Sequence[Run], board: Standings | None) -> list[tuple[Judged
     for row in rows:
         if row.latest.run not in there:
             found.setdefault(row.entry, (row.latest, "baseline" if row.is_baseline else ""))
-    return list(found.values())[:SUGGESTED]
+        if len(found) == SUGGESTED:
+            break
+    return list(found.values())
 
 
 def curves_etag(request: HttpRequest) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
@@ -148,10 +149,13 @@ class Board:
 
     def __getitem__(self, entry: str) -> Estimate:
         """Raises `ResultsError` for an entry that has no runs."""
-        for estimate in self.entries:
-            if estimate.entry == entry:
-                return estimate
-        raise unknown(entry, (estimate.entry for estimate in self.entries))
+        if entry not in self.by_name:
+            raise unknown(entry, self.by_name)
+        return self.by_name[entry]
+
+    @cached_property
+    def by_name(self) -> dict[str, Estimate]:
+        return {estimate.entry: estimate for estimate in self.entries}
 
     def challenge(self, entry: str, record: str | None = None) -> Challenge:
         """Judge an entry by the record rule; without a record, over the baseline alone. Runs are taken as they are:
@@ -202,7 +206,10 @@ def compare(results: Iterable[Result], baseline: str, axis: Axis = "flops", full
     names = sorted({result.entry for result in results})
     if baseline not in names:
         raise unknown(baseline, names)
-    samples = {name: by_rung([result for result in results if result.entry == name], axis) for name in names}
+    own: dict[str, list[Result]] = {name: [] for name in names}
+    for result in results:
+        own[result.entry].append(result)
+    samples = {name: by_rung(found, axis) for name, found in own.items()}
     if not samples[baseline]:
         raise ResultsError(f"No run of the baseline {baseline!r} has its {axis}.")
     ladder = climb(samples[baseline], full)
@@ -303,13 +310,14 @@ def tie(
     some = reading[list(resolved)]
     gap, error = difference(ladder, some[:, None], some[None, :])
     apart = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
-    order = sorted(range(len(resolved)), key=lambda at: -some.log_multiplier[at])
+    order = np.argsort(-some.log_multiplier, kind="stable")
     if baseline in resolved:
         at = resolved.index(baseline)
         apart[at, :] = apart[:, at] = ~holds_one[list(resolved)]
         gap[:, at], gap[at, :] = some.log_multiplier, -some.log_multiplier
         apart[at, at] = False
-    ties = {one: [resolved[j] for j in order if j != i and not apart[i, j]] for i, one in enumerate(resolved)}
+    level = [order[~apart[i, order]].tolist() for i in range(len(resolved))]
+    ties = {one: [resolved[j] for j in level[i] if j != i] for i, one in enumerate(resolved)}
     ranks = {one: 1 + int(np.sum(apart[i] & (gap[i] < 0))) for i, one in enumerate(resolved)}
     return ties, ranks
 
