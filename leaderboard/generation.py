@@ -22,7 +22,8 @@ from leaderboard.models import Entry, Generation, Run, Track
 from leaderboard.sanitise import plain_text
 from scheduler import jobs, pace, storage
 from scheduler.kinds import About
-from scheduler.models import Blob, Checkpoint, Job, Lease, Node
+from scheduler.models import Blob, Checkpoint, Job, Lease
+from scheduler.outlook import Outlook, Prospect
 from trainer import wire
 
 EXPECTED_SECONDS = 20.0
@@ -79,9 +80,9 @@ def best(track: Track | None) -> Run | None:
     return ours.exclude(trust=Run.Trust.DISPUTED).first()  # type: ignore[no-any-return]
 
 
-def nodes_for_it() -> int:
-    """Return how many nodes are here that may take a prompt."""
-    return Node.objects.filter(state=Node.State.ONLINE, trusted=True).count()
+def prospect_of(run: Run) -> Prospect:
+    """Return what could be said of a prompt for this run, were it asked now."""
+    return Outlook(timezone.now()).if_queued(Job(**job_fields(run, None)))
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -127,8 +128,11 @@ def neighbourhood(address: str) -> str:
     return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
 
 
-def job_fields(run: Run, release: Blob) -> dict[str, Any]:
-    """Return the job: short, somebody waits for it, and it goes where the run may be scored."""
+def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
+    """Return the job: short, somebody waits for it, and it goes where the run may be scored.
+
+    Without a release it is one that is only thought of.
+    """
     assert run.checkpoint is not None, "whoever can write has a checkpoint"
     manifest = wire.Checkpoint.model_validate(run.checkpoint.manifest)
     weights = sum(file.size for file in manifest.files)  # the optimizer's part, too, which the node does not fetch

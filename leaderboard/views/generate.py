@@ -83,7 +83,8 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
     context = {
         **choices(form, run),
         "open": writing.is_open(),
-        "nodes": writing.nodes_for_it(),
+        "prospect": writing.prospect_of(run) if run else None,
+        "given_up_at": timezone.now() + writing.WAIT,
         "unanswered": Generation.objects.unanswered().count(),
         "examples": EXAMPLES,
     }

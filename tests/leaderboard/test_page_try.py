@@ -32,11 +32,22 @@ def asked(client: Client, run: Run, **fields: str) -> Generation:
 def test_the_best_model_of_the_board_is_offered_first_and_any_other_by_its_number(
     client: Client, arrived: Run, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(14):
         page = client.get("/try/").content.decode()
+    assert "A machine is free just now." in words(page.encode())
     assert f'<option value="{arrived.pk}" selected>' in page
     assert f'href="/try/?run={arrived.pk}"' in client.get(arrived.get_absolute_url()).content.decode()
     assert "In the beginning</textarea>" in client.get("/try/?run=999999&prompt=In the beginning").content.decode()
+
+
+def test_who_has_to_wait_is_told_before(client: Client, arrived: Run, able: Node) -> None:
+    held = lease(Job.objects.get(pk=arrived.job_id), able)
+    Job.objects.filter(pk=held.job_id).update(expected_seconds=600)
+    assert "the first is free at about" in words(client.get("/try/").content)
+    Job.objects.filter(pk=held.job_id).update(expected_seconds=100_000)
+    assert "later than a prompt waits" in words(client.get("/try/").content)
+    Node.objects.update(state=Node.State.OFFLINE)
+    assert "No machine that may write is here" in words(client.get("/try/").content)
 
 
 def test_without_a_model_or_an_open_door_the_page_says_so(client: Client, track: Any, settings: Any) -> None:
