@@ -29,8 +29,6 @@ TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5
 MOST_TICKS = 5
 MOST_ENTRIES = 100
 """In the ladder's picture, best first: more of them hide each other."""
-MOST_ENTRIES = 200
-"""In the picture of the ladder, best first: more would hide each other."""
 CURVE_POINTS = 60
 
 
@@ -143,7 +141,6 @@ def ladder_picture(standings: Standings) -> LadderPicture | None:
     if not ladder:
         return None
     others = [row for row in standings.rows if not row.is_baseline and row.estimate and row.estimate.compute]
-    others = others[:MOST_ENTRIES]
     others = others[:MOST_ENTRIES]
     amounts = [compute(run, axis) or 1.0 for run in ladder] + [middle(row)[0] for row in others]
     losses = padded(*spread([run.bits_per_byte for run in ladder] + [middle(row)[1] for row in others]))
