@@ -188,6 +188,12 @@ class Track(models.Model):
     """The nightly run of `main` is on this track."""
     monthly = models.PositiveSmallIntegerField(default=0, validators=[MaxValueValidator(MOST_MONTHLY)])
     """So many of a month's best entries take the monthly train, with seven times the budget; 0: there is none."""
+    releases = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(50)],
+        help_text="Keep and publish a run’s weights every so many percent of its budget; 0: only at its end.",
+    )
+    """Milestones of long runs, see `leaderboard.releases`."""
     hours_zone = models.CharField(max_length=64, default="UTC", validators=[known_zone])
     """IANA time zone in which `hours` are told: when jobs of this track may start."""
     position = models.IntegerField(default=0)
