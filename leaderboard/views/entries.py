@@ -73,13 +73,16 @@ def groups(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[Group]:
     return sorted(made, key=lambda group: -group.part)
 
 
-def beside(table: Standings, entry: Entry) -> str:
-    """Return the runs to compare: its own, the record's, the baseline's, as `compare` takes them."""
+def beside(table: Standings, entry: Entry) -> dict[str, str]:
+    """Return the runs to compare it with, as `compare` takes them, and what they are; nothing where there are none."""
     own, best = table.row(entry.pk), records(table)[-1:]
     baseline = table.row(table.baseline) if table.baseline else None
-    rows = [own, *(record.row for record in best), baseline]
-    runs = dict.fromkeys(str(row.latest.run) for row in rows if row)
-    return ",".join(runs) if own and len(runs) > 1 else ""
+    others = {"the record": best[0].row if best else None, "the baseline": baseline}
+    found = {name: row for name, row in others.items() if row and row is not own}
+    if own is None or not found:
+        return {}
+    runs = [row.latest.run for row in [own, *found.values()]]
+    return {"runs": ",".join(map(str, runs)), "with": " and ".join(found)}
 
 
 def row_of(table: Standings, entry: Entry) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_it_says_where_the_entry_stands_and_what_comes_next(client: Client) -> N
 
     assert "the baseline would need" in page
     assert "rank of 4" in page
-    assert "Compare with" in page
+    assert "Compare with the baseline" in page
 
 
 def test_runs_stand_by_budget_with_the_multiplier_at_each(client: Client) -> None:
