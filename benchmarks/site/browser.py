@@ -1,0 +1,102 @@
+"""What a visitor's browser says: a first view, with nothing in the cache, and how far a live page is behind the node.
+
+`python -m benchmarks.site.browser` asks a site that it starts and fills with the demo; the figures are Chromium's own,
+through the protocol that its developer tools speak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from playwright.sync_api import Browser, sync_playwright
+
+from benchmarks.pool.__main__ import ROOT, say, site
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
+TOLD = 12
+"""Times that a node tells something while the page is looked at."""
+WATCH = """
+window.figures = { shift: 0, largest: 0, blocked: 0 };
+const watch = (type, each) =>
+  new PerformanceObserver((list) => list.getEntries().forEach(each)).observe({ type, buffered: true });
+watch("layout-shift", (entry) => { if (!entry.hadRecentInput) figures.shift += entry.value; });
+watch("largest-contentful-paint", (entry) => { figures.largest = entry.startTime; });
+watch("longtask", (entry) => { figures.blocked += entry.duration - 50; });
+"""
+
+
+def first_view(browser: Browser, address: str) -> dict[str, float]:
+    """Open a page with nothing in the cache. Return bytes as transferred, layout shift, and milliseconds: until the
+    first and the largest thing was painted, and how long the page could not have answered a key."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.add_init_script(WATCH)
+    wire = context.new_cdp_session(page)
+    wire.send("Network.enable")
+    sizes: list[float] = []
+    wire.on("Network.loadingFinished", lambda said: sizes.append(said["encodedDataLength"]))
+    page.goto(address, wait_until="networkidle")
+    page.wait_for_timeout(300)
+    figures: dict[str, float] = page.evaluate(
+        "({...figures, first: performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0})"
+    )
+    context.close()
+    return {**figures, "bytes": sum(sizes), "requests": len(sizes)}
+
+
+def behind(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[float]:
+    """Return for each thing that a node tells how many seconds after it is stored the open page shows it."""
+    assert node.stdin
+    assert node.stdout
+    page, found, draw = browser.new_page(), [], random.Random(1)
+    page.goto(address)
+    page.wait_for_timeout(3000)
+    for step in range(1001, 1001 + TOLD):
+        page.wait_for_timeout(draw.uniform(0, 2000))
+        node.stdin.write(f"{step}\n")
+        node.stdin.flush()
+        stored = float(node.stdout.readline())
+        page.wait_for_function(
+            f"+document.querySelector('#curve').dataset.points >= {step}", timeout=20_000, polling=20
+        )
+        found.append(time.time() - stored)
+    page.close()
+    return found
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        environment = {**os.environ, "DAILYTRAIN_HOME": home, "LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+        for command in ("migrate", "seed_demo"):
+            subprocess.run([sys.executable, "manage.py", command], cwd=ROOT, env=environment, check=True, stdout=2)
+        with (
+            site(environment, 1, Path(home) / "site.log") as (port, _),
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.site.tell"],
+                cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            ) as node,
+        ):  # fmt: skip
+            assert node.stdin
+            assert node.stdout
+            told = json.loads(node.stdout.readline())
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            for name, path in told["pages"].items():
+                first_view(browser, f"http://127.0.0.1:{port}{path}")
+                say(f"{name}: {json.dumps(first_view(browser, f'http://127.0.0.1:{port}{path}'))}")
+            late = behind(browser, f"http://127.0.0.1:{port}/runs/{told['run']}/", node)
+            say(f"behind the node: median {median(late):.2f} s, at most {max(late):.2f} s of {len(late)}")
+            node.stdin.close()
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
