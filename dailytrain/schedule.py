@@ -19,6 +19,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Forget what GitHub told": ("leaderboard.tasks.forget_deliveries", 3600),
     "Keep the tracks' hours": ("leaderboard.tasks.keep_hours", 15),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
+    "Cut releases of long runs": ("leaderboard.tasks.cut_releases", 60),
     "Give up prompts that wait too long": ("leaderboard.tasks.give_up_prompts", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }

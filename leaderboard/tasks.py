@@ -8,7 +8,7 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import announcing, effects, generation, hours, ladder, results
+from leaderboard import announcing, effects, generation, hours, ladder, releases, results
 from leaderboard import confirmations as confirming
 from leaderboard import monthly as months
 from leaderboard import nightly as nights
@@ -39,6 +39,12 @@ def morning_post() -> None:
 def keep_hours() -> None:
     """Move jobs on to the next hours of their tracks."""
     hours.keep()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def cut_releases() -> None:
+    """Weights of long runs, every ten percent."""
+    releases.cut_all()
 
 
 @shared_task  # type: ignore[untyped-decorator]

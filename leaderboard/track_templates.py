@@ -117,6 +117,24 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
         "probe_seconds": 0.0,
     },
+    "long-run-8x80gb": {
+        "name": "The long run",
+        "description": "One large model on eight GPUs for months, followed day by day: see the preset rwkv5-7b.",
+        "budget": "627B-tokens",
+        # 6 x 7.5e9 parameters x 627e9 tokens at 40 % of eight H100s' peak: 103 days, more than a node's longest lease.
+        "expected_seconds": 8_900_000.0,
+        "needs_labels": ["8x80gb", "500gb"],
+        "needs_memory_bytes": 256 * GIB,
+        "config": {
+            "devices": 8,
+            "train": {"strategy": "fsdp", "sequence_length": 4096, "batch": 256, "micro_batch": 4}
+            | {"activation_checkpointing": True},
+            "checkpoint_every": "15m",
+        },
+        "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
+        "probe_seconds": 0.0,
+        "releases": 10,
+    },
 }
 
 

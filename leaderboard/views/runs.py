@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, charts, logs, publishing, reproducing, standings
+from leaderboard import asking, charts, logs, publishing, releases, reproducing, standings
 from leaderboard.bases import RUN_FILE
 from leaderboard.beside import Beside, numbers, offered
 from leaderboard.departures import Departure, departures, in_queue
@@ -55,6 +55,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "weights": weight_files(found),
         "publications": publishing.shown(found),
         "publishing": publishing.rule() if publishing.is_connected() and found.is_over else "",
+        "way": releases.way(found),
         "departure": departure_of(found),
         "wishes": asking.possible(request.user, found),
         **curves(request, found, others, offered(found, place)),
