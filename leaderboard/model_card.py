@@ -103,10 +103,11 @@ def standing(run: Run) -> str:
 
 
 def score_rows(run: Run, scores: list[Score]) -> Iterator[tuple[str, ...]]:
-    if run.bits_per_byte is not None and not any(score.name == "bits_per_byte" for score in scores):
-        yield "bits per byte, held-out text", f"{run.bits_per_byte:.4f}", number(run.bits_per_byte_stderr)
+    if run.bits_per_byte is not None:
+        yield "bits per byte, held-out text", number(run.bits_per_byte), number(run.bits_per_byte_stderr)
     for score in scores:
-        yield plain(score.name), number(score.value), number(score.stderr)
+        if score.name != "bits_per_byte":
+            yield plain(score.name), number(score.value), number(score.stderr)
 
 
 def provenance(kept: Publication) -> Iterator[tuple[str, str]]:

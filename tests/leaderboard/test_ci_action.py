@@ -164,6 +164,7 @@ def test_the_smoke_test_is_a_table_in_the_summary_and_points_at_the_line(
 ) -> None:
     """The command itself has tests of its own (tests/trainer/test_smoke.py); here it only speaks."""
     (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
     said = "" if found is None else f"print({json.dumps(json.dumps(found))})"
     (tmp_path / "trainer" / "cli.py").write_text(f"import sys\n{said}\nsys.exit({code})\n")
     environment = {"PATH": os.environ["PATH"], "ARCHITECTURES": "smear", "PYTHONPATH": str(tmp_path)}

@@ -30,7 +30,15 @@ def finished(run: Run, node: Node) -> Run:
 
 
 def content(answer: Any) -> bytes:
-    return b"".join(answer) if answer.streaming else answer.content
+    said = b"".join(answer) if answer.streaming else answer.content
+    answer.close()
+    return bytes(said)
+
+
+def status(client: Client, address: str, **extra: Any) -> int:
+    answer = client.get(address, **extra)
+    answer.close()
+    return answer.status_code
 
 
 def test_anybody_downloads_a_finished_runs_folder(client: Client, finished: Run) -> None:
@@ -40,6 +48,7 @@ def test_anybody_downloads_a_finished_runs_folder(client: Client, finished: Run)
     answer = client.get(f"/runs/{finished.pk}/weights/final/{STEP}/model.safetensors")
     assert answer["Content-Disposition"] == f'attachment; filename="run-{finished.pk}-model.safetensors"'
     assert answer["Content-Type"] == "application/octet-stream"
+    answer.close()
 
 
 def test_a_download_goes_on_where_it_broke(client: Client, finished: Run) -> None:
@@ -73,11 +82,11 @@ def test_a_run_under_way_gives_nothing(client: Client, run: Run, node: Node) -> 
 def test_one_address_downloads_so_often_an_hour(client: Client, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pace.PER_HOUR, "download", 2)
     address = f"/runs/{finished.pk}/weights/final/run.json"
-    assert [client.get(address).status_code for _ in range(3)] == [200, 200, 429]
+    assert [status(client, address) for _ in range(3)] == [200, 200, 429]
     answer = client.get(address)
     assert 0 < int(answer["Retry-After"]) <= 3600
     assert answer.content.startswith(b"That were many downloads for one address. Nothing is lost")
-    assert client.get(address, REMOTE_ADDR="203.0.113.9").status_code == 200
+    assert status(client, address, REMOTE_ADDR="203.0.113.9") == 200
 
 
 def test_the_runs_page_offers_them(client: Client, finished: Run) -> None:
