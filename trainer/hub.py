@@ -140,13 +140,15 @@ def explained(repository: str) -> Iterator[None]:
         raise judged(repository, error.response, said(error)) from error
     except requests.RequestException as error:
         if error.response is not None:
-            raise judged(repository, error.response, str(error)) from error
+            raise judged(repository, error.response, error.response.reason) from error
         raise unreachable(error) from error
-    except RuntimeError as error:  # of a file's upload, with the reason behind it
-        cause = error.__cause__
-        if isinstance(cause, requests.RequestException) and cause.response is not None:
-            raise judged(repository, cause.response, str(cause)) from error
-        raise unreachable(cause or error) from error
+    except RuntimeError as error:
+        # Of a file on its way to the Hub's storage. What that answers says nothing of our rights: they were asked
+        # before, and an address to send to expires.
+        response = getattr(error.__cause__, "response", None)
+        if response is None:
+            raise unreachable(error.__cause__ or error) from error
+        raise HubBusy(f"A file could not be sent: the Hub's storage answered {response.status_code}.") from error
     except OSError as error:
         raise unreachable(error) from error
     except ValueError as error:
