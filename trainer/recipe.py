@@ -41,7 +41,7 @@ def overridden(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
         for group in recipe.groups
     )
     if changes:
-        known = ", ".join(["clip", "schedule", *(group.name for group in recipe.groups)])
+        known = ", ".join(["clip", "l2wrap", "schedule", *(group.name for group in recipe.groups)])
         raise ConfigError(f"there is no recipe.{min(changes)}; this recipe has {known}")
     return dataclasses.replace(own, schedule=schedule, groups=groups)
 
