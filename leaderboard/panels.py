@@ -26,6 +26,7 @@ from leaderboard.charts import (
     round_size,
     smooth,
     steps,
+    thin,
     x_label,
     x_steps,
 )
@@ -36,6 +37,8 @@ SMOOTHINGS = {"none": 0.0, "light": 1 / 100, "medium": 1 / 50, "strong": 1 / 12}
 MEDIUM = "medium"
 ROWS = 16
 """Of the table behind the pictures; the file has all."""
+SMALL_POINTS = 90
+"""Of a line in a small panel, as it is drawn without script."""
 STEEP = 1 / 25
 """Of a curve's way: what is lost here goes off the top of the picture, so that the rest can be told apart."""
 
@@ -253,7 +256,8 @@ def line(
     def place(point: Point, value: float) -> Dot:
         return Dot(round(x_scale.at(getattr(point, view.x)), 2), round(100 - y_scale.at(value), 2))
 
-    drawn = [place(point, value) for point, value in zip(points, calm, strict=True)]
+    kept = thin(calm, SMALL_POINTS if metric is not METRICS[0] else len(calm))
+    drawn = [place(points[i], calm[i]) for i in kept]
     noisy = one.is_alone and metric.name == "loss" and view.smoothing != "none"
     evaluations = one.curve.dev if one.is_alone and metric.name == "loss" else []
     return Line(
@@ -275,11 +279,11 @@ class Table:
     rows: list[list[str]]
 
 
-def table(curve: Curve) -> Table:
+def table(curve: Curve, count: int = ROWS) -> Table:
     """Return some of a run's points, evenly spread, the last among them, with every metric that it has."""
     metrics = [metric for metric in METRICS if any(value_of(point, metric) is not None for point in curve.train)]
-    count = len(curve.train)
-    kept = sorted({round(i * (count - 1) / max(ROWS - 1, 1)) for i in range(ROWS)}) if count else []
+    last = len(curve.train) - 1
+    kept = sorted({round(i * last / (count - 1)) for i in range(count)}) if curve.train else []
     return Table(
         heads=["Step", "Tokens", "FLOPs", "Time", *(head(metric) for metric in metrics)],
         rows=[[*places(curve.train[i]), *(cell(curve.train[i], metric) for metric in metrics)] for i in kept],
@@ -329,5 +333,5 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, A
 
 
 def tidy(value: float | None) -> float | None:
-    """Six digits are more than a screen shows."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.6g}")
+    """Five digits are more than a screen shows."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")

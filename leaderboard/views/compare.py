@@ -21,6 +21,8 @@ from leaderboard.views.runs import X_LABELS, address
 
 POINTS = 1600
 """Of all curves together; a picture of ten needs fewer of each."""
+ROWS = 8
+"""Of the table behind each curve."""
 SUGGESTED = 6
 
 
@@ -74,7 +76,7 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
         "smoothings": SMOOTHINGS,
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "numbers": [(number, run, table(curves[run.pk])) for number, run in enumerate(runs)],
+        "numbers": [(number, run, table(curves[run.pk], ROWS)) for number, run in enumerate(runs)],
         "differ": differ,
         "alike": alike,
         "pairs": found,

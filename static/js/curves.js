@@ -53,7 +53,8 @@ export class Panels {
     this.main = main;
     this.lines = [];
     this.view = {};
-    this.plots = new Map();
+    this.plots = new Map(); // a figure: its uPlot
+    this.shown = new Map(); // a figure: what is drawn in it
     this.zoom = null;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(true));
     const sizes = new ResizeObserver((entries) => {
@@ -93,6 +94,7 @@ export class Panels {
     const metric = figure === this.main ? "loss" : figure.dataset.metric;
     const series = metric === "loss" ? this.losses(lines) : this.metric(lines, metric);
     if (!series.length) return;
+    this.shown.set(figure, series);
     const data = uPlot.join(series.map(({ x, values }) => [x, values]));
     const plot = this.plots.get(figure);
     if (plot && !anew) {
@@ -136,7 +138,7 @@ export class Panels {
 
   size(figure) {
     const width = figure.clientWidth;
-    return figure === this.main ? { width, height: Math.max(260, Math.min(440, width * 0.45)) } : { width, height: 148 };
+    return figure === this.main ? { width, height: Math.max(260, Math.min(440, width * 0.45)) } : { width, height: 136 };
   }
 
   // Where the train is now.
@@ -172,10 +174,16 @@ export class Panels {
     for (const other of this.plots.values()) other.setData(other.data, true);
   }
 
-  // What stands beside a small panel's name: its first line's value under the cursor, else its last.
+  // Which column of a panel is its run's own: the last of those drawn beneath each other, or the first of equals.
+  firstOf(figure) {
+    const at = this.shown.get(figure).findIndex(({ stroke }) => stroke === "ink");
+    return at < 0 ? 1 : at + 1;
+  }
+
+  // What stands beside a small panel's name: its own line's value under the cursor, else its last.
   read(plot, figure) {
     const place = figure.querySelector(".reading");
-    const values = plot.data[1], at = plot.cursor.idx;
+    const values = plot.data[this.firstOf(figure)], at = plot.cursor.idx;
     if (figure === this.main && at == null) plot.setLegend({ idx: values.findLastIndex((value) => value != null) }, false);
     if (!place) return;
     const near = at == null ? null : values[at] ?? values.slice(0, at).findLast((value) => value != null);
@@ -211,7 +219,7 @@ export class Panels {
         y: { distr: log ? 3 : 1, range },
       },
       axes: [
-        { ...axis, grid: { show: false }, space: isMain ? 90 : 64, incrs: x === "seconds" && !logX ? CLOCK_SIZES : undefined, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : written[x](tick))), ...(logX ? { splits: logSplits(isMain ? 8 : 4) } : {}) },
+        { ...axis, grid: { show: false }, size: isMain ? 40 : 28, space: isMain ? 90 : 64, incrs: x === "seconds" && !logX ? CLOCK_SIZES : undefined, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : written[x](tick))), ...(logX ? { splits: logSplits(isMain ? 8 : 4) } : {}) },
         { ...axis, size: 52, space: isMain ? 48 : 32, values: (plot, ticks) => ticks.map((tick) => (tick == null ? "" : short(tick))), ...(log ? { splits: logSplits(isMain ? 8 : 4) } : {}) },
       ],
       series: [

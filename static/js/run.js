@@ -29,7 +29,7 @@ async function draw(view = chosen()) {
     return { label, colour, columns: others.get(run) };
   });
   if (own.train.step.length) figure.dataset.points = own.train.step.at(-1);
-  panels.show([{ label: "this run", colour: "ink", columns: own, alone: true, live }, ...lines], view);
+  panels.show([...lines, { label: "this run", colour: "ink", columns: own, alone: true, live }], view); // on top
 }
 
 // --- the log: at its last line, unless somebody has scrolled up to read ---
