@@ -102,9 +102,9 @@ def resolution(estimate: Estimate) -> str:
 def tied_names(estimate: Estimate, standings: Standings) -> str:
     """Return the titles of those it cannot be told from, the baseline aside."""
     baseline = standings.board.baseline if standings.board else ""
-    names = [standings.title(name) for name in estimate.tied_with if name != baseline]
+    names = [name for name in estimate.tied_with if name != baseline]
     more = f" and {len(names) - ALSO} more" if len(names) > ALSO else ""
-    return ", ".join(names[:ALSO]) + more
+    return ", ".join(standings.title(name) for name in names[:ALSO]) + more
 
 
 def ladder_state(standings: Standings) -> str:

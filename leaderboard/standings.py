@@ -160,13 +160,21 @@ class Standings:
     """Why there are no multipliers; empty where there are."""
 
     def row(self, entry: int) -> Row | None:
-        return next((row for row in self.rows if row.entry == entry), None)
+        return self.by_entry.get(entry)
+
+    @cached_property
+    def by_entry(self) -> dict[int, Row]:
+        return {row.entry: row for row in self.rows}
 
     def title(self, name: str) -> str:
         """Return the title of the entry that downloads call `name`."""
-        return next((run.title for run in self.counted if name_of(run.entry) == name), name)
+        return self.titles.get(name, name)
 
-    @property
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        return {name_of(run.entry): run.title for run in reversed(self.counted)}
+
+    @cached_property
     def ladder(self) -> tuple[Judged, ...]:
         """The baseline's runs at all rungs, smallest first."""
         own = [run for run in self.counted if run.entry == self.baseline]

@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 ask(port, those, paths[:5] * 4)
                 say(f"{name}: {options.views} views")
                 pages[name] = ask(port, those, (paths * options.views)[: options.views])
-            board = filled["paths"]["board"][:1]
+            board = filled["paths"]["board, kept"]
             say(f"the board, {options.rate:g} times a second for {options.seconds:g} s, while runs go on")
             with runs_going_on(filled["live"], environment) as told:
                 words = ("--rate", str(options.rate), "--seconds", str(options.seconds))

@@ -173,7 +173,9 @@ def addresses(runs: Sequence[Run], draw: random.Random) -> dict[str, list[str]]:
     some, long = draw.sample(numbers, min(400, len(numbers))), [run.pk for run in runs[-LONG:]]
     entry = {run.pk: run.entry_id for run in runs}
     return {
-        "board": ["/", "/?sort=-multiplier", "/?page=2", "/?axis=seconds"],
+        "board, kept": ["/"],
+        "board, made anew": [f"/?view={number}" for number in range(2000)],
+        "board, in another order": [f"/?sort=-multiplier&page=2&view={number}" for number in range(2000)],
         "run": [f"/runs/{run}/" for run in some],
         "run, long curve": [f"/runs/{run}/" for run in long],
         "run, live.json": [f"/runs/{run}/live.json" for run in long],
