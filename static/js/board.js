@@ -9,19 +9,21 @@ const results = document.getElementById("results");
 const form = () => results.querySelector(".board-form");
 let asked = 0;
 
-results.classList.add("is-instant");
+document.documentElement.classList.add("is-instant");
 
 async function show(address, keep) {
   const number = ++asked;
-  const answer = await fetch(address, { headers: { Accept: "text/html" } });
-  if (!answer.ok || number !== asked) return; // a later question has overtaken it
+  const answer = await fetch(address, { headers: { Accept: "text/html" } }).catch(() => null);
+  if (number !== asked) return; // a later question has overtaken it
+  if (!answer?.ok) {
+    if (!keep) location.assign(address); // the page itself says what is wrong
+    return;
+  }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (number !== asked) return;
   localTimes(page);
-  const fresh = page.getElementById("results");
-  fresh.classList.add("is-instant");
   const picked = new Set([...results.querySelectorAll(".pick:checked")].map((box) => box.value));
-  morph(results, fresh);
+  morph(results, page.getElementById("results"));
   for (const box of results.querySelectorAll(".pick")) box.checked = picked.has(box.value); // it is the run's, not the row's
   for (const box of results.querySelectorAll(".menu input")) box.checked = box.hasAttribute("checked");
   for (const option of results.querySelectorAll("option")) option.selected = option.hasAttribute("selected");

@@ -31,6 +31,7 @@ export function morph(old, fresh) {
     return;
   }
   if (old.hasAttribute("data-keep")) return;
+  if (old.type === "checkbox" && old.value !== fresh.value) old.checked = fresh.hasAttribute("checked"); // another's box
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   }

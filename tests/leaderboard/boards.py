@@ -45,6 +45,7 @@ def judged(entry: Entry, multiplier: float = 1.0, part: float = 1.0, seed: int =
         "train_seconds": SECONDS * part * (1 + noise),
         "node_class": "2 CPU cores",
         "parameters": 1_574_000,
+        "step": 900,
         "finished_at": timezone.now() - timedelta(days=20),
     }
     return scene.run(entry, seed=seed, **{**values, **fields})
