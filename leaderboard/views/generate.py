@@ -15,6 +15,7 @@ from django.views.decorators.http import condition, require_http_methods, requir
 from leaderboard import generation as writing
 from leaderboard.models import Generation, Run, Track
 from leaderboard.views.live import LIVE_SECONDS, latest_event
+from leaderboard.views.origin import from_our_pages
 from scheduler.models import Job
 from scheduler.outlook import Outlook, Prospect
 
@@ -53,6 +54,7 @@ class PromptForm(forms.Form):
         self.fields["run"].queryset = writing.writers()  # type: ignore[attr-defined]
 
 
+@from_our_pages
 @require_http_methods(["GET", "HEAD", "POST"])
 def try_it(request: HttpRequest) -> HttpResponse:
     """The form; `?run=` chooses a model, `?prompt=` brings words along. A POST queues a prompt."""

@@ -108,8 +108,28 @@ def test_whoever_asks_too_often_is_told_to_wait(client: Client, arrived: Run) ->
     assert "The &lt;train&gt;</textarea>" in answer.content.decode()
 
 
-def test_another_sites_page_cannot_ask_in_a_visitors_name(arrived: Run) -> None:
-    assert Client(enforce_csrf_checks=True).post("/try/", {**PROMPT, "run": arrived.pk}).status_code == 403
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://testserver"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 302),
+        ({"Origin": "https://elsewhere.example.org"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://testserver"}, 302),
+        ({}, 302),
+    ],
+)
+def test_another_sites_page_cannot_ask_by_a_visitors_browser(
+    arrived: Run, headers: dict[str, str], status: int
+) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    assert strict.post("/try/", {**PROMPT, "run": arrived.pk}, headers=headers).status_code == status
+
+
+def test_the_forms_need_no_cookie_so_that_a_runs_page_can_be_kept(client: Client, arrived: Run) -> None:
+    for address in ("/try/", arrived.get_absolute_url(), asked(client, arrived).get_absolute_url()):
+        assert not client.get(address).cookies, address
 
 
 def test_the_queue_tells_what_nodes_do_beside_the_trains(client: Client, arrived: Run, able: Node) -> None:
