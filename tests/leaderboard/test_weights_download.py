@@ -30,14 +30,12 @@ def finished(run: Run, node: Node) -> Run:
 
 
 def content(answer: Any) -> bytes:
-    said = b"".join(answer) if answer.streaming else answer.content
-    answer.close()
-    return bytes(said)
+    return b"".join(answer) if answer.streaming else answer.content
 
 
 def status(client: Client, address: str, **extra: Any) -> int:
     answer = client.get(address, **extra)
-    answer.close()
+    content(answer)
     return answer.status_code
 
 
@@ -48,7 +46,7 @@ def test_anybody_downloads_a_finished_runs_folder(client: Client, finished: Run)
     answer = client.get(f"/runs/{finished.pk}/weights/final/{STEP}/model.safetensors")
     assert answer["Content-Disposition"] == f'attachment; filename="run-{finished.pk}-model.safetensors"'
     assert answer["Content-Type"] == "application/octet-stream"
-    answer.close()
+    assert content(answer) == b"weights at 20"
 
 
 def test_a_download_goes_on_where_it_broke(client: Client, finished: Run) -> None:
