@@ -1,8 +1,8 @@
 """torch.compile: what is translated, where the result is kept, and how long it took.
 
 Two pieces are translated, each whole (no breaks) and for fixed shapes: tokens to features, and a chunk of features to
-nats. With `fsdp` it is each block, since weights are gathered between them. The time is ours: it is measured, reported
-as `compile_seconds`, and not charged to the budget.
+nats. With `fsdp` and `zero2` it is each block, since weights are gathered between them. The time is ours: measured,
+reported as `compile_seconds`, and not charged to the budget.
 
 What was translated is kept in a folder and found again by the next process: in $DAILYTRAIN_CACHE, else below the home
 folder, else (as in a sandbox) in a temporary one. A node's jobs do not share it: it holds machine code, which one
@@ -52,7 +52,7 @@ def set_cache() -> None:
 def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> None:
     """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
     model = objective.model
-    if resolved.strategy == "fsdp":
+    if resolved.sharded:
         for block in model.repeated():
             block.compile(dynamic=False, backend=BACKEND)
     else:

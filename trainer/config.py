@@ -40,6 +40,10 @@ SHORT_TEXT = 16 * 2**20
 """Bytes of text that a CPU run of less than ten minutes prepares, unless told otherwise."""
 
 
+SHARDED = ("fsdp", "zero2")
+"""Strategies that cut the weights."""
+
+
 class ConfigError(ValueError):
     """The configuration contradicts itself or names what is not there; the message is one line."""
 
@@ -73,9 +77,9 @@ class Numbers:
     chunk_gradients: Literal["truncated", "through"] = "truncated"
     """Whether gradients end at a chunk's first token or go on through the state into the chunks before it, which takes
     one or two more forward passes."""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How several devices share the work: `ddp` gives each the whole model, `fsdp` a part of every weight. Computed:
-    ddp."""
+    strategy: Literal["auto", "ddp", "fsdp", "zero2"] = "auto"
+    """How several devices share the work: `ddp` gives each the whole model, `fsdp` a part of every weight, `zero2` of
+    every gradient and momentum. Computed: ddp."""
     spikes: Literal["skip", "stop", "off"] = "skip"
     """What to do with a gradient far beyond the usual, see `trainer.guard`."""
     evaluations: int | None = None
@@ -99,8 +103,8 @@ class Numbers:
                 raise ConfigError(f"train.{name} must be at least {least}, not {value}")
         if self.sample_tokens < 0:
             raise ConfigError(f"train.sample_tokens cannot be {self.sample_tokens}")
-        if self.chunk and self.strategy == "fsdp":
-            raise ConfigError("train.chunk goes with one device or with ddp, not with train.strategy fsdp")
+        if self.chunk and self.strategy in SHARDED:
+            raise ConfigError(f"train.chunk goes with one device or with ddp, not with train.strategy {self.strategy}")
         if self.batch and self.micro_batch and self.batch % self.micro_batch:
             raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
 
@@ -223,7 +227,7 @@ class Resolved:
     precision: Literal["fp32", "bf16", "fp8"]
     compile: bool
     activation_checkpointing: bool
-    strategy: Literal["single", "ddp", "fsdp"]
+    strategy: Literal["single", "ddp", "fsdp", "zero2"]
     spikes: Literal["skip", "stop", "off"]
     evaluations: int
     dev_tokens: int
@@ -231,6 +235,11 @@ class Resolved:
     chunk: int = 0
     """0: rows pass whole."""
     chunk_gradients: Literal["truncated", "through"] = "truncated"
+
+    @property
+    def sharded(self) -> bool:
+        """Does no process have the whole model?"""
+        return self.strategy in SHARDED
 
     @property
     def piece(self) -> int:

@@ -41,15 +41,18 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def shard(objective: Objective, mesh: DeviceMesh) -> Objective:
-    """Cut every weight along its first dimension; a model's blocks are gathered one by one, the rest together."""
+def shard(objective: Objective, mesh: DeviceMesh, again: bool = True) -> Objective:
+    """Cut every weight along its first dimension; a model's blocks are gathered one by one, the rest together.
+
+    `again`: a block's weights are let go after its forward pass and gathered again for the way back.
+    """
     from torch.distributed.fsdp import fully_shard
 
     scalar = next((name for name, weight in objective.model.named_parameters() if weight.ndim == 0), None)
     if scalar is not None:
         raise ModelFailure(f"fsdp cannot cut {scalar}, which has no dimension: give it the shape (1,).")
     for block in objective.model.repeated():
-        fully_shard(block, mesh=mesh["data_parallel"])
+        fully_shard(block, mesh=mesh["data_parallel"], reshard_after_forward=again)
     fully_shard(objective, mesh=mesh["data_parallel"])
     return objective
 

@@ -2,8 +2,10 @@
 
 `ddp`: each has the whole model, and gradients are averaged. `fsdp`: each has a part of every weight, its gradient and
 its momenta, and gathers a block's weights while that block computes (torch's FSDP2, by Fabric's
-`ModelParallelStrategy`; Fabric's older `FSDPStrategy` refuses CPUs). Both run on GPUs (NCCL) and on CPUs (gloo). The
-numbers are those of one device but for the order of sums.
+`ModelParallelStrategy`; Fabric's older `FSDPStrategy` refuses CPUs). `zero2`: the same, but that weights once gathered
+stay from the forward to the backward pass: half as much to send, and for that time each has the whole model (ZeRO's
+stage 2, arXiv 1910.02054, section 5; DeepSpeed itself is not used: its engine would take the loop's place). All run on
+GPUs (NCCL) and on CPUs (gloo). The numbers are those of one device but for the order of sums.
 
 A checkpoint has whole tensors, whatever the strategy: a run may go on with another one. Each process evaluates all of
 dev: the answer is then the same to the last digit, and evaluation is not charged.
@@ -12,6 +14,7 @@ dev: the answer is then the same to the last digit, and evaluation is not charge
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +36,8 @@ def strategy(resolved: Resolved) -> Strategy | str:
         return "ddp"
     from lightning.fabric.strategies import ModelParallelStrategy
 
-    return ModelParallelStrategy(shard, data_parallel_size=resolved.devices, tensor_parallel_size=1)
+    cut = partial(shard, again=resolved.strategy == "fsdp")
+    return ModelParallelStrategy(cut, data_parallel_size=resolved.devices, tensor_parallel_size=1)
 
 
 def agree(fabric: Fabric, values: Sequence[float]) -> list[float]:

@@ -221,7 +221,7 @@ def update(run: Run, norm: float) -> None:
 def look(run: Run) -> None:
     """At a random moment: is the loop still ours, and does the model do the work that was counted? Leaves no trace."""
     run.guard.check()
-    if run.resolved.strategy == "fsdp":
+    if run.resolved.sharded:
         return  # no process has the whole model
     row, _ = next(in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
     before = random_state()

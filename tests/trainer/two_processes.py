@@ -25,7 +25,7 @@ RUNS = {
     )
     for strategy in ("ddp", "fsdp")
     for compiled in (False, True)
-}
+} | {"zero2": ("--train.strategy", "zero2")}
 """What each run has besides."""
 
 
