@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
-
-from tests.browser import scene
+from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -22,14 +20,3 @@ def test_the_apis_page_asks_nobody_else_and_shows_what_comes_back(
     page.get_by_role("link", name="GET /api/v1/runs/{run_id}/curve").click()
     page.locator("#get-api-v1-runs-run-id-curve").get_by_text("What it answers").click()
     assert page.get_by_text('"gradient_norm": "number or null"').first.is_visible()
-
-
-def test_a_chart_stands_in_another_sites_page_and_a_page_does_not(browser: Browser, live_server: Any) -> None:
-    run = scene.night()["train"]
-    address = f"{live_server.url}/runs/{run.pk}/"
-    page = browser.new_page()
-    page.set_content(f'<iframe src="{address}?embed=1"></iframe><iframe src="{address}"></iframe>')
-    expect(page.frame_locator("iframe").nth(0).locator("svg.drawing")).to_be_attached()
-    page.wait_for_load_state("networkidle")
-    assert page.frame_locator("iframe").nth(1).locator("h1").count() == 0
-    page.close()
