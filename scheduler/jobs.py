@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from django.db import transaction
+from django.db.models import BigIntegerField
 from django.utils import timezone
 
 from scheduler.kinds import kind_of
 from scheduler.models import Blob, Event, Job
+from scheduler.prepared import Later, PreparedUpdate
 from trainer import wire
 
 WAITING = (Job.State.HELD, Job.State.QUEUED)
@@ -23,13 +26,21 @@ def change(job: Job, to: Job.State, *, since: Sequence[Job.State], actor: str, s
     if to in OVER:
         fields["finished_at"] = now
     fields |= {"state": to, "state_since": now}
-    if not Job.objects.filter(pk=job.pk, state__in=since).update(**fields):
+    values = {name: value.pk if isinstance(value, Blob) else value for name, value in fields.items()}
+    if not changing(tuple(since), tuple(fields)).run(job=job.pk, **values):
         job.refresh_from_db()
         return False
     for name, value in fields.items():  # the row is ours until the transaction ends
         setattr(job, name, value)
     Event.record(actor, job, sentence)
     return True
+
+
+@cache
+def changing(since: tuple[Job.State, ...], names: tuple[str, ...]) -> PreparedUpdate:
+    """Return the UPDATE of these fields of a job that is in one of these states. There are a dozen of them."""
+    values = {name: Later(name, Job._meta.get_field(name)) for name in names}
+    return PreparedUpdate(lambda: (Job.objects.filter(pk=Later("job", BigIntegerField()), state__in=since), values))
 
 
 # --- what people ask -----------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from itertools import islice
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import BigIntegerField, DateTimeField, F, TextField, Value
+from django.db.models import BigIntegerField, DateTimeField, F, FloatField, TextField
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from scheduler.models.jobs import LeaseQuerySet
 from scheduler.prepared import Later, Prepared, PreparedInsert, PreparedUpdate
 from scheduler.refusals import Over
 from trainer import wire
@@ -155,16 +156,29 @@ def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
 # --- keeping it ----------------------------------------------------------------------------------------------------
 
 
+def held() -> LeaseQuerySet:
+    """Return an active lease whose number is told later."""
+    return Lease.objects.filter(pk=Later("lease", BigIntegerField()), state=Lease.State.ACTIVE)
+
+
+def longest() -> Greatest:
+    """Seconds of a lease only grow."""
+    return Greatest(F("seconds"), Later("seconds", FloatField()))
+
+
+RENEWED = {
+    "expires_at": Later("until", DateTimeField()),
+    "heartbeat_at": Later("now", DateTimeField()),
+    "phase": Later("phase", TextField()),
+}
+RENEW = PreparedUpdate(lambda: (held(), {**RENEWED, "seconds": longest()}))
+
+
 def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
     """Renew the lease and say whether the node should stop; raise Over when the lease has ended."""
     now = timezone.now()
-    renewed = Lease.objects.active(lease).update(
-        expires_at=now + lease_time(),
-        heartbeat_at=now,
-        phase=message.phase,
-        seconds=metered(lease, message.seconds, now),
-    )
-    if not renewed:
+    seconds = metered(lease, message.seconds, now)
+    if not RENEW.run(lease=lease.pk, until=now + lease_time(), now=now, phase=message.phase, seconds=seconds):
         raise Over
     pool.heard_of(lease.node, now, message.health)
     job, node = lease.job, lease.node
@@ -235,15 +249,25 @@ def end(
     expired_before: datetime | None = None,
 ) -> bool:
     """End an active lease; return whether this call did."""
-    rows = Lease.objects.active(lease)
-    if expired_before:
-        rows = rows.filter(expires_at__lt=expired_before)
     now = timezone.now()
-    fields = {} if seconds is None else {"seconds": metered(lease, seconds, now)}
-    return rows.update(state=state, ended_at=now, reason=reason[:500], outcome=outcome, **fields) == 1
+    said = {"state": state, "now": now, "reason": reason[:500], "outcome": outcome}
+    if expired_before:
+        assert seconds is None, "who fell silent has said nothing"
+        return END_SILENT.run(lease=lease.pk, before=expired_before, **said) == 1
+    return END.run(lease=lease.pk, seconds=metered(lease, seconds or 0.0, now), **said) == 1
 
 
-def metered(lease: Lease, seconds: float, now: datetime) -> Greatest:
-    """Return what to write as the seconds of a lease: they only grow, and not beyond the time that it has lasted."""
+ENDED = {
+    "state": Later("state", TextField()),
+    "ended_at": Later("now", DateTimeField()),
+    "reason": Later("reason", TextField()),
+    "outcome": Later("outcome", TextField()),
+}
+END = PreparedUpdate(lambda: (held(), {**ENDED, "seconds": longest()}))
+END_SILENT = PreparedUpdate(lambda: (held().filter(expires_at__lt=Later("before", DateTimeField())), ENDED))
+
+
+def metered(lease: Lease, seconds: float, now: datetime) -> float:
+    """Return the seconds of a lease, not more than it has lasted."""
     lasted = (now - lease.started_at).total_seconds() + CLOCKS_DIFFER
-    return Greatest(F("seconds"), Value(max(min(seconds, lasted), 0.0)))
+    return max(min(seconds, lasted), 0.0)

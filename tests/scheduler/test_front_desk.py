@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 from station import HARDWARE, ROOT, Agent, bearer, make_job, make_node, sentence
 
 from scheduler import jobs, lobby, pool
-from scheduler.clerks import Clerks
+from scheduler.clerks import AT_ONCE, Clerks, settle
 from scheduler.lobby import Lobby
 from scheduler.models import Job, Lease
 from scheduler.polls import Question
@@ -80,6 +80,25 @@ def test_at_the_usual_door_nothing_is_held_open(agent: Agent) -> None:
     assert (action.action, action.wait_seconds) == ("idle", 5)
     assert time.monotonic() - began < 15
     assert sentence(Agent("dtn_node_nobody").poll())
+
+
+def test_questions_that_are_held_open_take_no_threads(http: httpx.Client) -> None:
+    tokens = [make_node(f"node-{number}")[1] for number in range(40)]
+
+    async def hold_open() -> tuple[int, list[str]]:
+        async with httpx.AsyncClient(base_url=http.base_url, timeout=60, limits=httpx.Limits()) as client:
+            asking = [
+                asyncio.create_task(client.post("/poll", content=body(wait_seconds=8), headers=bearer(token)))
+                for token in tokens
+            ]
+            await asyncio.sleep(2)
+            threads = threading.active_count()
+            return threads, [(await answer).json()["action"] for answer in asking]
+
+    before = threading.active_count()
+    threads, answers = asyncio.run(hold_open())
+    assert answers == ["idle"] * 40
+    assert threads <= before + AT_ONCE + 2, "those that look, the one that looks on"
 
 
 # --- who waits -------------------------------------------------------------------------------------------------------
@@ -198,8 +217,6 @@ def test_what_goes_wrong_is_raised_where_it_is_waited_for_and_the_threads_go_on(
 
 
 def test_work_that_nobody_waits_for_is_not_begun() -> None:
-    from scheduler.clerks import settle
-
     place: Future[None] = Future()
     assert place.cancel()
     settle(place, lambda: pytest.fail("it was begun"))
