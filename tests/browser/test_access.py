@@ -23,7 +23,7 @@ PHONE = {"width": 390, "height": 844}
 def test_axe_finds_nothing_serious(open_page: Callable[..., Page], scheme: str) -> None:
     if not AXE.exists():
         pytest.skip("axe-core is not installed: npm ci")
-    page = open_page("/healthz", color_scheme=scheme)
+    page = open_page("/about/", color_scheme=scheme)
     serious = []
 
     for name, address in addresses(scene.night()).items():
@@ -41,7 +41,7 @@ def test_axe_finds_nothing_serious(open_page: Callable[..., Page], scheme: str) 
 
 
 def test_nothing_hangs_over_the_edge_of_a_phone(open_page: Callable[..., Page]) -> None:
-    page = open_page("/healthz", viewport=PHONE)
+    page = open_page("/about/", viewport=PHONE)
     over = {}
 
     for name, address in addresses(scene.night()).items():

@@ -33,7 +33,7 @@ def signed_in(open_page: Callable[..., Page], live_server: Any) -> SignIn:
     def opened(user: User, path: str, **options: Any) -> Page:
         client = Client()
         client.force_login(user)
-        page = open_page("/healthz", **options)
+        page = open_page("/about/", **options)
         cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
         page.context.add_cookies([cookie])  # type: ignore[list-item]
         page.goto(path)
