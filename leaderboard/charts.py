@@ -232,7 +232,8 @@ def x_steps(x: Abscissa, high: float) -> list[float]:
 
 
 def x_label(x: Abscissa) -> Callable[[float], str]:
-    return {"seconds": duration, "flops": power}.get(x, compact)
+    labels: dict[str, Callable[[float], str]] = {"seconds": duration, "flops": power}
+    return labels.get(x, compact)
 
 
 def y_steps(low: float, high: float) -> list[tuple[float, str]]:

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import conditional_page, require_safe
 
@@ -19,7 +20,7 @@ from leaderboard.tables import Table
 from leaderboard.views.results import axis_of
 from scheduler import pace
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 FORMATS = {
     "csv": (tables.csv, "text/csv; charset=utf-8"),
     "json": (tables.json, "application/json"),
@@ -31,7 +32,7 @@ def also(page: View, *, table: Callable[..., Table] | None = None, embed: View |
     """Return a view that answers with the page unless the address asks for its table or for its chart alone."""
 
     @wraps(page)
-    def either(request: HttpRequest, **place: Any) -> HttpResponse:
+    def either(request: HttpRequest, **place: Any) -> HttpResponseBase:
         if embed is not None and request.GET.get("embed") == "1":
             return embed(request, **place)
         form = request.GET.get("format", "")

@@ -62,7 +62,10 @@ def test_parts_that_fit_only_together_may_come_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"matrix": {"learning_rate": 1.0}}, "there is no recipe.matrix; this recipe has clip, l2wrap, schedule, embedding, m"),
+        (
+            {"matrix": {"learning_rate": 1.0}},
+            "there is no recipe.matrix; this recipe has clip, l2wrap, schedule, embed",
+        ),
         ({"clop": 1.0}, "recipe has no 'clop'; it has clip, l2wrap, the table schedule and one of each group"),
         ({"schedule.warm": 1.0}, "recipe.schedule has no 'warm'; it has final, shape, "),
         ({"matrices": {"lr": 1.0}}, "recipe.matrices has no 'lr'; it has betas"),

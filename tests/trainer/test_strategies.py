@@ -22,6 +22,7 @@ from two_processes import FLAGS, RUNS, in_fp32
 from trainer import checkpoint, muon
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(900)  # three processes, thirteen runs
 
 
 def free_port() -> str:
@@ -48,7 +49,7 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.setattr(muon, "units", in_fp32)
         assert train(out / "single", *FLAGS, "--dataset", dataset_folder) == 0
     for process in both:
-        errors = process.communicate(timeout=240)[1].decode()
+        errors = process.communicate(timeout=600)[1].decode()
         assert process.returncode == 0, errors
         assert "Warning" not in errors
     return out
