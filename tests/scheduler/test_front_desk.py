@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 import httpx
 import pytest
+from django.db import connection
 from pytest_django import DjangoAssertNumQueries
 from station import HARDWARE, ROOT, Agent, bearer, make_job, make_node, sentence
 
@@ -67,7 +68,12 @@ def test_a_question_that_is_too_long_is_refused(http: httpx.Client) -> None:
 
 def test_a_node_that_is_banned_while_it_waits_hears_why(http: httpx.Client) -> None:
     node, token = make_node()
-    timer = threading.Timer(0.5, lambda: pool.ban(node, "ada", "It sent garbage."))
+
+    def ban() -> None:
+        pool.ban(node, "ada", "It sent garbage.")
+        connection.close()
+
+    timer = threading.Timer(0.5, ban)
     timer.start()
     answer = http.post("/poll", content=body(wait_seconds=20), headers=bearer(token))
     timer.join()
