@@ -8,6 +8,7 @@ const REMEMBERED = "board-columns";
 const results = document.getElementById("results");
 const form = () => results.querySelector(".board-form");
 let asked = 0;
+let shown = location.search;
 
 document.documentElement.classList.add("is-instant");
 
@@ -29,6 +30,7 @@ async function show(address, keep) {
   for (const option of results.querySelectorAll("option")) option.selected = option.hasAttribute("selected");
   if (keep) history.replaceState(null, "", address);
   else history.pushState(null, "", address);
+  shown = location.search;
 }
 
 function addressOf(fields) {
@@ -67,7 +69,7 @@ results.addEventListener("click", (event) => {
 document.addEventListener("click", (event) => {
   for (const menu of results.querySelectorAll(".menu[open]")) if (!menu.contains(event.target)) menu.open = false;
 });
-addEventListener("popstate", () => location.reload());
+addEventListener("popstate", () => { if (location.search !== shown) location.reload(); }); // not for a link within the page
 
 // Columns remembered from another visit, where the address names none.
 const remembered = localStorage.getItem(REMEMBERED);

@@ -151,7 +151,7 @@ def test_a_track_that_no_run_could_follow_is_refused(mara: Client, track: Track)
         "ladder": "{}", "seeds": "1", "probe_seconds": "2",
         "kind": "competition", "trial": "{}", "needs_memory_bytes": "0",
         "kappa_tolerance": "0.03", "drift_tolerance": "0.01", "confirmations": "3",
-        "monthly": "0", "hours_zone": "UTC", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0",
+        "monthly": "0", "releases": "0", "hours_zone": "UTC", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0",
     }  # fmt: skip
     page = mara.post("/admin/leaderboard/track/add/", {**fields, "budget": "soon"}).content.decode()
     assert "soon" in page

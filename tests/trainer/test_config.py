@@ -88,6 +88,7 @@ def test_what_is_given_is_kept() -> None:
     resolved = resolve(config(train=numbers, model={"depth": 7}), "cpu")
     assert {**dataclasses.asdict(resolved), "precision": "auto", "strategy": "auto"} == {
         **dataclasses.asdict(numbers),
+        "chunk": 0,
         "device": "cpu",
         "devices": 1,
         "depth": 7,
