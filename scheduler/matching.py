@@ -153,7 +153,7 @@ def carries(node: Seeker, name: str) -> bool:
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
-Rank = tuple[int, int, int, float, datetime]
+Rank = tuple[int, int, int, float, datetime, str, float]
 Place = tuple[Rank, int, Line]
 """A line where it stands; the number decides between equals."""
 
@@ -245,8 +245,9 @@ def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: d
 
 
 def rank(line: Line, used_seconds: float, now: datetime) -> Rank:
-    """Return the place of a line; lower goes first."""
-    return (level(line, now), -line.impact, length(line.expected_seconds), used_seconds, line.waiting_since)
+    """Return the place of a line; lower goes first. Its last parts only settle what was queued at the same moment."""
+    place = (level(line, now), -line.impact, length(line.expected_seconds), used_seconds, line.waiting_since)
+    return (*place, line.author, line.expected_seconds)
 
 
 def level(line: Line, now: datetime) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 from station import HARDWARE, Agent, make_job, make_node
@@ -134,6 +134,15 @@ needs = st.fixed_dictionaries(
 )
 
 
+@example(
+    gpus=0,
+    queue=[
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 0, "expected_seconds": 600.0, "age": 0},
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 0, "expected_seconds": 600.0, "age": 0},
+        {"author": "bob", "needs_gpus": 0, "priority": 30, "impact": 1, "expected_seconds": 3600.0, "age": 0},
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 1, "expected_seconds": 3600.0, "age": 0},
+    ],
+)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(gpus=st.integers(0, 4), queue=st.lists(needs, max_size=8))
 def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, queue: list[dict[str, Any]]) -> None:
