@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.utils.text import compress_string
+
+from dailytrain.answers import Finishing
 
 TEXT = ("text/", "application/json", "application/javascript", "application/atom+xml", "image/svg+xml")
 SHORT = 500
@@ -17,25 +16,9 @@ PADDING = 100
 """Up to so many bytes of chance, so that a page's compressed length does not tell what is on it (BREACH)."""
 
 
-class Compression:
-    """Works under ASGI without a thread a request."""
-
-    sync_capable = True
-    async_capable = True
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]) -> None:
-        self.get_response = get_response
-        if iscoroutinefunction(get_response):
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        response = self.get_response(request)
-        if isinstance(response, HttpResponseBase):
-            return compressed(request, response)
-        return self.later(request, response)
-
-    async def later(self, request: HttpRequest, response: Awaitable[HttpResponseBase]) -> HttpResponseBase:
-        return compressed(request, await response)
+class Compression(Finishing):
+    def finished(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        return compressed(request, response)
 
 
 def compressed(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
