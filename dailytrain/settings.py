@@ -210,12 +210,12 @@ WHITENOISE_USE_FINDERS = True
 # --- the train ----------------------------------------------------------------------------------------------------
 
 JOB_KINDS = {
-    "train": "leaderboard.results.Training",
-    "score": "leaderboard.results.Scoring",
-    "replay": "leaderboard.replays.Replaying",
-    "notebook": "leaderboard.notebooks.Executing",
-    "smoke": "leaderboard.smoking.Smoking",
-    "generate": "leaderboard.generation.Generating",
+    "train": "leaderboard.kinds.results.Training",
+    "score": "leaderboard.kinds.results.Scoring",
+    "replay": "leaderboard.kinds.replays.Replaying",
+    "notebook": "leaderboard.kinds.notebooks.Executing",
+    "smoke": "leaderboard.kinds.smoking.Smoking",
+    "generate": "leaderboard.kinds.generation.Generating",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
@@ -234,9 +234,9 @@ EFFECT_KINDS: dict[str, str] = {
     "github.comment": "leaderboard.github.telling.comment",
     "github.check": "leaderboard.github.telling.check",
     "github.answer": "leaderboard.github.telling.answer",
-    "github.commit": "leaderboard.commit_status.carry_out",
+    "github.commit": "leaderboard.github.commit_status.carry_out",
     "notice": "leaderboard.notices.sending.carry_out",
-    "hub": "leaderboard.publishing.carry_out",
+    "hub": "leaderboard.publishing.publications.carry_out",
 }
 """{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"

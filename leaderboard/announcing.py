@@ -25,9 +25,9 @@ Listener = Callable[[Sequence[Event]], None]
 
 LISTENERS: tuple[str, ...] = (
     "leaderboard.github.telling.heard",
-    "leaderboard.commit_status.heard",
+    "leaderboard.github.commit_status.heard",
     "leaderboard.notices.listening.heard",
-    "leaderboard.publishing.heard",
+    "leaderboard.publishing.publications.heard",
 )
 """Dotted paths of `Listener`s, in the order in which they are told."""
 AT_ONCE = 200

@@ -8,8 +8,8 @@ class LeaderboardConfig(AppConfig):
     name = "leaderboard"
 
     def ready(self) -> None:
-        from leaderboard import publishing
         from leaderboard.github import checklist
+        from leaderboard.publishing import publications
 
         register(checklist.half_connected)
-        register(publishing.half_connected)
+        register(publications.half_connected)

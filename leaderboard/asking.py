@@ -9,8 +9,9 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import transaction
 from django.db.models import F
 
-from leaderboard import publishing, runs
+from leaderboard import runs
 from leaderboard.models import Run
+from leaderboard.publishing import publications
 from leaderboard.runs import RunError
 from scheduler import jobs
 from scheduler.models import Job
@@ -117,7 +118,7 @@ def again(run: Run, actor: str) -> None:
 
 
 def publish(run: Run, actor: str) -> None:
-    publishing.publish(run, f"{actor} had it published.", actor)
+    publications.publish(run, f"{actor} had it published.", actor)
 
 
 def has_another(run: Run) -> bool:
@@ -145,7 +146,7 @@ WISHES = {
             "publish",
             "Publish on the Hub",
             "It is on its way to the Hub.",
-            publishing.is_publishable,
+            publications.is_publishable,
             publish,
             of_maintainers=True,
         ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leaderboard.judged import Judged
+from leaderboard.judging.judged import Judged
+from leaderboard.judging.standings import Row, Standings
 from leaderboard.models import Run
-from leaderboard.standings import Row, Standings
 
 MOST = 10
 """Runs in one picture."""

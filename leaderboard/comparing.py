@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leaderboard import figures, sentences
-from leaderboard.judged import name_of
+from leaderboard import figures
+from leaderboard.judging import sentences
+from leaderboard.judging.judged import name_of
+from leaderboard.judging.standings import Standings
 from leaderboard.models import Run, Score
 from leaderboard.reproducing import recipe
-from leaderboard.standings import Standings
 from trainer.scoring.multiplier import Ratio
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")

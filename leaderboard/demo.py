@@ -20,10 +20,12 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import confirmations, metrics, results
+from leaderboard import metrics
 from leaderboard.demo_label import NODE
+from leaderboard.judging import confirmations
+from leaderboard.judging.verdicts import Verdict
+from leaderboard.kinds import results
 from leaderboard.models import Entry, Night, Run, Season, Track
-from leaderboard.verdicts import Verdict
 from scheduler.models import Blob, Event, Job, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"

@@ -10,8 +10,8 @@ from django.db.models import Max, Q, QuerySet
 from django.urls import reverse
 from django.utils.feedgenerator import Atom1Feed
 
-from leaderboard import standings
-from leaderboard.frontier import Record, height, records
+from leaderboard.board.frontier import Record, height, records
+from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
 from leaderboard.sanitise import plain_text
 from scheduler.models import Event

@@ -14,11 +14,13 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import notebook_series, repositories, roles, runs, smoking
+from leaderboard import repositories, roles, runs
+from leaderboard.kinds import smoking
 from leaderboard.models import Entry, PullRequest, Run, Track
-from leaderboard.notebook_cells import NotebookError
-from leaderboard.notebook_series import Series
 from leaderboard.repositories import MODELS, Mirror, RepositoryError
+from leaderboard.review import notebook_series
+from leaderboard.review.notebook_cells import NotebookError
+from leaderboard.review.notebook_series import Series
 from scheduler import storage
 from scheduler.models import Event
 from trainer.budget import Budget

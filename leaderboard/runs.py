@@ -10,8 +10,10 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import hours, roles, trust
+from leaderboard import roles
+from leaderboard.judging import trust
 from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.timetable import hours
 from scheduler import jobs, matching, storage
 from scheduler.models import Blob, Event, Job
 from trainer import wire

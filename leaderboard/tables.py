@@ -14,10 +14,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from leaderboard.departures import departures
-from leaderboard.judged import name_of
+from leaderboard.judging.judged import name_of
+from leaderboard.judging.standings import Row, Standings
 from leaderboard.models import Entry, Run, Score
-from leaderboard.standings import Row, Standings
+from leaderboard.timetable.departures import departures
 from leaderboard.views.live import with_job
 from leaderboard.views.pool import nodes_at_work
 

@@ -8,12 +8,15 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import announcing, effects, generation, hours, ladder, releases, results
-from leaderboard import confirmations as confirming
-from leaderboard import monthly as months
-from leaderboard import nightly as nights
+from leaderboard import announcing, effects
 from leaderboard.github import deliveries, telling
+from leaderboard.judging import confirmations as confirming
+from leaderboard.kinds import generation, results
 from leaderboard.notices import sending
+from leaderboard.publishing import releases
+from leaderboard.timetable import hours, ladder
+from leaderboard.timetable import monthly as months
+from leaderboard.timetable import nightly as nights
 
 
 @shared_task  # type: ignore[untyped-decorator]

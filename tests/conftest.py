@@ -35,7 +35,7 @@ def _fresh_cache() -> None:
     """Rate limits are counted in the cache: one test's calls are not another's."""
     from django.core.cache import cache
 
-    from leaderboard import standings
+    from leaderboard.judging import standings
 
     cache.clear()
     standings.KEPT.clear()

@@ -11,13 +11,14 @@ from django.views.decorators.http import conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
-from leaderboard import estimates, standings
 from leaderboard.api.paging import Before, Cursor, Limit, Page, page
 from leaderboard.github import messages
+from leaderboard.judging import standings
+from leaderboard.judging.standings import StandingDict
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import RunDict
-from leaderboard.standings import StandingDict
+from leaderboard.review import estimates
 
 router = Router()
 

@@ -11,11 +11,11 @@ from ninja import Router
 from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
-from leaderboard import calendar
 from leaderboard.api.paging import Before, Cursor, Limit, Page, page
-from leaderboard.departures import Departure, departures
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
+from leaderboard.timetable import calendar
+from leaderboard.timetable.departures import Departure, departures
 from leaderboard.views.live import with_job
 from leaderboard.views.pool import nodes_at_work
 from scheduler import contributions

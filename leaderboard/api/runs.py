@@ -12,10 +12,10 @@ from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
 from leaderboard.api.paging import Before, Cursor, Limit, Page, page
-from leaderboard.charts import thin
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
+from leaderboard.pictures.charts import thin
 from scheduler.models import Event
 
 MAX_POINTS = 2000

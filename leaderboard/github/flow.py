@@ -14,14 +14,16 @@ from typing import Any
 from django.db import transaction
 from django.utils.dateparse import parse_datetime
 
-from leaderboard import effects, intake, notebook_series, roles, smoking
+from leaderboard import effects, intake, roles
 from leaderboard.effects import Later, Refused
 from leaderboard.github import client, frontmatter
 from leaderboard.github.deliveries import field, text
 from leaderboard.github.frontmatter import Asked
 from leaderboard.intake import IntakeError
+from leaderboard.kinds import smoking
 from leaderboard.models import Effect, Entry, Installation, PullRequest, Track
 from leaderboard.repositories import MODELS, SHA, Unreachable
+from leaderboard.review import notebook_series
 
 FOLLOW = "github.follow"
 TRIES = 8

@@ -12,12 +12,13 @@ from datetime import datetime
 
 from django.conf import settings
 
-from leaderboard import estimates, sentences
 from leaderboard.figures import MISSING, share
 from leaderboard.github import frontmatter, states
 from leaderboard.github.commands import USAGES
 from leaderboard.github.states import Compared, State
+from leaderboard.judging import sentences
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
+from leaderboard.review import estimates
 
 BLOCK = "---\n\ntrack: {track}\nhypothesis:\nexpected_effect:\ncontact:\n\n---"
 ANSWER = "<!-- dailytrain:answer:"

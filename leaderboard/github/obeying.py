@@ -14,13 +14,14 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from leaderboard import asking, effects, intake, roles, runs, smoking
+from leaderboard import asking, effects, intake, roles, runs
 from leaderboard.effects import Later, Refused
 from leaderboard.github import client, commands, flow
 from leaderboard.github.commands import Misread, Said
 from leaderboard.github.deliveries import field, text
 from leaderboard.github.telling import ANSWER, tell
 from leaderboard.intake import IntakeError
+from leaderboard.kinds import smoking
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from leaderboard.runs import RunError
 from scheduler import storage

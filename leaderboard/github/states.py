@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from leaderboard import confirmations, sentences, smoking, standings
-from leaderboard.departures import departures
 from leaderboard.figures import share
+from leaderboard.judging import confirmations, sentences, standings
+from leaderboard.judging.standings import Row, Standings
+from leaderboard.kinds import smoking
 from leaderboard.models import Entry, Run
-from leaderboard.standings import Row, Standings
+from leaderboard.timetable.departures import departures
 
 Conclusion = Literal["success", "failure", "neutral", "cancelled", "action_required"]
 PROGRESS = 10

@@ -193,7 +193,7 @@ class Track(models.Model):
         validators=[MaxValueValidator(50)],
         help_text="Keep and publish a run’s weights every so many percent of its budget; 0: only at its end.",
     )
-    """Milestones of long runs, see `leaderboard.releases`."""
+    """Milestones of long runs, see `leaderboard.publishing.releases`."""
     hours_zone = models.CharField(max_length=64, default="UTC", validators=[known_zone])
     """IANA time zone in which `hours` are told: when jobs of this track may start."""
     position = models.IntegerField(default=0)

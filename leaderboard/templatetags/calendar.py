@@ -6,9 +6,9 @@ from datetime import datetime
 
 from django import template
 
-from leaderboard.calendar import Tonight
 from leaderboard.models import Night, Run
 from leaderboard.templatetags.runs import status
+from leaderboard.timetable.calendar import Tonight
 
 register = template.Library()
 

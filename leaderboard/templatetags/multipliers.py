@@ -8,9 +8,10 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from leaderboard import figures, sentences
+from leaderboard import figures
+from leaderboard.judging import sentences
+from leaderboard.judging.standings import Row
 from leaderboard.models import Run
-from leaderboard.standings import Row
 
 register = template.Library()
 

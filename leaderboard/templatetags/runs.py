@@ -12,7 +12,7 @@ from django import template
 from django.utils.html import format_html
 
 from leaderboard import figures, reproducing
-from leaderboard.generation import can_write
+from leaderboard.kinds.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
 from scheduler.models import Job

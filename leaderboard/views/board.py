@@ -10,11 +10,13 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import asked, board_table, charts, standings
-from leaderboard import multiplier_pictures as pictures
-from leaderboard.calendar import next_night
-from leaderboard.frontier import frontier, leader
+from leaderboard.board import asked, board_table
+from leaderboard.board.frontier import frontier, leader
+from leaderboard.judging import standings
 from leaderboard.models import Bounty, Run, Track
+from leaderboard.pictures import charts
+from leaderboard.pictures import multiplier_pictures as pictures
+from leaderboard.timetable.calendar import next_night
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
 from leaderboard.views.results import axis_of, results, results_etag
 from trainer.scoring.multiplier import AXES
@@ -26,7 +28,7 @@ BOUNTIES = 5
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table, tonight's train on top; `leaderboard.asked` says what the address may ask."""
+    """The default track's table, tonight's train on top; `leaderboard.board.asked` says what the address may ask."""
     tracks = list(Track.objects.in_order())
     default = min(tracks, key=lambda track: not track.is_default, default=None)
     return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")

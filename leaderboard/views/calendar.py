@@ -11,9 +11,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from leaderboard import calendar_feed
-from leaderboard.calendar import Due, diary, months, tonight, upcoming
 from leaderboard.models import Night, Track, TrackHours
+from leaderboard.timetable import calendar_feed
+from leaderboard.timetable.calendar import Due, diary, months, tonight, upcoming
 
 WEEKS = 5
 SHOWN_NIGHTS = 14

@@ -10,12 +10,14 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import charts, comparing, item_by_item, standings
+from leaderboard import comparing, item_by_item
 from leaderboard.beside import MOST, leading, numbers
-from leaderboard.judged import Judged
+from leaderboard.judging import standings
+from leaderboard.judging.judged import Judged
+from leaderboard.judging.standings import Standings
 from leaderboard.models import Entry, Run, Score
-from leaderboard.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
-from leaderboard.standings import Standings
+from leaderboard.pictures import charts
+from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
 from leaderboard.views.live import LIVE_SECONDS, latest_event
 from leaderboard.views.runs import X_LABELS, address
 

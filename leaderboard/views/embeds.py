@@ -10,9 +10,10 @@ from django.utils import timezone
 from django.views.decorators.clickjacking import xframe_options_exempt
 from django.views.decorators.http import require_safe
 
-from leaderboard import charts, standings
-from leaderboard.frontier import frontier
+from leaderboard.board.frontier import frontier
+from leaderboard.judging import standings
 from leaderboard.models import Run, Track
+from leaderboard.pictures import charts
 from leaderboard.views.results import axis_of
 
 

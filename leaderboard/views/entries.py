@@ -11,13 +11,16 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import changes, estimates, scales, smoking, standings
-from leaderboard import multiplier_pictures as pictures
-from leaderboard.frontier import records
-from leaderboard.judged import name_of
+from leaderboard.board import scales
+from leaderboard.board.frontier import records
+from leaderboard.board.scales import AtScale
+from leaderboard.judging import standings
+from leaderboard.judging.judged import name_of
+from leaderboard.judging.standings import Standings
+from leaderboard.kinds import smoking
 from leaderboard.models import Entry, Run
-from leaderboard.scales import AtScale
-from leaderboard.standings import Standings
+from leaderboard.pictures import multiplier_pictures as pictures
+from leaderboard.review import changes, estimates
 from leaderboard.views.live import latest_event
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.models import Event

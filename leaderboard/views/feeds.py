@@ -6,9 +6,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
 
-from leaderboard import badges, cards, feeds, standings
-from leaderboard.badges import Badge
+from leaderboard import feeds
+from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
+from leaderboard.pictures import badges, cards
+from leaderboard.pictures.badges import Badge
 from scheduler.badges import badge
 
 ATOM = "application/atom+xml; charset=utf-8"

@@ -14,7 +14,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import conditional_page, require_safe
 
-from leaderboard import standings, tables
+from leaderboard import tables
+from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
 from leaderboard.tables import Table
 from leaderboard.views.results import axis_of

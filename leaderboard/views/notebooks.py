@@ -8,7 +8,8 @@ from django.shortcuts import render
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import require_safe
 
-from leaderboard import asking, notebooks
+from leaderboard import asking
+from leaderboard.kinds import notebooks
 from leaderboard.models import Entry, Run
 from scheduler import downloads, storage
 from scheduler.models import Event, JobFile

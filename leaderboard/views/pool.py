@@ -12,9 +12,9 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.departures import departures
-from leaderboard.errands import errands
+from leaderboard.kinds.errands import errands
 from leaderboard.models import Run
+from leaderboard.timetable.departures import departures
 from leaderboard.totals import totals
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes, with_job

@@ -14,18 +14,21 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, charts, logs, publishing, releases, reproducing, standings
+from leaderboard import asking, logs, reproducing
 from leaderboard.bases import RUN_FILE
 from leaderboard.beside import Beside, numbers, offered
-from leaderboard.departures import Departure, departures, in_queue
+from leaderboard.judging import standings
+from leaderboard.judging.standings import Standings
 from leaderboard.models import Entry, Run
 from leaderboard.models.publications import FINAL
-from leaderboard.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.pictures import charts
+from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.publishing import publications, releases
+from leaderboard.publishing.weights import CHECKPOINT_FILES
 from leaderboard.runs import RunError
-from leaderboard.standings import Standings
+from leaderboard.timetable.departures import Departure, departures, in_queue
 from leaderboard.views import notebooks
 from leaderboard.views.live import LIVE_SECONDS, latest_event, with_job
-from leaderboard.weights import CHECKPOINT_FILES
 from scheduler.models import Event, Lease
 
 SAMPLED = 8
@@ -53,8 +56,8 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "events": Event.objects.about(found),
         "log": logs.shown(found, request.GET.get("find", "")),
         "weights": weight_files(found),
-        "publications": publishing.shown(found),
-        "publishing": publishing.rule() if publishing.is_connected() and found.is_over else "",
+        "publications": publications.shown(found),
+        "publishing": publications.rule() if publications.is_connected() and found.is_over else "",
         "way": releases.way(found),
         "departure": departure_of(found),
         "wishes": asking.possible(request.user, found),

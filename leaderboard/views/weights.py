@@ -8,8 +8,8 @@ from django.shortcuts import get_object_or_404
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import require_safe
 
-from leaderboard import weights
 from leaderboard.models import Run
+from leaderboard.publishing import weights
 from scheduler import downloads, pace, storage
 from scheduler.refusals import Elsewhere
 

@@ -125,7 +125,7 @@ def test_a_new_token_is_shown_once_with_a_line_to_paste(mara: Client, maintainer
 
 
 def test_the_line_to_paste_is_a_shell_command_with_json() -> None:
-    from leaderboard.admin import curl_line
+    from leaderboard.admin.tracks import curl_line
 
     line = curl_line("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
     words = shlex.split(line.replace("\\\n", " ").replace("$(git log -1 --format=%h)", "T"))

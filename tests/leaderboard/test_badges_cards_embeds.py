@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from PIL import Image
 
-from leaderboard.judged import CROWNED
+from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run
 from tests.browser import scene
 

@@ -10,8 +10,9 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard import asked, board_table, standings
-from leaderboard.asked import PER_PAGE, Asked
+from leaderboard.board import asked, board_table
+from leaderboard.board.asked import PER_PAGE, Asked
+from leaderboard.judging import standings
 from leaderboard.models import Run, Score
 from tests.browser import scene
 from tests.leaderboard import boards

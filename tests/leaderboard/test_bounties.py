@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from test_confirmations import confirm, entry, track  # noqa: F401
 
-from leaderboard import bounties
+from leaderboard.judging import bounties
 from leaderboard.models import Bounty, Track
 from scheduler.models import Event
 

@@ -17,8 +17,8 @@ from icalendar import Calendar
 from pytest_django import DjangoAssertNumQueries
 
 from dailytrain import schedule
-from leaderboard import calendar, nightly
 from leaderboard.models import Month, Night, Run, Track
+from leaderboard.timetable import calendar, nightly
 from leaderboard.views.calendar import Bar, bars
 from scheduler.models import Node
 from tests.browser import scene

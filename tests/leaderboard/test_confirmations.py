@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard import confirmations
-from leaderboard.confirmations import ConfirmationError
+from leaderboard.judging import confirmations
+from leaderboard.judging.confirmations import ConfirmationError
 from leaderboard.models import Entry, Run, Track
 from scheduler.models import Event, Job, Lease, Node
 from tests.browser import scene

@@ -9,8 +9,8 @@ import pytest
 from django.test import Client
 from PIL import Image
 
-from leaderboard import curve_files
 from leaderboard.models import CurvePoint, Run
+from leaderboard.pictures import curve_files
 from tests.browser import scene
 
 pytestmark = pytest.mark.django_db

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import charts, levels, metrics
+from leaderboard import levels, metrics
 from leaderboard.models import Run
+from leaderboard.pictures import charts
 from tests.browser import scene
 from tests.leaderboard.conftest import train_row
 

@@ -10,8 +10,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import estimates, intake
+from leaderboard import intake
 from leaderboard.models import Entry, Run
+from leaderboard.review import estimates
 from scheduler.models import Node
 
 SMOKE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from lxml import etree
 
-from leaderboard.judged import CROWNED
+from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run
 from scheduler.models import Event
 

@@ -8,9 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from leaderboard import first_season
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.tasks import fill_ladders
+from leaderboard.timetable import first_season
 from scheduler.models import Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
 

@@ -9,9 +9,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import scales, standings
-from leaderboard.frontier import frontier, leader, records
-from leaderboard.judged import CROWNED
+from leaderboard.board import scales
+from leaderboard.board.frontier import frontier, leader, records
+from leaderboard.judging import standings
+from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run, Track
 from tests.browser import scene
 from tests.leaderboard import boards

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from leaderboard import generation
-from leaderboard.generation import NotNow, Question, ask
+from leaderboard.kinds import generation
+from leaderboard.kinds.generation import NotNow, Question, ask
 from leaderboard.models import Entry, Generation, Run
 from scheduler import jobs, leases
 from scheduler.kinds import about, kind_of

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, time, timedelta
 import pytest
 from django.core.exceptions import ValidationError
 
-from leaderboard import hours, intake, runs
+from leaderboard import intake, runs
 from leaderboard.models import Entry, Run, Track, TrackHours
+from leaderboard.timetable import hours
 from scheduler.models import Job
 from tests.leaderboard.conftest import lease
 

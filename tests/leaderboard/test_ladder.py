@@ -11,9 +11,10 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard import intake, ladder
+from leaderboard import intake
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.tasks import fill_ladders
+from leaderboard.timetable import ladder
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish
 

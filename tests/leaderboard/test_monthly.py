@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from leaderboard import monthly, standings
+from leaderboard.judging import standings
 from leaderboard.models import Entry, Month, Run, Track
+from leaderboard.timetable import monthly
 from scheduler import storage
 from scheduler.models import Event, Job
 from tests.browser import scene

@@ -8,7 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from leaderboard import intake, standings
+from leaderboard import intake
+from leaderboard.judging import standings
 from leaderboard.models import Entry
 from tests.leaderboard import boards
 

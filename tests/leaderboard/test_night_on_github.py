@@ -9,7 +9,8 @@ import pytest
 from github_server import GitHub
 from nights import MONDAY, TUESDAY, tonight
 
-from leaderboard import announcing, commit_status, effects
+from leaderboard import announcing, effects
+from leaderboard.github import commit_status
 from leaderboard.models import Effect, Night, Run, Track
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish
@@ -17,7 +18,7 @@ from tests.leaderboard.conftest import Repository, finish
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcing, "LISTENERS", ("leaderboard.commit_status.heard",))
+    monkeypatch.setattr(announcing, "LISTENERS", ("leaderboard.github.commit_status.heard",))
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from nights import MONDAY, TUESDAY, tonight
 
-from leaderboard import nightly
 from leaderboard.models import Entry, Night, Run, Track
 from leaderboard.tasks import nightly as nightly_task
+from leaderboard.timetable import nightly
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish
 

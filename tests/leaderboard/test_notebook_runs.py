@@ -10,11 +10,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from leaderboard import intake, notebook_series, roles
+from leaderboard import intake, roles
 from leaderboard.figures import duration
 from leaderboard.intake import IntakeError
 from leaderboard.models import Entry, Run, Track
-from leaderboard.notebook_cells import NotebookError
+from leaderboard.review import notebook_series
+from leaderboard.review.notebook_cells import NotebookError
 from scheduler import jobs, storage
 from scheduler.kinds import about, kind_of
 from scheduler.models import Event, Job, JobFile, Node

@@ -11,10 +11,11 @@ from django.utils import timezone
 from test_confirmations import confirm, entry
 from test_confirmations import track as full_track  # noqa: F401
 
-from leaderboard import announcing, intake, nightly, roles, tasks
+from leaderboard import announcing, intake, roles, tasks
 from leaderboard.models import CurvePoint, Effect, Entry, Night, Run, Subscription, Track
 from leaderboard.notices import sending
 from leaderboard.notices.topics import TOPICS, approvals, choosable, morning
+from leaderboard.timetable import nightly
 from scheduler import pool
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish

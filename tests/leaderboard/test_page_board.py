@@ -11,9 +11,9 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import sentences
-from leaderboard.departures import departures
+from leaderboard.judging import sentences
 from leaderboard.models import Run
+from leaderboard.timetable.departures import departures
 from scheduler.models import Event, Node
 from tests.browser import scene
 from tests.leaderboard import boards

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leaderboard import charts, figures
+from leaderboard import figures
 from leaderboard.models import Run
+from leaderboard.pictures import charts
 from tests.browser import scene
 
 

@@ -10,7 +10,8 @@ from django.core.cache import cache
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import comparing, standings
+from leaderboard import comparing
+from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Score, Track
 from tests.browser import scene
 from tests.leaderboard import boards

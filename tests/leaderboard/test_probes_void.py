@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leaderboard import probes
+from leaderboard.judging import probes
 from leaderboard.models import Run
 from scheduler.kinds import kind_of
 from scheduler.models import Job, Node

@@ -18,8 +18,10 @@ from django.test import Client
 from django.utils import timezone
 from hub_server import Hub, Repository
 
-from leaderboard import announcing, asking, effects, publishing, trust
+from leaderboard import announcing, asking, effects
+from leaderboard.judging import trust
 from leaderboard.models import Effect, Publication, Run
+from leaderboard.publishing import publications
 from leaderboard.runs import RunError
 from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
@@ -77,12 +79,12 @@ def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: U
     assert b"train,10," in commit.files["curve.csv"]
     kept = Publication.objects.get()
     assert (kept.repository, kept.commit) == (f"trains/smear-run-{finished.pk}", commit.id)
-    assert publishing.hub_address(kept) == f"{hub.url}/trains/smear-run-{finished.pk}"
+    assert publications.hub_address(kept) == f"{hub.url}/trains/smear-run-{finished.pk}"
     assert Event.objects.about(finished).filter(sentence=f"Published as {kept.repository} on the Hub.").count() == 1
 
 
 def test_its_card_says_how_good_where_from_and_how_to_load_it(hub: Hub, finished: Run) -> None:
-    publishing.publish(finished, "Somebody asked.")
+    publications.publish(finished, "Somebody asked.")
     due()
     files = of(hub, finished).head.files
     _, head, card = files["README.md"].decode().split("---\n", 2)
@@ -117,7 +119,7 @@ def test_what_a_stranger_wrote_stays_text_on_the_card(hub: Hub, finished: Run) -
     entry.title, entry.hypothesis = "[x](javascript:1) | <img src=x>", "---\nlicense: mit\n# Big"
     entry.architecture, entry.author = "a`b", "@everyone"
     entry.save()
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     (repository,) = hub.repositories.values()
     head, card = repository.head.files["README.md"].decode().split("---\n", 2)[1:]
@@ -147,7 +149,7 @@ def test_a_nightly_train_is_published_when_it_arrives(hub: Hub, run: Run, node: 
 
 
 def test_the_card_follows_the_trust_and_the_weights_are_not_sent_again(hub: Hub, finished: Run) -> None:
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     announcing.announce()
     due()
@@ -190,7 +192,7 @@ def test_a_publish_killed_at_any_request_goes_on_and_commits_once(
             raise Killed
         return answer
 
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
     deaths = 0
     for left in range(40):  # noqa: B007
@@ -216,7 +218,7 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
     """In parts, and with an address that has expired when the last of them has arrived."""
     hub.part_bytes = 10_000
     hub.fail("POST", r"/storage/", 403)
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -245,7 +247,7 @@ def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
     hub: Hub, finished: Run, path: str, status: int, sentence: str
 ) -> None:
     hub.fail("POST" if "commits" not in path else "GET", path, status, times=9, message="name is taken")
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.REFUSED
@@ -256,7 +258,7 @@ def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
 @pytest.mark.parametrize("status", [429, 412, 409, 502, 500])
 def test_what_passes_is_tried_again_and_not_before_the_hub_says(hub: Hub, finished: Run, status: int) -> None:
     hub.fail("POST", "/api/models/.*/commit/", status, Retry_After="300")
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -268,7 +270,7 @@ def test_what_passes_is_tried_again_and_not_before_the_hub_says(hub: Hub, finish
 
 def test_a_hub_that_is_down_costs_nothing_but_time(hub: Hub, finished: Run, settings: Any) -> None:
     settings.HUB_ENDPOINT = "http://127.0.0.1:9"
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
@@ -287,7 +289,7 @@ def test_another_commit_in_between_is_not_overwritten_blindly(hub: Hub, finished
             of(hub, finished).add("A typo", "", dict(of(hub, finished).head.files))
 
     hub.before = somebody
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     assert "answered 412" in Effect.objects.get(kind="hub").problem
     due()
@@ -295,7 +297,7 @@ def test_another_commit_in_between_is_not_overwritten_blindly(hub: Hub, finished
 
 
 def test_a_repository_of_another_site_is_left_alone(hub: Hub, finished: Run, settings: Any) -> None:
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     due()
     settings.SITE_URL = "https://other.example"
     effect = Effect.objects.get(kind="hub")
@@ -313,8 +315,8 @@ def test_a_repository_of_another_site_is_left_alone(hub: Hub, finished: Run, set
 def test_releases_of_a_long_run_are_commits_with_tags_in_order(hub: Hub, run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
-    first, second = (publishing.release(run, upload(run.job, step), f"{step}-percent") for step in (10, 20))
-    effects.carry_out(Effect.objects.get(key=publishing.key(second)).pk)
+    first, second = (publications.release(run, upload(run.job, step), f"{step}-percent") for step in (10, 20))
+    effects.carry_out(Effect.objects.get(key=publications.key(second)).pk)
     assert not hub.repositories  # the earlier one goes first
     due()
     due()
@@ -325,9 +327,9 @@ def test_releases_of_a_long_run_are_commits_with_tags_in_order(hub: Hub, run: Ru
     assert steps == ["dailytrain/checkpoints/step-00000020/model.safetensors"]
     assert "The weights at step 10 (10-percent)" in repository.commits[1].files["README.md"].decode()
     first.refresh_from_db()
-    assert publishing.hub_address(first).endswith("/tree/10-percent")
+    assert publications.hub_address(first).endswith("/tree/10-percent")
 
-    effects.want("hub", publishing.key(first), {"publication": first.pk})
+    effects.want("hub", publications.key(first), {"publication": first.pk})
     due()
     assert len(ours(hub, run)) == 2  # main does not go back
 
@@ -340,8 +342,8 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
     checkpoint.manifest["files"].append(storage.reference(optimizer, "optimizer.pt").model_dump())
     checkpoint.save()
     checkpoint.blobs.add(optimizer)
-    publishing.release(run, checkpoint, "10-percent")
-    assert publishing.release(run, checkpoint, "10-percent") == Publication.objects.get()
+    publications.release(run, checkpoint, "10-percent")
+    assert publications.release(run, checkpoint, "10-percent") == Publication.objects.get()
     upload(run.job, 20)
     run.job.state, run.job.finished_at = "done", timezone.now() - timedelta(days=9)
     run.job.save()
@@ -354,16 +356,16 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
 
 
 def test_without_a_hub_weights_are_kept_and_nothing_is_sent(site: Any, finished: Run, maintainer: User) -> None:
-    assert not publishing.is_connected()
+    assert not publications.is_connected()
     assert "publish" not in [wish.name for wish in asking.possible(maintainer, finished)]
-    publishing.publish(finished, "Asked.")
+    publications.publish(finished, "Asked.")
     assert Publication.objects.get().published_at is None
     assert not Effect.objects.filter(kind="hub").exists()
 
 
 def test_a_run_without_final_weights_is_not_published(hub: Hub, run: Run) -> None:
     with pytest.raises(RunError, match="there are no final weights to publish"):
-        publishing.publish(run, "Asked.")
+        publications.publish(run, "Asked.")
 
 
 def test_only_maintainers_publish(hub: Hub, finished: Run) -> None:
@@ -374,7 +376,7 @@ def test_only_maintainers_publish(hub: Hub, finished: Run) -> None:
 
 def test_half_a_configuration_shows_up_in_the_check(settings: Any) -> None:
     settings.HUB_ORGANISATION, settings.HF_TOKEN = "trains", ""
-    (said,) = publishing.half_connected(None)
+    (said,) = publications.half_connected(None)
     assert isinstance(said, Warning)
     assert said.msg == "HUB_ORGANISATION is set and HF_TOKEN is not: nothing is published."
 

@@ -135,7 +135,7 @@ def test_an_author_cancels_and_runs_again_but_does_not_choose_among_results(
 
 
 def test_a_run_that_the_infrastructure_broke_goes_on_with_its_seed(pull: Conversation, approved: Run) -> None:
-    from leaderboard import results
+    from leaderboard.kinds import results
 
     results.fail(approved, "infrastructure", "Its node was lost.")
     Job.objects.filter(kind="train").update(state="failed")

@@ -7,8 +7,9 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard import releases, track_templates
 from leaderboard.models import Publication, Run
+from leaderboard.publishing import releases
+from leaderboard.timetable import track_templates
 from scheduler.kinds import kind_of
 from scheduler.models import Node
 from tests.leaderboard.conftest import finish, lease, train_row, upload

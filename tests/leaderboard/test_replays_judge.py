@@ -9,9 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard import replays, trust
+from leaderboard.judging import trust
+from leaderboard.kinds import replays
+from leaderboard.kinds.replays import ReplayError
 from leaderboard.models import Replay, Run
-from leaderboard.replays import ReplayError
 from scheduler import leases, retention, vetting
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Node

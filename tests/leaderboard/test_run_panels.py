@@ -11,11 +11,12 @@ from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import charts, metrics, panels
+from leaderboard import metrics
 from leaderboard.beside import offered
+from leaderboard.judging.standings import of
 from leaderboard.models import CurvePoint, Run
-from leaderboard.panels import Shown, View
-from leaderboard.standings import of
+from leaderboard.pictures import charts, panels
+from leaderboard.pictures.panels import Shown, View
 from scheduler.kinds import kind_of
 from scheduler.models import Node
 from tests.browser import scene

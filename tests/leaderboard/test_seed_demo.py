@@ -9,7 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from leaderboard import demo, standings, tasks
+from leaderboard import demo, tasks
+from leaderboard.judging import standings
 from leaderboard.models import CurvePoint, Effect, Entry, Run, Season, Track
 from scheduler.models import Event, Job
 

@@ -8,7 +8,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard import intake, smoking
+from leaderboard import intake
+from leaderboard.kinds import smoking
 from leaderboard.models import Entry, PullRequest, Run, Track
 from scheduler import jobs, leases
 from scheduler.kinds import about, kind_of

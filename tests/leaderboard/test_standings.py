@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import sentences, standings
-from leaderboard.judged import Judged, choose, on_one_clock
+from leaderboard.judging import sentences, standings
+from leaderboard.judging.judged import Judged, choose, on_one_clock
 from leaderboard.models import Entry, Run, Track
 from tests.browser import scene
 from tests.leaderboard import boards

@@ -11,7 +11,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import replays, runs
+from leaderboard import runs
+from leaderboard.kinds import replays
 from leaderboard.models import Entry, Run, Track
 from scheduler import leases, retention, uploads
 from scheduler.models import Checkpoint, Lease, Node

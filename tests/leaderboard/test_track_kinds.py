@@ -9,9 +9,10 @@ from django.contrib.auth.models import Group, User
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 
-from leaderboard import intake, runs, track_templates
+from leaderboard import intake, runs
 from leaderboard.intake import IntakeError
 from leaderboard.models import Entry, Run, Track
+from leaderboard.timetable import track_templates
 from scheduler import storage
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from leaderboard import trust
+from leaderboard.judging import trust
 from leaderboard.models import Run
 from scheduler.models import Event
 from tests.leaderboard import boards

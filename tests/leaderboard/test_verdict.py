@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from leaderboard import results, runs
+from leaderboard import runs
+from leaderboard.kinds import results
 from leaderboard.models import Run
 from leaderboard.runs import RunError
 from scheduler.kinds import kind_of

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard import diffs, flags, intake, notebook_cells, vetting
+from leaderboard import intake
 from leaderboard.models import Track
-from leaderboard.notebook_cells import NotebookError
+from leaderboard.review import diffs, flags, notebook_cells, vetting
+from leaderboard.review.notebook_cells import NotebookError
 from tests.leaderboard.conftest import Repository
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 20).decode()

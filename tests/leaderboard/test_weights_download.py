@@ -8,8 +8,8 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
-from leaderboard import weights
 from leaderboard.models import Run
+from leaderboard.publishing import weights
 from scheduler import pace, storage
 from scheduler.models import JobFile, Node
 from tests.leaderboard.conftest import finish, lease, upload

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard import first_season
-from leaderboard.first_season import SetupError
 from leaderboard.models import Season
+from leaderboard.timetable import first_season
+from leaderboard.timetable.first_season import SetupError
 
 
 class Command(BaseCommand):

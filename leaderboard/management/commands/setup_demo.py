@@ -9,10 +9,10 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.crypto import get_random_string
 
-from leaderboard import first_season
-from leaderboard.first_season import SetupError
 from leaderboard.intake import IntakeError
 from leaderboard.models import Run
+from leaderboard.timetable import first_season
+from leaderboard.timetable.first_season import SetupError
 
 
 class Command(BaseCommand):

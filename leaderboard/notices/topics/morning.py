@@ -8,9 +8,11 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.urls import reverse
 
-from leaderboard import curve_files, figures, sentences, standings
+from leaderboard import figures
+from leaderboard.judging import sentences, standings
 from leaderboard.models import Night, Run, Track
 from leaderboard.notices.message import File, Message
+from leaderboard.pictures import curve_files
 
 LABEL = "All aboard"
 HINT = "Every morning: last night's result, its curve as a picture and its numbers as CSV."

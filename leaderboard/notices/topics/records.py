@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.contrib.auth.models import User
 
-from leaderboard import sentences, standings
+from leaderboard.judging import sentences, standings
 from leaderboard.models import Entry
 from leaderboard.notices.message import Message
 

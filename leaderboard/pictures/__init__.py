@@ -1,0 +1,1 @@
+"""What pages, chats and link previews show as pictures; no script is needed for any."""

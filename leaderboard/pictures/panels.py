@@ -1,0 +1,337 @@
+"""Several small pictures over one abscissa: a run's metrics, or several runs beside each other, without any script.
+
+What is drawn is in the address: `?x=flops&smooth=strong&log=x&log=y`. Positions are per cent, as in `charts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import QueryDict
+
+from leaderboard import figures
+from leaderboard.models import Run
+from leaderboard.pictures.charts import (
+    ABSCISSAE,
+    Abscissa,
+    Curve,
+    Dot,
+    Point,
+    Tick,
+    end_of_line,
+    padded,
+    path,
+    round_size,
+    smooth,
+    steps,
+    thin,
+    x_label,
+    x_steps,
+)
+
+SMOOTHINGS = {"none": 0.0, "light": 1 / 100, "medium": 1 / 50, "strong": 1 / 12}
+"""The part of a series that is averaged over."""
+MEDIUM = "medium"
+ROWS = 16
+"""Of the table behind the pictures; the file has all."""
+SMALL_POINTS = 90
+"""Of a line in a small panel, as it is drawn without script."""
+STEEP = 1 / 25
+"""Of a curve's way: what is lost here goes off the top of the picture, so that the rest can be told apart."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One panel: a column of the points."""
+
+    name: str
+    title: str
+    unit: str
+    write: Callable[[float], str]
+    from_zero: bool = False
+    may_be_log: bool = False
+    scale: float = 1.0
+    """What is drawn is the column times this."""
+
+
+def short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+METRICS = (
+    Metric("loss", "Loss", "nats per token", lambda value: f"{value:.4f}", may_be_log=True),
+    Metric("learning_rate", "Learning rate", "", short, from_zero=True),
+    Metric("gradient_norm", "Gradient norm", "", short, from_zero=True, may_be_log=True),
+    Metric("tokens_per_second", "Speed", "tokens/s", figures.compact, from_zero=True),
+    Metric("mfu", "MFU", "% of the peak", short, from_zero=True, scale=100),
+    Metric("memory_bytes", "Memory", "GiB", short, from_zero=True, scale=2.0**-30),
+    Metric("temperature_celsius", "GPU temperature", "°C", short),
+)
+"""The first one is drawn large, the others where they have values."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a reader has chosen."""
+
+    x: Abscissa = ABSCISSAE[0]
+    smoothing: str = MEDIUM
+    log_x: bool = False
+    log_y: bool = False
+
+    @classmethod
+    def asked(cls, given: QueryDict) -> View:
+        """Read an address; what it does not know it leaves as it is."""
+        smoothing, logs = given.get("smooth", MEDIUM), given.getlist("log")
+        return cls(
+            x=next((name for name in ABSCISSAE if name == given.get("x")), ABSCISSAE[0]),
+            smoothing=smoothing if smoothing in SMOOTHINGS else MEDIUM,
+            log_x="x" in logs,
+            log_y="y" in logs,
+        )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run in the pictures."""
+
+    run: Run
+    curve: Curve
+    label: str
+    colour: int | str
+    """0 to 9, or a name of the stylesheet."""
+    is_alone: bool = False
+    """Drawn with its noise and its evaluations."""
+
+
+@dataclass(frozen=True)
+class Line:
+    colour: int | str
+    label: str
+    smooth: str
+    raw: str = ""
+    dots: tuple[Dot, ...] = ()
+    last: Dot | None = None
+    """Where the train is now."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    metric: Metric
+    lines: list[Line]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    latest: str
+    """The first run's last value."""
+    summary: str
+    """The picture in words."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where values lie, in per cent."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        if not self.log:
+            return 100 * (value - self.low) / (self.high - self.low)
+        return 100 * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+
+    def ticks(self) -> list[float]:
+        """Return about five round values; on a logarithmic scale those of 1, 2 and 5."""
+        if self.log and (found := [tick for tick in decades(self.low, self.high) if self.low <= tick <= self.high]):
+            if len(found) > 7:
+                found = [tick for tick in found if f"{tick:.0e}"[0] == "1"]
+            if len(found) > 2:
+                return found
+        return steps(self.low, self.high, round_size(self.high - self.low, 4))
+
+
+def decades(low: float, high: float) -> Iterator[float]:
+    for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        yield from (factor * 10.0**power for factor in (1, 2, 5))
+
+
+def value_of(point: Point, metric: Metric) -> float | None:
+    found = getattr(point, metric.name)
+    return None if found is None or not math.isfinite(found) else found * metric.scale
+
+
+def panels(shown: Sequence[Shown], view: View) -> list[Panel]:
+    """Return a panel for each metric that some run has values of; none before the first step."""
+    high = max((last_x(one, view.x) for one in shown if one.curve.train), default=0.0)
+    if not high:
+        return []
+    low = min((getattr(one.curve.train[0], view.x) for one in shown if one.curve.train), default=0.0)
+    x_scale = Scale(low, high, True) if view.log_x and 0 < low < high else Scale(0.0, high)
+    return [found for metric in METRICS if (found := panel(metric, shown, view, x_scale))]
+
+
+def last_x(one: Shown, x: Abscissa) -> float:
+    return end_of_line(one.run, float(getattr(one.curve.train[-1], x)))
+
+
+def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
+    series = [(one, *columns(one, metric, view)) for one in shown]
+    values = drawn_values(series, view)
+    if not values:
+        return None
+    steep = metric.name == "loss" and not (view.log_x or view.log_y)
+    y_scale = scale_of(metric, gentle(series, view) if steep else values, view)
+    lines = [line(one, points, raw, calm, metric, view, x_scale, y_scale) for one, points, raw, calm in series if raw]
+    latest = next((raw[-1] for _, _, raw, _ in series if raw), values[-1])
+    first = next(calm[0] for _, _, _, calm in series if calm)
+    unit = f" {metric.unit}" if metric.unit else ""
+    return Panel(
+        metric=metric,
+        lines=lines,
+        x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick)) for tick in x_ticks(x_scale, view.x)],
+        y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e3 else figures.compact(tick))
+                 for tick in y_scale.ticks()],
+        latest=metric.write(latest),
+        summary=f"{metric.title}: from {metric.write(first)} to {metric.write(latest)}{unit}.",
+    )  # fmt: skip
+
+
+Series = tuple[Shown, list[Point], list[float], list[float]]
+"""A run, its points that have a value, these values, and these without their noise."""
+
+
+def drawn_values(series: Sequence[Series], view: View, since: float = 0.0) -> list[float]:
+    """Return what is drawn from this place of the abscissa on."""
+    return [
+        value
+        for one, points, raw, calm in series
+        for point, value in zip(points, raw if one.is_alone else calm, strict=True)
+        if getattr(point, view.x) >= since
+    ]
+
+
+def gentle(series: Sequence[Series], view: View) -> list[float]:
+    """Return what is drawn after the first steep fall."""
+    way = max((getattr(points[-1], view.x) for _, points, _, _ in series if points), default=0)
+    return drawn_values(series, view, way * STEEP)
+
+
+def x_ticks(scale: Scale, x: Abscissa) -> list[float]:
+    return scale.ticks() if scale.log else x_steps(x, scale.high)
+
+
+def columns(one: Shown, metric: Metric, view: View) -> tuple[list[Point], list[float], list[float]]:
+    """Return the points that have a value, their values, and these without their noise."""
+    points, values = [], []
+    for point in one.curve.train:
+        value = value_of(point, metric)
+        if value is not None:
+            points.append(point)
+            values.append(value)
+    if metric.name == "loss" and view.smoothing == MEDIUM:
+        return points, values, one.curve.smooth  # made of the whole series
+    return points, values, calmed(metric, values, view.smoothing)
+
+
+def calmed(metric: Metric, values: list[float], smoothing: str) -> list[float]:
+    share = SMOOTHINGS[smoothing]
+    return values if not share or metric.name == "learning_rate" else smooth(values, share)
+
+
+def scale_of(metric: Metric, values: Sequence[float], view: View) -> Scale:
+    low, high = min(values), max(values)
+    if view.log_y and metric.may_be_log and 0 < low < high:
+        return Scale(low / (high / low) ** 0.04, high * (high / low) ** 0.04, True)
+    bottom, top = padded(low, high)
+    return Scale(0.0, high * 1.06 or 1.0) if metric.from_zero else Scale(bottom, top)
+
+
+def line(
+    one: Shown, points: Sequence[Point], raw: Sequence[float], calm: Sequence[float],
+    metric: Metric, view: View, x_scale: Scale, y_scale: Scale,
+) -> Line:  # fmt: skip
+    def place(point: Point, value: float) -> Dot:
+        return Dot(round(x_scale.at(getattr(point, view.x)), 2), round(100 - y_scale.at(value), 2))
+
+    kept = thin(calm, SMALL_POINTS if metric is not METRICS[0] else len(calm))
+    drawn = [place(points[i], calm[i]) for i in kept]
+    noisy = one.is_alone and metric.name == "loss" and view.smoothing != "none"
+    evaluations = one.curve.dev if one.is_alone and metric.name == "loss" else []
+    return Line(
+        colour=one.colour,
+        label=one.label,
+        smooth=path(drawn),
+        raw=path(place(point, value) for point, value in zip(points, raw, strict=True)) if noisy else "",
+        dots=tuple(dot for point in evaluations if 0 <= (dot := place(point, point.loss)).y <= 100),
+        last=None if one.run.is_over or metric.name != "loss" else drawn[-1],
+    )
+
+
+# --- the table behind ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def table(curve: Curve, count: int = ROWS) -> Table:
+    """Return some of a run's points, evenly spread, the last among them, with every metric that it has."""
+    metrics = [metric for metric in METRICS if any(value_of(point, metric) is not None for point in curve.train)]
+    last = len(curve.train) - 1
+    kept = sorted({round(i * last / (count - 1)) for i in range(count)}) if curve.train else []
+    return Table(
+        heads=["Step", "Tokens", "FLOPs", "Time", *(head(metric) for metric in metrics)],
+        rows=[[*places(curve.train[i]), *(cell(curve.train[i], metric) for metric in metrics)] for i in kept],
+    )
+
+
+def head(metric: Metric) -> str:
+    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+
+
+def places(point: Point) -> list[str]:
+    return [
+        f"{point.step:,}",
+        figures.compact(point.tokens),
+        figures.power(point.flops),
+        figures.duration(point.seconds),
+    ]
+
+
+def cell(point: Point, metric: Metric) -> str:
+    value = value_of(point, metric)
+    return figures.MISSING if value is None else metric.write(value)
+
+
+# --- the same for scripts --------------------------------------------------------------------------------------------
+
+
+def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, Any]:
+    """Return a run's curve as uPlot wants it: a list for each column that has values, and for each x where it ends.
+
+    Without `whole` the noise of the loss is left out.
+    """
+    train, dev = curve.train, curve.dev
+    last = train[-1] if train else None
+    named: dict[str, list[float | None]] = {name: [tidy(getattr(point, name)) for point in train] for name in ABSCISSAE}
+    for metric in METRICS:
+        values = [value_of(point, metric) for point in train]
+        if (whole or metric.name != "loss") and any(value is not None for value in values):
+            named[metric.name] = [tidy(value) for value in values]
+    return {
+        "train": {**named, "smooth": [round(value, 5) for value in curve.smooth]},
+        "dev": {
+            name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")
+        },
+        "end": {name: end_of_line(run, float(getattr(last, name))) if last else 0 for name in ABSCISSAE},
+    }  # fmt: skip
+
+
+def tidy(value: float | None) -> float | None:
+    """Five digits are more than a screen shows."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")

@@ -1,0 +1,1 @@
+"""Weights for everybody: releases, publications, their cards, and the way to the Hub."""

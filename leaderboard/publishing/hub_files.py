@@ -1,0 +1,96 @@
+"""What a publication is made of: the card, the curve, the run's folder, and what transformers reads where it can.
+
+In the repository: `README.md`, `curve.png`, `curve.csv`, `results.json`; `dailytrain/` is the run's folder, as
+`dailytrain sample` takes it; where transformers knows the architecture, its files lie at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from django.core.files.storage import default_storage
+
+from leaderboard.models import Publication
+from leaderboard.pictures import curve_files
+from leaderboard.publishing import model_card, weights
+from scheduler import storage
+from scheduler.models import Blob
+from trainer.formats import FormatError, gpt_neox
+from trainer.hub import Addition
+
+RUN_FOLDER = "dailytrain"
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+
+
+def of(kept: Publication, name: str, folder: Path) -> list[Addition]:
+    """Return all files of a publication, for the repository `name`.
+
+    What has to be made, or fetched from a bucket, is laid into `folder`.
+    """
+    files = {path: on_disk(blob, folder) for path, blob in weights.found(kept.run, kept.name)}
+    transformers = list(for_transformers(kept, files, folder))
+    own = [Addition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
+    return [*words(kept, name, bool(transformers)), *own, *transformers]
+
+
+def words(kept: Publication, name: str, with_transformers: bool) -> list[Addition]:
+    """Return what is said of the weights, as of now."""
+    run = kept.run
+    results = {
+        "run": run.to_dict(),
+        "publication": {"name": kept.name, "step": kept.step},
+        "scores": [score.to_dict() for score in run.scores.order_by("name")],
+        "checks": run.checks,
+        "config": run.config,
+        "dataset_hash": run.season.dataset_hash,
+    }
+    return [
+        Addition("README.md", model_card.text(kept, name, with_transformers).encode()),
+        Addition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
+        Addition("curve.png", curve_files.png(run)),
+        Addition("curve.csv", curve_files.csv(run)),
+    ]
+
+
+def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[Addition]:
+    """Yield the same weights as transformers reads them; nothing for an architecture that it does not know."""
+    named = {PurePosixPath(path).name: file for path, file in files.items()}
+    if weights.WEIGHTS not in named or not gpt_neox.fits(kept.run.config):
+        return
+    made = folder / "transformers.safetensors"
+    try:
+        with named[weights.WEIGHTS].open("rb") as source, made.open("wb") as out:
+            config = gpt_neox.convert(kept.run.config, source, out)
+    except FormatError:  # the entry's own litgpt is another: its weights are published as they are
+        return
+    yield Addition("config.json", json.dumps(config, indent=1).encode())
+    yield Addition(weights.WEIGHTS, made)
+    if tokenizer := named.get("tokenizer.json"):
+        yield Addition("tokenizer.json", tokenizer)
+        yield Addition("tokenizer_config.json", json.dumps(TOKENIZER_CONFIG, indent=1).encode())
+
+
+def on_disk(blob: Blob, folder: Path) -> Path:
+    """Return where the file lies on this disk; from a bucket it is fetched."""
+    try:
+        return Path(default_storage.path(blob.name))
+    except NotImplementedError:
+        fetched = folder / blob.sha256
+        with storage.open_blob(blob) as source, fetched.open("wb") as out:
+            shutil.copyfileobj(source, out, storage.CHUNK)
+        return fetched
+
+
+@contextmanager
+def empty(folder: Path) -> Iterator[None]:
+    """Have an empty folder; what an attempt that died left in it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

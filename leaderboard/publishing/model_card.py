@@ -1,0 +1,172 @@
+"""The card of published weights: what they are, how good, where they come from, and how to load them.
+
+What strangers wrote is escaped (`plain`): it links nothing and breaks no table. The card is a function of the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from django.conf import settings
+
+from leaderboard import figures
+from leaderboard.github.messages import plain
+from leaderboard.judging import sentences, standings
+from leaderboard.models import Entry, Publication, Run, Score
+
+IMPORTED = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```"""
+SAMPLED = """```sh
+{source}
+pip install '.[training]'
+hf download {name} --include 'dailytrain/*' --local-dir weights
+dailytrain sample weights/dailytrain --prompt 'The train'
+```"""
+
+
+def text(kept: Publication, name: str, for_transformers: bool) -> str:
+    """Return the card of the repository `name`, in Markdown with the Hub's own header."""
+    run = kept.run
+    scores = list(run.scores.order_by("name"))
+    parts = [
+        f"# {plain(run.entry.title)}",
+        opening(kept),
+        standing(run),
+        "![The run's loss, in nats per token, by tokens](curve.png)",
+        table("## Scores", ("measure", "value", "standard error"), score_rows(run, scores)),
+        table("## Where it comes from", ("", ""), provenance(kept)),
+        "## How to load it",
+        *loading(run.entry, name, for_transformers),
+        f"## Licence\n\n{settings.HUB_LICENCE}. {hypothesis(run)}".rstrip(),
+    ]
+    return "\n\n".join([header(kept, scores, for_transformers), *(part for part in parts if part)]) + "\n"
+
+
+# --- for machines -----------------------------------------------------------------------------------------------------
+
+
+def header(kept: Publication, scores: list[Score], for_transformers: bool) -> str:
+    """Return the metadata that the Hub reads: YAML, each value of it JSON."""
+    run = kept.run
+    fields = {
+        "license": settings.HUB_LICENCE,
+        "library_name": "transformers" if for_transformers else "dailytrain",
+        "pipeline_tag": "text-generation",
+        "tags": ["the-daily-train", f"architecture-{run.entry.architecture}", f"track-{run.track.slug}"],
+        "model-index": [{"name": f"run-{run.pk}", "results": list(results(run, scores))}],
+    }
+    if not fields["model-index"][0]["results"]:  # type: ignore[index]
+        del fields["model-index"]  # the Hub takes none without results
+    return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---"])
+
+
+def results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
+    task = {"type": "text-generation"}
+    if run.bits_per_byte is not None:
+        dataset = {"type": run.season.corpus.partition(":")[0], "name": f"{run.season.name}, held-out text"}
+        metric = {"type": "bits_per_byte", "name": "bits per byte", "value": run.bits_per_byte, "verified": False}
+        yield {"task": task, "dataset": dataset, "metrics": [metric]}
+    for score in scores:
+        name, _, metric_name = score.name.partition("/")
+        if metric_name:
+            metric = {"type": metric_name, "name": metric_name, "value": score.value, "verified": False}
+            yield {"task": task, "dataset": {"type": name, "name": name}, "metrics": [metric]}
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def opening(kept: Publication) -> str:
+    run = kept.run
+    what = "The final weights" if kept.is_final else f"The weights at step {kept.step} ({kept.name})"
+    size = f", {run.parameters:,} parameters" if run.parameters else ""
+    return (
+        f"{what} of [run {run.pk}]({address(run)}) of {plain(settings.SITE_NAME)}: `{code(run.entry.architecture)}`"
+        f"{size}, trained from {'run ' + str(run.start_run_id) if run.start_run_id else 'scratch'} with a budget of "
+        f"{figures.budget(run.budget)}. {plain(kept.reason)}"
+    )
+
+
+def standing(run: Run) -> str:
+    """Return where its entry stands, in a sentence; nothing while that cannot be said."""
+    if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
+        return ""
+    run.track.season = run.season
+    found = standings.of(run.track)
+    row = found.row(run.entry_id)
+    said = f"{plain(sentences.standing(row, found))} " if row else ""
+    return f"{said}{run.get_trust_display()}: {sentences.TRUST[Run.Trust(run.trust)]}"
+
+
+def score_rows(run: Run, scores: list[Score]) -> Iterator[tuple[str, ...]]:
+    if run.bits_per_byte is not None:
+        yield "bits per byte, held-out text", number(run.bits_per_byte), number(run.bits_per_byte_stderr)
+    for score in scores:
+        if score.name != "bits_per_byte":
+            yield plain(score.name), number(score.value), number(score.stderr)
+
+
+def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
+    run, entry = kept.run, kept.run.entry
+    yield "Run", address(run)
+    yield "Author", plain(entry.author) or figures.MISSING
+    yield (
+        "Commit",
+        f"`{code(entry.sha)}`" + (f" of {plain(entry.public_repository)}" if entry.public_repository else ""),
+    )
+    yield "Seed", str(run.seed)
+    yield "Step", f"{kept.step:,}"
+    yield "Season", plain(run.season.name)
+    yield "Dataset", f"{plain(run.season.corpus)}, tokenizer {plain(run.season.tokenizer)}"
+    yield "Dataset's SHA-256", f"`{code(run.season.dataset_hash)}`"
+    yield "Trained on", plain(run.node_class) or figures.MISSING
+    if run.train_seconds:
+        yield "Training time", figures.duration(run.train_seconds)
+    if run.train_flops:
+        yield "Training FLOPs", figures.power(run.train_flops)
+    if run.tokens:
+        yield "Tokens", f"{run.tokens:,}"
+
+
+def loading(entry: Entry, name: str, for_transformers: bool) -> Iterator[str]:
+    if for_transformers:
+        yield IMPORTED.format(name=name)
+        yield "Or as the run's own folder, with the code that trained it:"
+    source = "cd daily-train  # a checkout of the site's repository"
+    if entry.public_repository:
+        source = f"git clone {code(entry.public_repository)} daily-train && cd daily-train && git checkout {entry.sha}"
+    yield SAMPLED.format(name=name, source=source)
+    yield (
+        "`dailytrain/` is the run's folder: `run.json`, the tokenizer, and the checkpoint without its optimizer. "
+        "`dailytrain/source.tar` holds the architecture's source (`trainer/models/`), should its repository be gone."
+    )
+
+
+def hypothesis(run: Run) -> str:
+    said = plain(run.entry.hypothesis)[:600]
+    return f"\n\n## The idea\n\n{said}" if said else ""
+
+
+def table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    if not lines:
+        return ""
+    return "\n".join([f"{title}\n", f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
+
+
+def code(value: str) -> str:
+    """Return text as it may stand between backticks, or in a line of a shell."""
+    return "".join(letter for letter in value if letter.isalnum() or letter in "-._/:@+~")
+
+
+def number(value: float | None) -> str:
+    return figures.MISSING if value is None else f"{value:.4f}"
+
+
+def address(run: Run) -> str:
+    return f"{settings.SITE_URL}{run.get_absolute_url()}"

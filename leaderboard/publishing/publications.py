@@ -1,0 +1,255 @@
+"""Publishing weights: a row that keeps them, then an effect that brings them to the Hugging Face Hub.
+
+Which runs: those of `settings.HUB_PUBLISH` (records, nightly trains) as soon as they are that, any other finished run
+on a maintainer's word, and what `release` is asked for. Where the site knows no Hub, it keeps and gives them itself.
+
+One run has one repository; each publication is one commit to it, releases have a tag. Once each: the commit carries the
+publication's mark, which is looked for first (`trainer.hub`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Warning
+from django.db import transaction
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.text import slugify
+
+from leaderboard import effects, runs
+from leaderboard.models import Effect, Publication, Run
+from leaderboard.models.publications import FINAL
+from leaderboard.publishing import hub_files, weights
+from leaderboard.runs import RunError
+from scheduler.models import Checkpoint, Event
+from trainer import hub
+
+KIND = "hub"
+RULES = {
+    "record": ("records", "It holds a record."),
+    "nightly": ("nightly trains of main", "It is a nightly train of main."),
+    "monthly": ("monthly trains", "It is a monthly train."),
+}
+"""Word in HUB_PUBLISH: what it means, and what is said of such a run."""
+
+
+def is_connected() -> bool:
+    """Whether the site knows a Hub, and has a token for it."""
+    return bool(settings.HUB_ORGANISATION and settings.HF_TOKEN)
+
+
+def rule() -> str:
+    """Return which runs are published, in a sentence."""
+    always = [RULES[word][0] for word in RULES if word in settings.HUB_PUBLISH]
+    if not always:
+        return "Weights go to the Hub on a maintainer’s word."
+    first = " and ".join([", ".join(always[:-1]), always[-1]] if len(always) > 1 else always)
+    return f"{first[0].upper()}{first[1:]} go to the Hub by themselves, other runs on a maintainer’s word."
+
+
+def why(run: Run) -> str:
+    """Return by which rule a run is published, as a sentence; empty if by none."""
+    if run.trust == Run.Trust.RECORD and "record" in settings.HUB_PUBLISH:
+        return RULES["record"][1]
+    return RULES[run.purpose][1] if run.purpose in settings.HUB_PUBLISH and run.purpose in RULES else ""
+
+
+# --- asking for it ----------------------------------------------------------------------------------------------------
+
+
+def heard(events: Sequence[Event]) -> None:
+    """Something happened to runs (a listener of `announcing`)."""
+    changed = {event.target_id for event in events if event.target_kind == "run"}
+    finished = Run.objects.filter(pk__in=changed, state=Run.State.FINISHED).exclude(checkpoint=None)
+    for run in finished.select_related("entry", "checkpoint"):
+        kept = run.publications.filter(name=FINAL).first()
+        if kept is not None and says_otherwise(kept, run):
+            send(kept)
+        elif kept is None and (reason := why(run)):
+            publish(run, reason)
+
+
+def says_otherwise(kept: Publication, run: Run) -> bool:
+    """Whether the card on the Hub names another trust than the run has by now."""
+    done = Effect.objects.filter(key=key(kept)).values_list("result", flat=True).first() or {}
+    return done.get("trust") not in (None, run.trust)
+
+
+def is_publishable(run: Run) -> bool:
+    """Whether a maintainer can have a run's final weights published now."""
+    return is_connected() and run.state == Run.State.FINISHED and run.checkpoint_id is not None
+
+
+def publish(run: Run, reason: str, actor: str = runs.SITE) -> Publication:
+    """Publish a finished run's final weights; again: bring what the Hub has up to date. Raises RunError."""
+    if run.state != Run.State.FINISHED or run.checkpoint is None:
+        raise RunError(f"Run {run.pk} is {run.state}: there are no final weights to publish.")
+    return keep(run, run.checkpoint, FINAL, reason, actor)
+
+
+def release(run: Run, checkpoint: Checkpoint, name: str, reason: str = "", actor: str = runs.SITE) -> Publication:
+    """Publish a checkpoint of a run that may still be under way, as `name` (`30-percent`): a commit and a tag.
+
+    The files stay from now on, whatever becomes of the checkpoint. The same name again changes nothing but the card.
+    """
+    assert name not in ("", FINAL), "a release has a name of its own"
+    assert name == slugify(name), "which fits into an address"
+    assert checkpoint.job_id == run.job_id, "a run's releases are made of its own checkpoints"
+    return keep(run, checkpoint, name, reason or f"A release at step {checkpoint.step}.", actor)
+
+
+@transaction.atomic
+def keep(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -> Publication:
+    kept, created = Publication.objects.get_or_create(
+        run=run,
+        name=name,
+        defaults={"step": checkpoint.step, "manifest": checkpoint.manifest, "reason": reason[:200]},
+    )
+    if created:
+        kept.blobs.set(weights.of_checkpoint(checkpoint).values())
+        what = "its final weights" if name == FINAL else f"{name}, the weights of step {checkpoint.step}"
+        Event.record(actor, run, f"Kept for good: {what}. {reason}")
+    send(kept)
+    return kept
+
+
+def send(kept: Publication) -> None:
+    """Have the Hub bring in what there is to say by now. Bring a transaction."""
+    if is_connected():
+        effects.want(KIND, key(kept), {"publication": kept.pk})
+
+
+def key(kept: Publication) -> str:
+    return f"hub.run:{kept.run_id}" if kept.name == FINAL else f"hub.release:{kept.run_id}:{kept.name}"
+
+
+# --- doing it ---------------------------------------------------------------------------------------------------------
+
+
+def carry_out(effect: Effect) -> Mapping[str, Any]:
+    """Handler of `KIND`: upload, commit, note it."""
+    kept = Publication.objects.select_related("run__entry__bundle", "run__track", "run__season", "run__start_run").get(
+        pk=effect.payload["publication"]
+    )
+    if not is_connected():
+        raise effects.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+    in_order(kept)
+    name = kept.repository or repository_name(kept.run)
+    folder = Path(settings.HOME) / "publishing" / str(kept.pk)
+    try:
+        with effects.held(effect), hub_files.empty(folder):
+            commit = brought(kept, hub_of(name), mark(kept, effect.version), folder)
+    except hub.HubBusy as error:
+        raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+    except hub.HubError as error:
+        raise effects.Refused(str(error)) from error
+    note(kept, name, commit)
+    return {"repository": name, "commit": commit, "trust": kept.run.trust}
+
+
+def brought(kept: Publication, repository: hub.Repository, own: str, folder: Path) -> str:
+    """Return the commit of this publication, made now unless an earlier attempt got that far."""
+    repository.ensure()
+    earlier = repository.commits()
+    if others := [told for commit in earlier for told in commit.marks if not told.startswith(address(kept.run))]:
+        raise hub.HubError(f"{repository.name} holds what came from {others[0].split()[0]}: nothing was changed there.")
+    commit = done(kept, own, earlier)
+    if commit is None and any(is_of(commit, own) for commit in earlier):
+        # The weights are there, and they never change: what is said of them may have.
+        files = hub_files.words(kept, repository.name, "config.json" in repository.files())
+        commit = repository.publish(files, title(kept), own, earlier)
+    elif commit is None:
+        files = hub_files.of(kept, repository.name, folder)
+        commit = repository.publish(files, title(kept), own, earlier, instead_of=hub_files.RUN_FOLDER)
+    if kept.name != FINAL:
+        repository.tag(kept.name, commit)
+    return commit
+
+
+def done(kept: Publication, own: str, earlier: Sequence[hub.Commit]) -> str | None:
+    """Return the commit that leaves nothing to do: of this very mark; once a later step is there, of any version."""
+    found = next((commit.id for commit in earlier if own in commit.marks), None)
+    if found is None and kept.run.publications.filter(step__gt=kept.step).exclude(published_at=None).exists():
+        found = next((commit.id for commit in earlier if is_of(commit, own)), None)
+    return found
+
+
+def is_of(commit: hub.Commit, mark: str) -> bool:
+    """Whether a commit is of the publication with this mark, whatever the version."""
+    begin = mark.rpartition(" ")[0] + " "
+    return any(told.startswith(begin) for told in commit.marks)
+
+
+def in_order(kept: Publication) -> None:
+    """Raise Later while an earlier step of the run is on its way: `main` of the repository only goes forward."""
+    before = [key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
+    on_its_way = Effect.objects.filter(key__in=before).exclude(state=Effect.State.REFUSED).first()
+    if on_its_way is not None:
+        raise effects.Later(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
+
+
+def note(kept: Publication, name: str, commit: str) -> None:
+    """Write down where it is, and say so once."""
+    fields = {"repository": name, "commit": commit}
+    with transaction.atomic():
+        first = Publication.objects.filter(pk=kept.pk, published_at=None).update(published_at=timezone.now(), **fields)
+        if first:
+            Event.record(runs.SITE, kept.run, f"Published as {name} on the Hub.")
+        else:
+            Publication.objects.filter(pk=kept.pk).update(**fields)
+
+
+def hub_of(name: str) -> hub.Repository:
+    return hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN)
+
+
+def repository_name(run: Run) -> str:
+    """Return owner/name: of the entry's architecture and the run's number, so that it never changes."""
+    return f"{settings.HUB_ORGANISATION}/{slugify(run.entry.architecture)[:60] or 'model'}-run-{run.pk}"
+
+
+def shown(run: Run) -> list[dict[str, str]]:
+    """Return what a run's page says of its publications: name, what it is, where it is on the Hub or else here."""
+    rows = []
+    for kept in run.publications.all():
+        what = "the final weights" if kept.is_final else f"the weights of step {kept.step:,}"
+        folder = f"checkpoints/step-{kept.step:08d}/{weights.WEIGHTS}"
+        here = reverse("run-weights", args=[run.pk, kept.name, folder])
+        rows.append({"name": kept.repository or kept.name, "what": what, "hub": hub_address(kept), "here": here})
+    return rows
+
+
+def hub_address(kept: Publication) -> str:
+    """Return where to find it on the Hub; empty until it is there."""
+    if not kept.published_at:
+        return ""
+    return f"{settings.HUB_ENDPOINT}/{kept.repository}" + ("" if kept.name == FINAL else f"/tree/{kept.name}")
+
+
+def address(run: Run) -> str:
+    return f"{settings.SITE_URL}{run.get_absolute_url()}"
+
+
+def mark(kept: Publication, version: int) -> str:
+    return f"{address(kept.run)} {kept.name} {version}"
+
+
+def title(kept: Publication) -> str:
+    return f"Run {kept.run_id}: {'final weights' if kept.name == FINAL else kept.name}, step {kept.step}"
+
+
+# --- manage.py check --------------------------------------------------------------------------------------------------
+
+
+def half_connected(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    if bool(settings.HUB_ORGANISATION) == bool(settings.HF_TOKEN):
+        return []
+    have, lack = ("HUB_ORGANISATION", "HF_TOKEN") if settings.HUB_ORGANISATION else ("HF_TOKEN", "HUB_ORGANISATION")
+    return [
+        Warning(f"{have} is set and {lack} is not: nothing is published.", hint="docs/publishing.md", id="hub.W001")
+    ]

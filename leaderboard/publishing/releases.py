@@ -1,0 +1,102 @@
+"""Releases of a long run: every so many percent of its budget, its weights are kept for good and brought to the Hub.
+
+A track asks for them (`Track.releases`). The first checkpoint that has passed 10, 20, ... % becomes the release
+`10-percent`, `20-percent`, ... (`publications.release`); of several marks passed at once, the last one. The
+final weights are the last release.
+
+How far a checkpoint is follows from the run's own word on how far it is, and from their steps: exact for budgets in
+steps, tokens and FLOPs, about right for one in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from leaderboard.models import CurvePoint, Publication, Run
+from leaderboard.models.publications import FINAL
+from leaderboard.publishing import publications
+from scheduler.models import Checkpoint
+from trainer.budget import Budget
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """A mark on the way of a run, for its page."""
+
+    percent: int
+    kept: Publication | None
+    """None: not reached, or passed without a checkpoint."""
+    loss: float | None
+    """On dev text, at the last evaluation before it."""
+    hub: str
+    """Where it is on the Hub; empty until it is there."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How far a run is."""
+
+    percent: float
+    tokens: int
+    of_tokens: int
+    seconds_left: float | None
+    milestones: list[Milestone]
+
+
+def cut_all() -> list[Publication]:
+    """Cut what is due; return what was cut. Safe to run at any time, and twice."""
+    ours = Run.objects.filter(track__releases__gt=0).select_related("track", "checkpoint")
+    going = ours.filter(state__in=Run.LIVE).exclude(job=None)
+    arrived = ours.filter(state=Run.State.FINISHED).exclude(checkpoint=None).exclude(publications__name=FINAL)
+    found = [cut(run) for run in going]
+    found += [publications.publish(run, "The last release: all of its budget.") for run in arrived]
+    return [kept for kept in found if kept is not None]
+
+
+@transaction.atomic
+def cut(run: Run) -> Publication | None:
+    """Release a run's newest checkpoint if it has passed a mark that none has passed before."""
+    checkpoint = Checkpoint.objects.filter(job=run.job_id).order_by("-step").first()
+    if checkpoint is None or not run.step:
+        return None
+    percent = passed(run.fraction * checkpoint.step / run.step, run.track.releases)
+    name = f"{percent}-percent"
+    if not 0 < percent < 100 or run.publications.filter(name=name).exists():
+        return None
+    return publications.release(run, checkpoint, name, f"{percent} % of the budget, at step {checkpoint.step}.")
+
+
+def passed(fraction: float, every: int) -> int:
+    """Return the last mark, in percent, at or before a used fraction of the budget."""
+    return math.floor(min(fraction, 1.0) * 100 / every + 1e-9) * every
+
+
+def way(run: Run) -> Way | None:
+    """Return how far a run is and what it has left behind; None where its track asks for no releases."""
+    every = run.track.releases
+    if not every:
+        return None
+    kept = {publication.name: publication for publication in run.publications.all()}
+    evaluated = list(
+        CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV).order_by("step").values_list("step", "loss")
+        if kept
+        else ()
+    )
+    marks = []
+    for percent in [*range(every, 100, every), 100]:
+        found = kept.get(FINAL if percent == 100 else f"{percent}-percent")
+        before = [loss for step, loss in evaluated if found and step <= found.step]
+        hub = publications.hub_address(found) if found else ""
+        marks.append(Milestone(percent, found, before[-1] if before else None, hub))
+    return Way(100 * run.fraction, run.tokens, tokens_of(run), run.seconds_left, marks)
+
+
+def tokens_of(run: Run) -> int:
+    """Return how many tokens the whole budget is: its own word, or what the pace so far makes of it; 0: unknown."""
+    budget = Budget.parse(run.budget)
+    if budget.kind == "tokens":
+        return int(budget.amount)
+    return round(run.tokens / run.fraction) if run.fraction else 0

@@ -1,0 +1,1 @@
+"""What a maintainer sees of a change before anything runs."""

@@ -1,0 +1,1 @@
+"""What leaves when: the nightly and the monthly train, the ladder, hours, the calendar."""
