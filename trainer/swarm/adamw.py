@@ -1,0 +1,48 @@
+"""AdamW (arXiv 1711.05101, algorithm 2) in operations that every machine rounds alike.
+
+Replicas of a stage each make the update by themselves and must stay equal to the last bit, whatever they run on. IEEE
+754 pins the result of one addition, product, division or square root, but not of kernels that do several at once and
+may or may not round in between (torch's own `addcmul_`, its fused AdamW, division by a number on a GPU). So each line
+here is one operation. The price, a few more passes over memory, is small beside a step's network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class AdamW:
+    """Momenta of named parameters. `decayed` are the names whose weights decay."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        decayed: frozenset[str],
+        learning_rate: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        epsilon: float,
+    ) -> None:
+        self.parameters, self.decayed = dict(parameters), decayed
+        self.learning_rate, self.weight_decay, self.betas, self.epsilon = learning_rate, weight_decay, betas, epsilon
+        self.averages = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}
+        self.squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], factor: float, number: int) -> None:
+        """Make update `number`, counted from 1, at `factor` times the learning rate. Gradients are in the parameters'
+        order and not changed."""
+        rate, (slow, slower) = self.learning_rate * factor, self.betas
+        unbias, unbias_square = 1 / (1 - slow**number), 1 / (1 - slower**number)
+        for (name, weight), gradient in zip(self.parameters.items(), gradients, strict=True):
+            average, square = self.averages[name], self.squares[name]
+            average.mul_(slow).add_(gradient * (1 - slow))
+            square.mul_(slower).add_((gradient * gradient).mul_(1 - slower))
+            size = (square * unbias_square).sqrt_().add_(self.epsilon)
+            move = (average * unbias).div_(size).mul_(rate)
+            if name in self.decayed:
+                weight.mul_(1 - rate * self.weight_decay)
+            weight.sub_(move)

@@ -1,0 +1,48 @@
+"""Cutting litgpt's GPT, whose blocks pass on the residual stream and nothing else. Positions are each stage's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.litgpt import Config, Model
+from trainer.swarm.cuts.base import CutError
+
+Held = Sequence[tuple[nn.Module, str]]
+
+
+def check(model: Model) -> None:
+    if model.head.weight is model.gpt.transformer.wte.weight:
+        raise CutError("a tied head is the embedding, which is at the other end")
+
+
+def blocks(model: Model) -> nn.ModuleList:
+    return model.gpt.transformer.h
+
+
+def ends(model: Model) -> tuple[Held, Held]:
+    return [(model.gpt.transformer, "wte")], [(model.gpt.transformer, "ln_f"), (model, "head")]
+
+
+def streams(config: Config, done: int) -> int:
+    return 1
+
+
+def embed(model: Model, tokens: Tensor) -> Tensor:
+    x = model.gpt.transformer.wte(tokens)
+    return x * torch.tensor(model.gpt.config.n_embd**0.5, dtype=x.dtype) if model.gpt.config.scale_embeddings else x
+
+
+def through(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+    cosine, sine = (table[: hidden.size(1)].unsqueeze(0) for table in (model.gpt.cos, model.gpt.sin))
+    chosen = model.gpt.config.rope_indices
+    for number in range(start, stop):
+        tables = (cosine, sine) if chosen is None else (cosine[..., chosen[number]], sine[..., chosen[number]])
+        hidden = model.gpt.transformer.h[number](hidden, *tables)
+    return hidden
+
+
+def finish(model: Model, hidden: Tensor) -> Tensor:
+    return model.gpt.transformer.ln_f(hidden)
