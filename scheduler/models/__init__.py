@@ -1,5 +1,6 @@
 from scheduler.models.events import Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
+from scheduler.models.packets import Campaign, Handout, Packet, Paragraph, Rephrasing, Shard, Share, Sitting, Volunteer
 from scheduler.models.pool import JoinToken, Node, Window
 from scheduler.models.sponsors import Sponsor
 from scheduler.models.sweeps import Sweep
@@ -7,8 +8,10 @@ from scheduler.models.vetting import Judgement
 
 __all__ = [
     "Blob",
+    "Campaign",
     "Checkpoint",
     "Event",
+    "Handout",
     "Job",
     "JobFile",
     "JoinToken",
@@ -16,7 +19,14 @@ __all__ = [
     "Lease",
     "LogChunk",
     "Node",
+    "Packet",
+    "Paragraph",
+    "Rephrasing",
+    "Shard",
+    "Share",
+    "Sitting",
     "Sponsor",
     "Sweep",
+    "Volunteer",
     "Window",
 ]

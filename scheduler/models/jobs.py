@@ -43,6 +43,7 @@ class Job(models.Model):
         MAINTAINER = 30
         COMMUNITY = 40
         LADDER = 50
+        PACKETS = 60
 
     kind = models.CharField(max_length=20)
     state = models.CharField(max_length=10, choices=State.choices, default=State.QUEUED, db_index=True)

@@ -28,6 +28,13 @@ class Node(models.Model):
         WINDOWS = "windows", "in weekly windows"
         UNTIL = "until", "until a moment"  # "this weekend"
 
+    class Packets(models.TextChoices):
+        """Of the dataset swarm."""
+
+        NEVER = "never"
+        BETWEEN = "between", "between runs"
+        ONLY = "only", "nothing else"
+
     name = models.CharField(max_length=80, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
@@ -53,6 +60,8 @@ class Node(models.Model):
     serves = models.CharField(max_length=10, choices=Serves.choices, default=Serves.EVERYONE)
     serves_track = models.CharField(max_length=50, blank=True)
     """With `serves` track: the `Job.track` it works for."""
+    packets = models.CharField(max_length=10, choices=Packets.choices, default=Packets.NEVER)
+    """Whether it may rephrase for campaigns; its agent needs something to do that with."""
     available = models.CharField(max_length=10, choices=Available.choices, default=Available.ALWAYS)
     available_until = models.DateTimeField(null=True, blank=True)
     """With `available` until: the end of the burst."""
@@ -102,6 +111,8 @@ class JoinToken(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.CASCADE)
     labels = models.JSONField(default=list, blank=True)
     trusted = models.BooleanField(default=False)
+    for_packets = models.BooleanField(default=False)
+    """Lets in a volunteer of the dataset swarm, who gets nothing but packets."""
     renews = models.ForeignKey(Node, null=True, blank=True, on_delete=models.CASCADE, related_name="renewals")
     """For a node that is known already: it joins again as itself, with a new token."""
     created_at = models.DateTimeField(default=timezone.now)
