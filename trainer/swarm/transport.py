@@ -1,0 +1,406 @@
+"""Encrypted calls between peers. The only file that knows hivemind, of which it uses the libp2p daemon and nothing else.
+
+A call is one stream: a frame goes there, one or more come back. A frame is a JSON header and raw tensors, whose number
+of bytes is held against a limit before any of them is read; nothing on the wire can be code. A peer's name is the hash
+of its key and libp2p has verified it, so whoever calls is known for certain (`Route.admits` decides on it). Ending the
+wait for a call ends it on the other side, too; a peer that dies ends its calls within milliseconds.
+
+The daemon is a child of this process and ends with it, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROTOCOL = "dailytrain-swarm/1"
+HEADER_BYTES = 2**20
+TENSORS = 4096
+"""Most tensors of one frame."""
+PIECE = 2**18
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+log = logging.getLogger(__name__)
+
+
+class CallFailed(Exception):
+    """A call did not bring an answer."""
+
+
+class Unreachable(CallFailed):
+    """The peer cannot be reached, or was lost during the call."""
+
+
+class TooSlow(CallFailed):
+    """The peer did not answer in time."""
+
+
+class Refused(CallFailed):
+    """The peer answered that it will not, or cannot."""
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+
+
+class Malformed(CallFailed):
+    """What came is not what may come: the peer is broken, or not one of ours."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    body: dict[str, Any]
+    """Plain JSON; `trainer.swarm.wire` says what may be in it."""
+    tensors: tuple[Tensor, ...] = ()
+
+
+Handler = Callable[[str, Frame], Awaitable[Frame] | AsyncIterator[Frame]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """What is done about calls of one method."""
+
+    handler: Handler
+    """Gets the caller's name and its frame."""
+    admits: Callable[[str], bool]
+    """Whether this peer may call at all; asked before anything of the frame's tensors is read."""
+    most_bytes: int
+    """Of a request's tensors."""
+
+
+@dataclass
+class Transport:
+    """This process among its peers."""
+
+    folder: Path
+    """Of this process only: sockets are in it while it runs, and the key that its name comes from."""
+    peer: str = ""
+    addresses: tuple[str, ...] = ()
+    bytes_in: int = 0
+    bytes_out: int = 0
+    _p2p: Any = None
+    _sockets: Path | None = None
+    _routes: dict[str, Route] = field(default_factory=dict)
+    _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _connected: set[str] = field(default_factory=set)
+
+    async def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        announce: Iterable[str] = (),
+        *,
+        listen: bool = True,
+        relays: Iterable[str] = (),
+        serves_as_relay: bool = False,
+    ) -> None:
+        """Join the network. `announce` are the addresses that others should use, where they are not those listened on.
+
+        `listen=False` is for a machine that nobody can dial: it is reached over connections that it made itself, or
+        through `relays`.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not in the folder itself: a socket's path may have about a hundred characters.
+        self._sockets = Path(tempfile.mkdtemp(prefix="swarm-", dir=os.environ.get("SWARM_SOCKETS")))
+        relays = list(relays)
+        self._p2p = await daemon(self._sockets).create(
+            host_maddrs=[f"/ip4/{host}/tcp/{port}"],
+            announce_maddrs=list(announce) or None,
+            identity_path=str(self.folder / "identity.key"),
+            check_if_identity_free=False,
+            no_listen=not listen,
+            initial_peers=relays or None,
+            trusted_relays=relays or None,
+            use_relay=bool(relays) or serves_as_relay,
+            use_auto_relay=bool(relays),
+            relay_hop_limit=16 if serves_as_relay else 0,
+            auto_nat=bool(relays) or serves_as_relay,
+            nat_port_map=False,
+            conn_manager=False,
+            startup_timeout=60,
+        )
+        self.peer = self._p2p.peer_id.to_base58()
+        await self.refresh_addresses()
+
+    async def refresh_addresses(self) -> None:
+        """Ask the daemon where it can be reached by now: a relay's address comes some seconds after the start."""
+        _, found = await self._p2p._client.identify()
+        self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in found)
+
+    async def serve(self, routes: Mapping[str, Route]) -> None:
+        """Answer calls of these methods from now on."""
+        first = not self._routes
+        self._routes.update(routes)
+        if first:
+            await self._p2p.add_binary_stream_handler(PROTOCOL, self._answer)
+
+    async def close(self) -> None:
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def know(self, peer: str, addresses: Iterable[str]) -> None:
+        """Remember where a peer can be reached."""
+        addresses = tuple(addresses)
+        if addresses and self._known.get(peer) != addresses:
+            self._known[peer] = addresses
+            self._connected.discard(peer)
+
+    # --- calling ---------------------------------------------------------------------------------------------------
+
+    async def call(self, peer: str, method: str, frame: Frame, timeout: float, most_bytes: int = 2**20) -> Frame:
+        """Return the one frame that a peer answers. Raise a `CallFailed`."""
+        try:
+            async with asyncio.timeout(timeout), self._open(peer, method, frame) as reader:
+                return await self._answered(reader, most_bytes)
+        except TimeoutError:
+            raise TooSlow(f"{method} took longer than {timeout:.1f} s") from None
+
+    async def stream(
+        self, peer: str, method: str, frame: Frame, timeout: float, most_bytes: int = 2**30
+    ) -> AsyncIterator[Frame]:
+        """Yield the frames that a peer answers, each of them within `timeout` seconds. Raise a `CallFailed`."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(timeout):
+                    reader = await stack.enter_async_context(self._open(peer, method, frame))
+                while True:
+                    async with asyncio.timeout(timeout):
+                        answer = await self._answered(reader, most_bytes)
+                    if answer.body.get("end"):
+                        return
+                    yield answer
+        except TimeoutError:
+            raise TooSlow(f"{method} brought nothing for {timeout:.1f} s") from None
+
+    @contextlib.asynccontextmanager
+    async def _open(self, peer: str, method: str, frame: Frame) -> AsyncIterator[asyncio.StreamReader]:
+        """Send a request; what is raised inside, a lost connection too, closes the stream, which the other side sees."""
+        writer = None
+        try:
+            reader, writer = await self._dial(peer)
+            self.bytes_out += await send(writer, {"method": method, "body": frame.body}, frame.tensors)
+            yield reader
+        except (OSError, EOFError) as error:
+            self._connected.discard(peer)
+            raise Unreachable(f"{method}: lost {short(peer)} ({type(error).__name__})") from error
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _dial(self, peer: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+        from hivemind.utils.multiaddr import Multiaddr
+
+        name = PeerID.from_base58(peer)
+        for attempt in (1, 2):
+            try:
+                if peer not in self._connected and peer in self._known:
+                    await self._p2p._client.connect(name, [Multiaddr(plain(a, peer)) for a in self._known[peer]])
+                _, reader, writer = await self._p2p.call_binary_stream_handler(name, PROTOCOL)
+                self._connected.add(peer)
+                return reader, writer
+            except (ControlFailure, OSError, EOFError, ValueError) as error:
+                fresh = peer not in self._connected
+                self._connected.discard(peer)
+                # An old connection may have been cut while the peer lives on: dial once more.
+                if fresh or attempt == 2 or peer not in self._known:
+                    raise Unreachable(f"no way to {short(peer)}: {error}") from error
+        raise AssertionError
+
+    async def _answered(self, reader: asyncio.StreamReader, most_bytes: int) -> Frame:
+        header, tensors, size = await receive(reader, most_bytes)
+        self.bytes_in += size
+        if header.get("refused"):
+            raise Refused(str(header["refused"])[:100], str(header.get("why", ""))[:1000])
+        if not isinstance(header.get("body"), dict):
+            raise Malformed("an answer without a body")
+        return Frame(header["body"], tensors)
+
+    # --- answering -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        caller = info.peer_id.to_base58()
+        working = asyncio.ensure_future(self._work(caller, reader, writer))
+        try:
+            await working
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        except Malformed as error:
+            log.warning("%s sent what is not a call: %s", short(caller), error)
+            with contextlib.suppress(OSError):
+                await send(writer, {"refused": "malformed", "why": str(error)})
+        finally:
+            working.cancel()
+            writer.close()
+
+    async def _work(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        header = await receive_header(reader)
+        route = self._routes.get(str(header.get("method")))
+        if route is None or not route.admits(caller):
+            await send(writer, {"refused": "stranger" if route else "unknown", "why": "not one of us, or no such call"})
+            return
+        if not isinstance(header.get("body"), dict):
+            raise Malformed("a call without a body")
+        tensors, size = await receive_tensors(reader, header, route.most_bytes)
+        self.bytes_in += size
+        answering = asyncio.ensure_future(self._reply(route, caller, Frame(header["body"], tensors), writer))
+        gone = asyncio.ensure_future(reader.read(1))  # the caller sends no more: what comes is the end of the stream
+        try:
+            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answering.cancel()
+            gone.cancel()
+            await asyncio.gather(answering, gone, return_exceptions=True)
+
+    async def _reply(self, route: Route, caller: str, frame: Frame, writer: asyncio.StreamWriter) -> None:
+        try:
+            answer = route.handler(caller, frame)
+            if isinstance(answer, AsyncIterator):
+                async for part in answer:
+                    self.bytes_out += await send(writer, {"body": part.body}, part.tensors)
+                await send(writer, {"body": {"end": True}})
+            else:
+                done = await answer
+                self.bytes_out += await send(writer, {"body": done.body}, done.tensors)
+        except Refused as error:
+            await send(writer, {"refused": error.code, "why": str(error)})
+        except (OSError, EOFError):
+            raise
+        except CallFailed as error:
+            await send(writer, {"refused": "below", "why": str(error)})
+        except Exception as error:
+            log.exception("a call of %s failed", short(caller))
+            await send(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
+
+
+def daemon(sockets: Path) -> Any:
+    """Return hivemind's P2P with its sockets in our folder, imported with the settings that must be there before."""
+    os.environ["USE_LEGACY_BFLOAT16"] = "0"  # bf16 goes as two bytes, not as four
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers go
+    from hivemind.p2p import P2P
+
+    return type("Daemon", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
+
+
+def short(peer: str) -> str:
+    """Return the end of a peer's name, which tells peers apart well enough for a person."""
+    return peer[-6:]
+
+
+def plain(address: str, peer: str) -> str:
+    """Return an address without the peer's own name at its end, as libp2p's connect wants it."""
+    return address.removesuffix(f"/p2p/{peer}")
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+async def send(writer: asyncio.StreamWriter, header: dict[str, Any], tensors: Iterable[Tensor] = ()) -> int:
+    """Write one frame; return how many bytes its tensors have."""
+    flat = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    header = {**header, "tensors": [[NAMES[t.dtype], list(t.shape)] for t in flat]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    assert len(text) <= HEADER_BYTES, "a header is for a few numbers"
+    writer.write(struct.pack(">I", len(text)) + text)
+    size = 0
+    for tensor in flat:
+        view = raw(tensor)
+        size += len(view)
+        for start in range(0, len(view), PIECE):
+            writer.write(view[start : start + PIECE])
+            await writer.drain()
+    await writer.drain()
+    return size
+
+
+async def receive(reader: asyncio.StreamReader, most_bytes: int) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+    header = await receive_header(reader)
+    tensors, size = await receive_tensors(reader, header, most_bytes)
+    return header, tensors, size
+
+
+async def receive_header(reader: asyncio.StreamReader) -> dict[str, Any]:
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    if size > HEADER_BYTES:
+        raise Malformed(f"a header of {size} bytes")
+    try:
+        header = json.loads(await reader.readexactly(size))
+    except ValueError as error:
+        raise Malformed("a header that is not JSON") from error
+    if not isinstance(header, dict):
+        raise Malformed("a header that is not an object")
+    return header
+
+
+async def receive_tensors(
+    reader: asyncio.StreamReader, header: dict[str, Any], most_bytes: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """Read the tensors that a header promises; raise Malformed where they are too many or too large."""
+    promised = [described(item) for item in listed(header.get("tensors", []))]
+    total = sum(size for _, _, size in promised)
+    if total > most_bytes:
+        raise Malformed(f"{total} bytes of tensors, where at most {most_bytes} may come")
+    tensors = []
+    for dtype, shape, _ in promised:
+        tensor = torch.empty(shape, dtype=dtype)
+        await fill(reader, raw(tensor))
+        tensors.append(tensor)
+    return tuple(tensors), total
+
+
+def listed(promised: Any) -> list[Any]:
+    if not isinstance(promised, list) or len(promised) > TENSORS:
+        raise Malformed("tensors that are not a list, or too many")
+    return promised
+
+
+def described(item: Any) -> tuple[torch.dtype, list[int], int]:
+    """Return dtype, shape and bytes of one tensor as a header describes it."""
+    if not (isinstance(item, list) and len(item) == 2 and item[0] in DTYPES and isinstance(item[1], list)):
+        raise Malformed("a tensor without a dtype or a shape")
+    shape = item[1]
+    if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+        raise Malformed(f"a tensor of shape {shape}")
+    size = DTYPES[item[0]].itemsize
+    for length in shape:
+        size *= length
+    return DTYPES[item[0]], shape, size
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """Return a contiguous tensor's own bytes, not a copy."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+async def fill(reader: asyncio.StreamReader, view: memoryview) -> None:
+    position = 0
+    while position < len(view):
+        piece = await reader.read(min(PIECE, len(view) - position))
+        if not piece:
+            raise EOFError("the stream ended within a tensor")
+        view[position : position + len(piece)] = piece
+        position += len(piece)
