@@ -367,7 +367,8 @@ class Output(Message):
     ended: Literal["stop", "length", "none"] = "stop"
     """"length": `max_tokens` cut it off. "none": nothing was written, `trouble` says why."""
     trouble: str = Field(default="", max_length=300)
-    """A reason of `trainer.rephrase.checks` ("too_long": prompt and answer do not fit the model); empty: none."""
+    """A reason of `trainer.rephrase.checks`: why nothing was written ("prompt_too_long"), or what the volunteer's own
+    checks have against the last of its tries; empty: none."""
     tokens: int = Field(default=0, ge=0, lt=2**31)
     """Written by the model, as its back end counts."""
     tries: int = Field(default=1, ge=0, le=100)
@@ -672,6 +673,9 @@ class Uploaded(Message):
     """POST /checkpoints: every file has been sent; the checkpoint counts from now on."""
 
     checkpoint: Checkpoint
+    files: tuple[FileRef, ...] = ()
+    """Small files that stay with the job: `run.json`, so that others can start from a checkpoint of a run that goes on,
+    and its weights can be released."""
 
 
 class Finish(Message):

@@ -1,0 +1,148 @@
+"""Is this a rephrasing of that text, in this style? Pure: the volunteer asks before it hands in, the site asks again.
+
+In this order, the cheap before the dear:
+
+    envelope     it is what was asked for (`envelope`)
+    wording      not empty, not a refusal, no echo of the prompt, not cut off
+    shape        as long as its style allows; questions and answers alternate
+    language     the source's
+    meaning      it speaks of the same things
+    copying      it is not the source
+    repetition   it does not go round in circles
+    duplicates   nobody has handed in the same
+
+An output is cleaned of introductions first (`clean`). Not covered: whether what it says is true to its source. A
+skilled liar passes; that is what packets with known answers and a second volunteer are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from trainer.rephrase.checks import likeness, wording
+from trainer.rephrase.checks.cleaning import clean
+from trainer.rephrase.checks.envelope import envelope
+from trainer.rephrase.checks.thresholds import START, Thresholds, read_thresholds
+from trainer.rephrase.chunks import count_tokens
+from trainer.rephrase.languages import UNKNOWN, identify
+
+__all__ = [
+    "REASONS",
+    "START",
+    "Judgement",
+    "Thresholds",
+    "clean",
+    "duplicate_key",
+    "envelope",
+    "judge",
+    "read_thresholds",
+]
+
+REASONS: dict[str, str] = {
+    # Of the envelope.
+    "not_held": "It is not one of the packets that this volunteer has.",
+    "wrong_prompt_version": "It was written for another version of the prompts.",
+    "wrong_model": "It was written by another model, or another revision of it.",
+    "wrong_sampling": "The model was asked with other parameters.",
+    "missing": "An output that was asked for is missing.",
+    "unasked": "An output is there that nobody asked for, or twice.",
+    "wrong_source": "Its source is not the one that was given out: the hashes differ.",
+    "wrong_hash": "The output is not the one that its hash was made of.",
+    "not_text": "It holds characters that no text holds.",
+    "too_big": "It is larger than any rephrasing could be.",
+    "prompt_too_long": "Prompt and answer do not fit into the model.",
+    # Of the text.
+    "empty": "Nothing was written.",
+    "refusal": "The model refused.",
+    "echo": "It repeats the prompt.",
+    "cut_off": "It ends in the middle of a sentence.",
+    "too_short": "It is too short for its source.",
+    "too_wordy": "It is too long for its source.",
+    "not_pairs": "It is not two or more questions, each with its answer.",
+    "language": "It is in another language than its source.",
+    "meaning": "It speaks of something else.",
+    "copied": "It is the source, all but unchanged.",
+    "repetitive": "It says the same again and again.",
+    "duplicate": "The same has been handed in before.",
+}
+"""Every reason there is, with a sentence for people."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    accepted: bool
+    reasons: tuple[str, ...] = ()
+    """Keys of `REASONS`, in the order of the checks."""
+    text: str = ""
+    """The output, cleaned."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What was measured: ratio, meaning, copied, repetition. Empty where a look at the wording was enough."""
+
+
+def judge(
+    source: str,
+    style: str,
+    output: str,
+    *,
+    ended: str = "stop",
+    language: str = "",
+    thresholds: Mapping[str, Thresholds] = START,
+    known: Container[str] = (),
+) -> Judgement:
+    """Look at one output, as it came or cleaned already. Raise ValueError for a style that there is not.
+
+    `ended`: "length" where the model was cut off; `language`: of the campaign, or "" for that of the source; `known`:
+    keys (`duplicate_key`) of what was taken before.
+    """
+    if style not in thresholds:
+        raise ValueError(f"There is no style {style!r}; there are {', '.join(thresholds)}.")
+    text = clean(output, source)
+    if reason := wording.trouble(source, style, text, ended):
+        return Judgement(False, (reason,), text)
+    bounds = thresholds[style]
+    measures = measure(source, text)
+    reasons = [reason for reason, failed in compare(measures, bounds).items() if failed]
+    if style == "qa" and not wording.alternates(text):
+        reasons.insert(0, "not_pairs")
+    if other_language(source, text, language):
+        reasons.append("language")
+    if duplicate_key(text) in known:
+        reasons.append("duplicate")
+    order = list(REASONS)
+    return Judgement(not reasons, tuple(sorted(reasons, key=order.index)), text, measures)
+
+
+def measure(source: str, text: str) -> dict[str, float]:
+    return {
+        "ratio": count_tokens(text) / max(1, count_tokens(source)),
+        "meaning": likeness.meaning(source, text),
+        "copied": likeness.copied(source, text),
+        "repetition": likeness.repetition(text),
+    }
+
+
+def compare(measures: Mapping[str, float], bounds: Thresholds) -> dict[str, bool]:
+    """Return which reasons hold against a text with these measures."""
+    return {
+        "too_short": measures["ratio"] < bounds.shortest,
+        "too_wordy": measures["ratio"] > bounds.longest,
+        "meaning": measures["meaning"] < bounds.meaning,
+        "copied": measures["copied"] >= bounds.copied,
+        "repetitive": measures["repetition"] <= bounds.repetition,
+    }
+
+
+def other_language(source: str, text: str, language: str) -> bool:
+    """Is the output surely in a language that is neither the campaign's nor what its source is taken for?"""
+    found = identify(text)
+    if found in (UNKNOWN, language):
+        return False
+    return found != identify(source)
+
+
+def duplicate_key(text: str) -> str:
+    """Return what is the same for texts that differ in case, spaces and punctuation only: 64 bits, as hex."""
+    letters = "".join(filter(str.isalnum, text.casefold()))
+    return hashlib.sha256(letters.encode()).hexdigest()[:16]

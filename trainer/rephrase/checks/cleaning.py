@@ -1,0 +1,61 @@
+"""Takes off what models write before the text itself: "Sure! Here's a paraphrase of the text:".
+
+Only from the start, only up to a colon or an empty line, and only where the source does not begin that way itself. What
+is cut away is never more than a short sentence.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 200
+"""Letters of an introduction."""
+
+YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
+MADE = (
+    r"(?:(?:para|re)phras\w*|rewrit\w*|rewrote|reword\w*|restat\w*|simplif\w*|summar\w*|version|rendition|rendering"
+    r"|conver\w*|translat\w*|(?:the|a|an|new|your) (?:new )?(?:text|passage|dialogue)|question\w*(?: and|-)answer\w*)"
+)
+HERE = r"(?:here(?:'s|’s| is| are)|this is|below is|below are|the following is|the following are|i(?:'ve|’ve| have)?)"
+LABEL = (
+    r"(?:the )?(?:para|re)phrased?(?: (?:text|version|passage|paragraph|article))?"
+    r"|(?:the )?(?:rewritten|reworded|restated|simplified|new|easy|medium|hard|terse|erudite|scholarly)"
+    r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation"
+)
+INTRODUCTION = re.compile(
+    rf"""
+    \s*[*_#>\s]*                                        # Markdown's marks
+    (?:
+        (?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n:]*?(?P<colon>:)
+      | (?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n]*?(?P<line>[.!]?)[*_ ]*(?=\n\s*\n)
+      | (?:{LABEL})\s*(?P<label>:)
+      | {YES}[.!](?=\s*\n)
+    )
+    [*_\s]*
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+QUOTES = (('"', '"'), ("“", "”"))
+
+
+def clean(output: str, source: str = "") -> str:
+    """Return the output without its introduction, without space around it, and without quotation marks around all."""
+    text = output.replace("\r\n", "\n").strip()
+    found = INTRODUCTION.match(text)
+    if found and found.end() <= LONGEST and not INTRODUCTION.match(source):
+        text = text[found.end() :].strip()
+    return _unquoted(text) if not source.strip().startswith(('"', "“")) else text
+
+
+def _unquoted(text: str) -> str:
+    for opening, closing in QUOTES:
+        inner = text[1:-1]
+        if (
+            len(text) > 1
+            and text[0] == opening
+            and text[-1] == closing
+            and opening not in inner
+            and closing not in inner
+        ):
+            return inner.strip()
+    return text

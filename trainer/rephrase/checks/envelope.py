@@ -1,0 +1,97 @@
+"""Is a result what was asked for, and made with what was asked for? Nothing of its text is read here.
+
+The shapes below are those of `trainer.wire`: `Rephrased`, `Packet`, `RephraseOrder`. Whatever has these fields will do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+LARGEST = 8
+"""Bytes of an output over those of its source, for texts above a thousand bytes."""
+SPARE = 8000
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+class Chunk(Protocol):
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def styles(self) -> Sequence[str]: ...
+
+
+class Output(Protocol):
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def style(self) -> str: ...
+    @property
+    def source_sha256(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+class Result(Protocol):
+    @property
+    def prompt_version(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def sampling(self) -> Any: ...
+    @property
+    def outputs(self) -> Sequence[Output]: ...
+
+
+class Order(Protocol):
+    @property
+    def prompt_version(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def sampling(self) -> Any: ...
+
+
+def envelope(result: Result, chunks: Sequence[Chunk], order: Order) -> tuple[str, ...]:
+    """Return the reasons against a whole result, keys of `checks.REASONS`; none if it fits what was given out."""
+    made_with = {
+        "wrong_prompt_version": result.prompt_version == order.prompt_version,
+        "wrong_model": (result.model, result.revision) == (order.model, order.revision),
+        "wrong_sampling": result.sampling == order.sampling,
+    }
+    reasons = [reason for reason, fits in made_with.items() if not fits]
+    asked = {(chunk.index, style): chunk for chunk in chunks for style in chunk.styles}
+    given = [(output.chunk, output.style) for output in result.outputs]
+    if set(asked) - set(given):
+        reasons.append("missing")
+    if set(given) - set(asked) or len(set(given)) < len(given):
+        reasons.append("unasked")
+    for output in result.outputs:
+        chunk = asked.get((output.chunk, output.style))
+        reasons += against(output, chunk) if chunk else []
+    return tuple(dict.fromkeys(reasons))
+
+
+def against(output: Output, chunk: Chunk) -> list[str]:
+    """Return the reasons against one output as it was sent."""
+    if UNPRINTABLE.search(output.text):
+        return ["not_text"]
+    content = output.text.encode()
+    fits = {
+        "wrong_source": output.source_sha256 == chunk.sha256,
+        "wrong_hash": output.sha256 == hashlib.sha256(content).hexdigest(),
+        "too_big": len(content) <= LARGEST * len(chunk.text.encode()) + SPARE,
+    }
+    return [reason for reason, fit in fits.items() if not fit]

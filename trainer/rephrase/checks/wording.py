@@ -1,0 +1,90 @@
+"""What a look at the words tells: nothing there, a refusal, the prompt once more, a sentence without its end."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from trainer.rephrase.prompts import VERSIONS
+
+REFUSALS = re.compile(
+    r"""
+    \s*(?:(?:i\s*(?:'|’)?\s*a?m\s+(?:very\s+|so\s+)?sorry|sorry|i\s+apologi[sz]e|my\s+apologies|unfortunately)\b[^.!?\n]{0,60}?)?
+    \bi\s*(?:\s*(?:can(?:'|’)?t|cannot|can\s+not|won(?:'|’)t|will\s+not|could\s+not)
+        |(?:'|’)?\s*a?m\s+(?:unable|not\s+able|not\s+comfortable|not\s+allowed))\s*(?:to\s+|with\s+)?
+    (?:\w+\s+)?
+    (?:assist|help|fulfil\w*|comply|complet\w*|provid\w*|paraphras\w*|rephras\w*|rewrit\w*|reword\w*|restat\w*|process\w*
+        |generat\w*|creat\w*|produc\w*|writ\w*|engag\w*|do\s+that|see\s+(?:any|the|a)\s+text|access\w*)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+AS_A_MODEL = re.compile(
+    r"\bas\s+an?\s+(?:ai|artificial\s+intelligence|large\s+language|language)\b(?:\s+\w+)?", re.IGNORECASE
+)
+NO_TEXT = re.compile(
+    r"\s*(?:please\s+(?:provide|share|paste|give\s+me)|(?:you\s+have\s+not|you\s+haven(?:'|’)t)\s+(?:provided|given)"
+    r"|there\s+is\s+no\s+text)\b[^.!?\n]{0,60}\b(?:text|passage|paragraph|content)",
+    re.IGNORECASE,
+)
+OPENING = 160
+"""Letters in which a refusal shows itself."""
+ENDS = tuple(".!?…。！？।؟")
+AFTER_END = "\"'”’»)]}*_` \n\t」』"
+PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
+WORDS_OF_AN_ECHO = 6
+GAP = re.compile(r"\W+")
+
+
+def trouble(source: str, style: str, text: str, ended: str) -> str:
+    """Return the first reason against a cleaned text that needs no measuring; "" if there is none."""
+    if not any(map(str.isalnum, text)):
+        return "empty"
+    if refuses(text) and not refuses(source):
+        return "refusal"
+    if echoes(text, source):
+        return "echo"
+    if ended == "length" or cut_off(text, source):
+        return "cut_off"
+    return ""
+
+
+def refuses(text: str) -> bool:
+    opening = text[:OPENING]
+    return any(pattern.match(opening) for pattern in (REFUSALS, NO_TEXT)) or bool(AS_A_MODEL.search(opening))
+
+
+def echoes(text: str, source: str) -> bool:
+    """Does it hold a whole sentence of any prompt of ours that its source does not hold?"""
+    said, given = _plain(text), _plain(source)
+    return any(sentence in said and sentence not in given for sentence in _prompted())
+
+
+def cut_off(text: str, source: str) -> bool:
+    """Does it end without an end, while its source has one?"""
+    return not _ends(text) and _ends(source)
+
+
+def _ends(text: str) -> bool:
+    stripped = text.rstrip(AFTER_END)
+    return stripped.endswith(ENDS)
+
+
+def alternates(text: str) -> bool:
+    """Are these two or more questions, each followed by its answer, and nothing before them?"""
+    marks = list(PAIR.finditer(text))
+    if len(marks) < 4 or len(marks) % 2 or text[: marks[0].start()].strip():
+        return False
+    kinds = [mark[1].lower() for mark in marks]
+    starts, ends = [mark.end() for mark in marks], [*(mark.start() for mark in marks[1:]), len(text)]
+    filled = all(any(map(str.isalnum, text[start:end])) for start, end in zip(starts, ends, strict=True))
+    return filled and kinds == ["question", "answer"] * (len(kinds) // 2)
+
+
+def _plain(text: str) -> str:
+    return f" {GAP.sub(' ', text.casefold()).strip()} "
+
+
+@cache
+def _prompted() -> tuple[str, ...]:
+    said = (sentence for styles in VERSIONS.values() for sentences in styles.values() for sentence in sentences)
+    return tuple({_plain(sentence) for sentence in said if len(sentence.split()) >= WORDS_OF_AN_ECHO})

@@ -1,0 +1,61 @@
+"""What the model is asked, one prompt for each style. By intent the four styles of arXiv 2401.16380, in our own words.
+
+A prompt is never changed, since results carry its version: a better one gets a new number in `VERSIONS`. It is one
+message of the user's: Mistral's template, for one, knows no system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+CURRENT: Final = 1
+
+ONLY = "Give me the new text and nothing else: no introduction, no remark about it, no title."
+
+FIRST = {
+    "easy": (
+        "Tell what the text below says so that a very young child can follow it.",
+        "Use the smallest and most common words there are, and sentences of a few words each.",
+        "Keep every fact, in the same order, and add none of your own.",
+        ONLY,
+    ),
+    "medium": (
+        "Write the text below anew in clear, correct English, as a good encyclopedia article is written.",
+        "Use your own wording and sentence structure throughout; do not take over whole phrases.",
+        "Keep every fact, name and number, and add none of your own.",
+        ONLY,
+    ),
+    "hard": (
+        "Restate the text below for scholars: tersely, in learned prose with rare and exact words.",
+        "Condense what is said at length, but drop no fact, name or number, and add none of your own.",
+        ONLY,
+    ),
+    "qa": (
+        "Turn the text below into a conversation in which one person asks and another one answers.",
+        "Each question stands on a line that begins with 'Question:', its answer on the next one after 'Answer:'.",
+        "Ask at least two questions, and as many as it takes to cover every fact of the text.",
+        "The answers are full sentences and hold nothing that is not in the text.",
+        "Give me the conversation and nothing else: no introduction, no remark about it, no title.",
+    ),
+}
+VERSIONS: Final[Mapping[int, Mapping[str, tuple[str, ...]]]] = {1: FIRST}
+
+STYLES: Final = tuple(FIRST)
+
+
+def instructions(style: str, version: int = CURRENT) -> tuple[str, ...]:
+    """Return the sentences that say what to do. Raise ValueError for a version or style that there is not."""
+    if version not in VERSIONS:
+        known = ", ".join(map(str, VERSIONS))
+        raise ValueError(
+            f"There is no version {version} of the prompts here (there is {known}): dailytrain is too old."
+        )
+    if style not in VERSIONS[version]:
+        raise ValueError(f"There is no style {style!r}; there are {', '.join(VERSIONS[version])}.")
+    return VERSIONS[version][style]
+
+
+def prompt(style: str, text: str, version: int = CURRENT) -> str:
+    """Return what the model is asked. Raises as `instructions`."""
+    return "\n".join([*instructions(style, version), "", "The text:", "", text.strip()])
