@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import transaction
 from django.db.models import F
 
-from leaderboard import runs
-from leaderboard.models import Run
+from leaderboard import bases, runs
+from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
 from scheduler import jobs
@@ -31,10 +31,12 @@ class Wish:
     does: str
     """What will have happened, for the page that comes after."""
     possible: Callable[[Run], bool]
-    act: Callable[[Run, str], object]
-    """Called with the name of who asks."""
+    act: Callable[..., object]
+    """Called with the run and the name of who asks, and with what was chosen where there is a choice."""
     of_maintainers: bool = False
     """Not the author's to ask."""
+    choose: Callable[[Run], Sequence[int]] | None = None
+    """Steps of the run to choose one of."""
 
 
 def may_ask(user: Asker, run: Run) -> bool:
@@ -61,12 +63,17 @@ def possible(user: Asker, run: Run) -> list[Wish]:
     return [wish for wish in found if not wish.of_maintainers or is_maintainer(user)]
 
 
-def ask(run: Run, wish: str, user: Asker) -> str:
+def ask(run: Run, wish: str, user: Asker, step: int | None = None) -> str:
     """Do it, and return what has happened in a sentence; raise RunError where it cannot be, just now."""
     chosen = WISHES[wish]
     if chosen not in possible(user, run):
         raise RunError(f"Run {run.pk} is {run.state}: that cannot be asked of it now.")
-    chosen.act(run, user.get_username())
+    if chosen.choose is None:
+        chosen.act(run, user.get_username())
+    elif step is None:
+        raise RunError(f"{chosen.label}: say which step.")
+    else:
+        chosen.act(run, user.get_username(), step)
     return chosen.does
 
 
@@ -121,6 +128,14 @@ def publish(run: Run, actor: str) -> None:
     publications.publish(run, f"{actor} had it published.", actor)
 
 
+def rewind(run: Run, actor: str, step: int) -> None:
+    runs.rewind(run, step, actor=actor)
+
+
+def may_be_rewound(run: Run) -> bool:
+    return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(bases.steps(run))
+
+
 def has_another(run: Run) -> bool:
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
@@ -142,6 +157,15 @@ WISHES = {
         ),
         Wish("retry", "Go on with this seed", "It is in the queue again.", is_ours_to_retry, go_on),
         Wish("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, again),
+        Wish(
+            "rewind",
+            "Rewind to step",
+            "A new run goes on from there; the timeline names it.",
+            may_be_rewound,
+            rewind,
+            of_maintainers=True,
+            choose=bases.steps,
+        ),
         Wish(
             "publish",
             "Publish on the Hub",

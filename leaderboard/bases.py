@@ -1,6 +1,7 @@
-"""What a run starts from: the weights that another run of this site ended with (fine-tuning).
+"""What a run starts from: the weights of another run of this site, its final ones or those of a kept checkpoint.
 
-A track names that run, and each of its runs keeps whose weights it was given. They stay as long as one points at them.
+A track names that run (fine-tuning, surgery), and each of its runs keeps whose weights it was given; a rewind names its
+own. They stay as long as one points at them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scheduler import storage
-from scheduler.models import JobFile
+from scheduler.models import Checkpoint, JobFile
 from trainer import wire
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 
 
-def refusal(start: Run | None) -> str:
-    """Return why nothing can start from this run, in a sentence; empty if it can."""
+def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
+    """Return why nothing can start from this run, or from this checkpoint of it, in a sentence; empty if it can."""
     if start is None:
-        return ""
-    if start.checkpoint is None or run_file(start) is None:
-        return f"Run {start.pk} has not been trained to its end: nothing can start from it yet."
+        return "A checkpoint belongs to a run: name that too." if checkpoint else ""
+    if checkpoint is not None and checkpoint.job_id != start.job_id:
+        return f"That is not a checkpoint of run {start.pk}."
+    if (checkpoint or start.checkpoint) is None:
+        return f"Run {start.pk} has not been trained to its end: name one of its checkpoints."
+    if run_file(start) is None:
+        return f"Run {start.pk} has not said yet what it is: nothing can start from it."
     return ""
 
 
@@ -34,15 +39,40 @@ def of(run: Run) -> wire.Base | None:
     start = run.start_run
     if start is None:
         return None
-    about = run_file(start)
-    if start.checkpoint is None or about is None:
+    about, checkpoint = run_file(start), run.start_checkpoint or start.checkpoint
+    if checkpoint is None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
     return wire.Base(
         name=f"run-{start.pk}",
         run=storage.reference(about.blob, RUN_FILE),
-        checkpoint=wire.Checkpoint.model_validate(start.checkpoint.manifest),
+        checkpoint=wire.Checkpoint.model_validate(checkpoint.manifest),
     )
 
 
 def run_file(run: Run) -> JobFile | None:
     return JobFile.objects.select_related("blob").filter(job=run.job_id, path=RUN_FILE).first()
+
+
+# --- checkpoints that are kept ----------------------------------------------------------------------------------------
+
+
+def steps(run: Run) -> list[int]:
+    """Return the steps of a run's checkpoints that are kept, its releases among them, the last one first."""
+    checkpoints = Checkpoint.objects.filter(job=run.job_id).values_list("step", flat=True) if run.job_id else ()
+    return sorted({*checkpoints, *run.publications.values_list("step", flat=True)}, reverse=True)
+
+
+def checkpoint_at(run: Run, step: int) -> Checkpoint:
+    """Return a run's checkpoint of that step. One that only a release has kept is a checkpoint again.
+
+    Raises ValueError where there is none.
+    """
+    found = Checkpoint.objects.filter(job=run.job_id, step=step).first() if run.job_id else None
+    if found is not None:
+        return found
+    kept = run.publications.filter(step=step).first()
+    if kept is None or run.job_id is None:
+        raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
+    again, _ = Checkpoint.objects.get_or_create(job_id=run.job_id, step=step, defaults={"manifest": kept.manifest})
+    again.blobs.add(*kept.blobs.all())
+    return again

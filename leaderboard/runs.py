@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import roles
+from leaderboard import bases, roles
 from leaderboard.judging import trust
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.timetable import hours
@@ -24,6 +24,9 @@ SEEDS = 2**31
 """Seeds are drawn below this; small enough for every library's generator."""
 CHECKPOINT_EVERY = "30s"
 """As `dailytrain train` has it where nothing else is said."""
+
+LEAST_LEFT = 1e-3
+"""Of its budget a run must have before it at a checkpoint that one can go back to."""
 
 SCORE_SECONDS = 120.0
 """Expected; only for the order of the queue."""
@@ -59,6 +62,7 @@ def make_run(
             defaults={
                 "season": track.season,
                 "start_run": track.start_run,
+                "start_checkpoint": track.start_checkpoint,
                 "purpose": purpose,
                 "reason": "Waits for a maintainer's approval.",
             },
@@ -205,6 +209,8 @@ def priority(run: Run) -> Job.Priority:
         return Job.Priority.CONFIRMATION
     if run.purpose == Run.Purpose.LADDER:
         return Job.Priority.LADDER
+    if run.purpose == Run.Purpose.REWIND:
+        return Job.Priority.MAINTAINER  # who asked for it
     if run.purpose == Run.Purpose.MONTHLY:
         return Job.Priority.MAINTAINER  # it takes days: nights and confirmations go before it, until age lifts it
     asked_by = run.entry.requested_by
@@ -303,6 +309,43 @@ def rerun(run: Run, *, actor: str) -> Run:
     again = make_run(run.entry, run.track, budget=run.budget, purpose=purpose, actor=actor)
     queue(again, actor=actor)
     return again
+
+
+def rewind(run: Run, step: int, *, actor: str) -> Run:
+    """Return a new, queued run of the same entry that goes on from one of this run's kept checkpoints.
+
+    It has what was left of the budget there, momenta and a schedule of its own, and no place on the board: it is the
+    second part of a training whose first part is another run's.
+    """
+    with transaction.atomic():
+        try:
+            checkpoint = bases.checkpoint_at(run, step)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        if refusal := bases.refusal(run, checkpoint):
+            raise RunError(refusal)
+        made = Run.objects.create(
+            entry=run.entry,
+            track=run.track,
+            season=run.season,
+            seed=draw_seed(),
+            budget=left_at(run, step),
+            purpose=Run.Purpose.REWIND,
+            start_run=run,
+            start_checkpoint=checkpoint,
+        )
+        Event.record(actor, made, f"Rewound run {run.pk} to step {step}: goes on from there with {made.budget}.")
+        Event.record(actor, run, f"Rewound to step {step}: run {made.pk} goes on from there.")
+        queue(made, actor=actor)
+    return made
+
+
+def left_at(run: Run, step: int) -> str:
+    """Return what was left of a run's budget at a step. Exact for steps, tokens and FLOPs, about right for seconds."""
+    used = run.fraction * step / run.step if run.step else 0.0
+    if used > 1 - LEAST_LEFT:
+        raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")
+    return str(Budget.parse(run.budget).times(1 - used))
 
 
 def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:

@@ -171,7 +171,7 @@ def get_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponse
 @node_api.post("/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
 def checkpoints(request: Asked, lease_id: int, message: wire.Uploaded) -> wire.Acknowledged:
     """Every file of the checkpoint has been sent: it counts from now on."""
-    uploads.checkpoint(request.auth, message.checkpoint)
+    uploads.checkpoint(request.auth, message.checkpoint, message.files)
     return wire.Acknowledged(received=message.checkpoint.step)
 
 

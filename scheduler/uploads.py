@@ -79,9 +79,11 @@ def room(lease: Lease, length: int, under_way: int = 0) -> int:
 
 
 @transaction.atomic
-def checkpoint(lease: Lease, message: wire.Checkpoint) -> None:
-    """Let a checkpoint count. The same one again changes nothing; another one of the same step is refused."""
+def checkpoint(lease: Lease, message: wire.Checkpoint, files: Sequence[wire.FileRef] = ()) -> None:
+    """Let a checkpoint count, and keep what came with it. The same one again changes nothing; another one of the same
+    step is refused."""
     require_active(lease)
+    attach(lease, files)
     job = lease.job
     manifest = message.model_dump(mode="json")
     known = job.checkpoints.filter(step=message.step).first()

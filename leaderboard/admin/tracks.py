@@ -25,6 +25,7 @@ from leaderboard.kinds.replays import ReplayError
 from leaderboard.models import ApiToken, Delivery, Effect, Entry, Installation, Night, Replay, Run, Season, Track
 from leaderboard.runs import RunError
 from scheduler import jobs
+from scheduler.models import Checkpoint
 
 if TYPE_CHECKING:
     SeasonModelAdmin = admin.ModelAdmin[Season]
@@ -67,6 +68,15 @@ class TrackAdmin(TrackModelAdmin):
     prepopulated_fields = {"slug": ("name",)}
     inlines = (TrackHoursInline,)
     raw_id_fields = ("start_run",)
+
+    def get_form(self, request: HttpRequest, obj: Track | None = None, change: bool = False, **kwargs: Any) -> Any:
+        """Offer the checkpoints of the run that it starts from: once that is saved, there are some to choose from."""
+        form = super().get_form(request, obj, change, **kwargs)
+        if "start_checkpoint" in form.base_fields:
+            job = obj.start_run.job_id if obj and obj.start_run else None
+            field = form.base_fields["start_checkpoint"]
+            field.queryset = Checkpoint.objects.filter(job=job) if job else Checkpoint.objects.none()  # type: ignore[attr-defined]
+        return form
 
 
 @admin.register(Run)

@@ -6,7 +6,7 @@ from django.db import models
 from django.utils import timezone
 
 from leaderboard.models.runs import Run
-from scheduler.models import Blob
+from scheduler.models import Blob, Job
 
 FINAL = "final"
 
@@ -30,6 +30,12 @@ class Publication(models.Model):
     repository = models.CharField(max_length=120, blank=True)
     """On the Hub, owner/name; empty until it is there."""
     commit = models.CharField(max_length=40, blank=True)
+    score_job = models.OneToOneField(
+        Job, null=True, blank=True, on_delete=models.SET_NULL, related_name="scored_publication"
+    )
+    """Of a release: the job that scores these very weights. The final ones have their run's scores."""
+    scores = models.JSONField(default=list, blank=True)
+    """What came of it, a `ScoreDict` each; empty until then."""
     published_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
 

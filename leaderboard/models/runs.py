@@ -76,6 +76,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Return the track's judged runs of its present season, the ladder's rungs among them: what is compared."""
         return (
             self.filter(track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+            .exclude(purpose=Run.Purpose.REWIND)
             .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=OVERALL)))
             .order_by("bits_per_byte", "pk")
         )
@@ -147,6 +148,7 @@ class Run(models.Model):
         ENTRY = "entry"
         LADDER = "ladder"  # a seed of the baseline
         CONFIRMATION = "confirmation"  # of a record candidate: server's seed, unrelated trusted node
+        REWIND = "rewind"  # goes on from an earlier checkpoint of another run; no result of its own
 
     entry = models.ForeignKey(Entry, on_delete=models.PROTECT, related_name="runs")
     track = models.ForeignKey(Track, on_delete=models.PROTECT, related_name="runs")
@@ -166,7 +168,9 @@ class Run(models.Model):
     config = models.JSONField(default=dict, blank=True)
     """What the node resolved (`run.json`)."""
     start_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    """Whose final weights it starts from; null: from scratch."""
+    """Whose weights it starts from; null: from scratch."""
+    start_checkpoint = models.ForeignKey(Checkpoint, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
+    """Which of that run's checkpoints; null: the final one."""
     node_name = models.CharField(max_length=80, blank=True)
     node_class = models.CharField(max_length=120, blank=True)
     revision = models.BigIntegerField(default=0)

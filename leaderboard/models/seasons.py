@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from leaderboard import bases
 from scheduler import windows
+from scheduler.models import Checkpoint
 from trainer import wire
 from trainer.budget import Budget
 
@@ -209,7 +210,16 @@ class Track(models.Model):
         on_delete=models.PROTECT,
         related_name="+",
         verbose_name="starts from",
-        help_text="Number of a finished run: the track's runs start from its weights. Empty: from scratch.",
+        help_text="Number of a run: the track's runs start from its weights. Empty: from scratch.",
+    )
+    start_checkpoint = models.ForeignKey(
+        Checkpoint,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        verbose_name="at",
+        help_text="One of that run's kept checkpoints. Empty: its final one, so that it must be finished.",
     )
     needs_memory_bytes = models.BigIntegerField(default=0)
     """A node must have as much; what its job may take of it is in `limits`."""
@@ -240,10 +250,15 @@ class Track(models.Model):
 
     def check_start(self) -> None:
         """Raise ValueError, with one line, where nothing can start from what is named, or other runs did not."""
-        if refusal := bases.refusal(self.start_run):
+        if refusal := bases.refusal(self.start_run, self.start_checkpoint):
             raise ValueError(f"starts from: {refusal}")
-        if self.pk and self.runs.exclude(start_run=self.start_run_id).exists():
+        if self.pk and self.runs_from_elsewhere().exists():
             raise ValueError("starts from: the track has runs that start from something else; make another track")
+
+    def runs_from_elsewhere(self) -> models.QuerySet[Any]:
+        """Return its runs that start from something else than it says; rewinds do by their nature."""
+        same = models.Q(start_run=self.start_run_id, start_checkpoint=self.start_checkpoint_id)
+        return self.runs.exclude(purpose="rewind").exclude(same)
 
     def rungs(self) -> dict[str, float]:
         """Return the ladder: each rung's budget and which part of the track's it is, smallest first.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from leaderboard import bases
 from leaderboard.models import Run, Season, Track
 
 GIB = 2**30
@@ -142,16 +143,20 @@ class TrackExists(ValueError):
     """There is a track with this slug."""
 
 
-def create(template: str, season: Season, *, slug: str = "", name: str = "", start: Run | None = None) -> Track:
+def create(
+    template: str, season: Season, *, slug: str = "", name: str = "", start: Run | None = None, step: int | None = None
+) -> Track:
     """Make a track of the season from a template; raise TrackExists where its slug is taken.
 
-    `start`: the run whose weights its runs start from.
+    `start`: the run whose weights its runs start from; `step`: those of its checkpoint of that step, not the final
+    ones. Raises ValueError where there is no such checkpoint.
     """
     slug = slug or template
     if Track.objects.filter(slug=slug).exists():
         raise TrackExists(f"There is a track {slug} already; give another --slug.")
     values = {**TEMPLATES[template], **({"name": name} if name else {})}
-    track = Track(slug=slug, season=season, start_run=start, **values)
+    checkpoint = bases.checkpoint_at(start, step) if start and step is not None else None
+    track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)
     track.full_clean()
     track.save()
     return track

@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Run, Season
-from leaderboard.timetable.track_templates import TEMPLATES, TrackExists, create
+from leaderboard.timetable.track_templates import TEMPLATES, create
 
 
 class Command(BaseCommand):
@@ -25,17 +25,21 @@ class Command(BaseCommand):
         parser.add_argument("--slug", default="", help="in its address; the template's name if not given")
         parser.add_argument("--name", default="")
         parser.add_argument("--start", type=int, metavar="RUN", help="its runs start from the weights of this run")
+        parser.add_argument("--step", type=int, help="of its checkpoint; the final weights if not given")
 
     def handle(self, *args: Any, **options: Any) -> None:
         season = Season.objects.current()
         if season is None:
             raise CommandError("There is no season yet: manage.py prepare_season makes one.")
         start = Run.objects.filter(pk=options["start"]).first()
+        if options["step"] is not None and not options["start"]:
+            raise CommandError("--step goes with --start: a checkpoint is of a run.")
         if options["start"] and start is None:
             raise CommandError(f"There is no run {options['start']}.")
         try:
-            track = create(options["template"], season, slug=options["slug"], name=options["name"], start=start)
-        except (TrackExists, ValidationError) as error:
+            names = {name: options[name] for name in ("slug", "name", "step")}
+            track = create(options["template"], season, start=start, **names)
+        except (ValueError, ValidationError) as error:
             raise CommandError(
                 " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
             ) from error
