@@ -242,8 +242,6 @@ class Packet(models.Model):
     tries = models.PositiveSmallIntegerField(default=0)
     """Handed in with something rejected."""
     handed_out = models.PositiveSmallIntegerField(default=0)
-    last_lease = models.BigIntegerField(null=True, blank=True)
-    """Under which it was tried: the next try is somebody else's, or of another sitting."""
 
     class Meta:
         indexes = [
@@ -349,6 +347,8 @@ class Rephrasing(models.Model):
     text = models.TextField(blank=True)
     sha256 = models.CharField(max_length=64)
     source_sha256 = models.CharField(max_length=64)
+    key = models.CharField(max_length=16, default="")
+    """The same for texts that differ in case, spaces and punctuation only (`checks.duplicate_key`)."""
     tokens = models.PositiveIntegerField(default=0)
     """As the volunteer's back end counts."""
     back_end = models.CharField(max_length=200, blank=True)
@@ -358,7 +358,7 @@ class Rephrasing(models.Model):
     class Meta:
         indexes = [
             models.Index(fields=["campaign", "at"], name="rephrasings_lately"),
-            models.Index(fields=["sha256"], condition=models.Q(state="accepted"), name="rephrasings_by_hash"),
+            models.Index(fields=["key"], condition=models.Q(state="accepted"), name="rephrasings_by_key"),
             models.Index(
                 fields=["campaign", "packet", "chunk", "style"],
                 condition=models.Q(state="accepted", shard=None),
