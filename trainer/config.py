@@ -65,6 +65,9 @@ class Numbers:
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
     """What matrix products are computed in; weights are always fp32. Computed: bf16 where that is measured to be much
     faster, see `trainer.precision`. fp8 needs torchao and a GPU that has it."""
+    muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What Muon's matrix polynomials are computed in, whatever the model is. Computed: bf16 on a GPU and on a CPU that
+    multiplies it in hardware, see `trainer.muon`."""
     compile: bool | None = None
     """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up where
     there is a C++ compiler."""
@@ -205,7 +208,7 @@ class TrainConfig:
         return SHORT_TEXT if device == "cpu" and is_short(self.parsed_budget()) else None
 
 
-MACHINE = ("precision", "compile", "micro_batch")
+MACHINE = ("precision", "muon_precision", "compile", "micro_batch")
 """Fields that the machine has a say in where they are not given: settled once for a run, and kept with it."""
 ARRANGEMENT = ("devices", "strategy", "micro_batch", "activation_checkpointing")
 """How the work is arranged: what a run may go on with otherwise. Sums then add up in another order, so that numbers
@@ -225,6 +228,7 @@ class Resolved:
     micro_batch: int
     packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16", "fp8"]
+    muon_precision: Literal["fp32", "bf16"]
     compile: bool
     activation_checkpointing: bool
     strategy: Literal["single", "ddp", "fsdp", "zero2"]
@@ -272,6 +276,7 @@ def resolve(
     computed = {
         "micro_batch": largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",
+        "muon_precision": "fp32" if on_cpu else "bf16",
         "compile": not on_cpu or not is_short(budget),
         **settled,
     }
@@ -284,6 +289,7 @@ def resolve(
         micro_batch=given.micro_batch or computed["micro_batch"],
         packing=given.packing,
         precision=computed["precision"] if given.precision == "auto" else given.precision,
+        muon_precision=computed["muon_precision"] if given.muon_precision == "auto" else given.muon_precision,
         compile=computed["compile"] if given.compile is None else given.compile,
         activation_checkpointing=given.activation_checkpointing,
         strategy="single" if config.devices == 1 else "ddp" if given.strategy == "auto" else given.strategy,

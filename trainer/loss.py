@@ -24,6 +24,9 @@ from trainer.models.base import LanguageModel
 
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 """Logits of a chunk. 16 MB of fp32 fit a CPU's last cache; half a gigabyte is a product large enough for a GPU."""
+FEWEST = 256
+"""Positions of a chunk, however large the vocabulary: each chunk adds to the whole gradient of the head, which with
+fewer positions takes longer than their logits (measured: docs/benchmarks.md)."""
 
 Nats = Callable[[Tensor, Tensor, str], Tensor]
 
@@ -84,7 +87,7 @@ class Objective(nn.Module):
         if not self.vocabulary_size:
             with torch.no_grad():
                 self.vocabulary_size = self.model.logits(features[None, :1]).size(-1)
-        return even(features.size(0), CHUNK[features.device.type] // self.vocabulary_size)
+        return even(features.size(0), most(features.device.type, self.vocabulary_size))
 
 
 class Chunked(torch.autograd.Function):
@@ -130,6 +133,11 @@ def chunks(features: Tensor, targets: Tensor, rows: int) -> Iterator[tuple[Tenso
     """Cut features `[N, D]` and targets `[N]` into pieces `[1, rows, D]` and `[rows]`."""
     for start in range(0, len(targets), rows):
         yield features[None, start : start + rows], targets[start : start + rows]
+
+
+def most(device: str, vocabulary_size: int) -> int:
+    """Return the most positions of a chunk."""
+    return max(FEWEST, CHUNK[device] // vocabulary_size)
 
 
 def even(number: int, most: int) -> int:

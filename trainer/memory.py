@@ -6,12 +6,14 @@ what one row leaves behind for the backward pass, against the memory that is fre
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
 from trainer.config import largest_divisor
 from trainer.devices import free_bytes
-from trainer.loss import CHUNK, Objective
+from trainer.loss import Objective, most
 
 PART = 0.6
 """Of the free memory: the rest is for what is not counted here, and for others."""
@@ -21,7 +23,18 @@ LOGITS = 4
 
 def row_bytes(objective: Objective, row: Tensor) -> int:
     """Return the bytes that a forward pass over `[1, T]` tokens keeps, beside weights and tokens. Leaves no trace."""
-    mine = {tensor.untyped_storage().data_ptr() for tensor in (*objective.parameters(), row)}
+    found: list[Tensor] = []
+
+    def compute() -> Tensor:
+        found.append(objective.model.features(row))
+        return found[0]
+
+    return kept_bytes(compute, (*objective.parameters(), row)) + 2 * found[0].nbytes
+
+
+def kept_bytes(compute: Callable[[], Tensor], known: Iterable[Tensor]) -> int:
+    """Return the bytes that a computation keeps for its way back, beside tensors that are there anyway."""
+    mine = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -31,8 +44,9 @@ def row_bytes(objective: Objective, row: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        features = objective.model.features(row)
-    return sum(kept.values()) + 2 * features.nbytes
+        result = compute()
+    del result  # only now: what was kept must not make room for what is still to come
+    return sum(kept.values())
 
 
 def rows_on_cpu(objective: Objective, row: Tensor, rows: int) -> int:
@@ -42,5 +56,7 @@ def rows_on_cpu(objective: Objective, row: Tensor, rows: int) -> int:
         return rows
     # Gradients and momenta are still to come, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
-    room = PART * free - 3 * weights - LOGITS * 4 * CHUNK["cpu"]
+    with torch.no_grad():
+        vocabulary_size = objective.model(row[:, :1]).size(-1)
+    room = PART * free - 3 * weights - LOGITS * 4 * most("cpu", vocabulary_size) * vocabulary_size
     return largest_divisor(rows, max(1, int(room / max(1, row_bytes(objective, row)))))

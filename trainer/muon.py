@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,27 +36,31 @@ QUINTIC: Coefficients = ((3.4445, -4.775, 2.0315),) * 5
 """Jordan's own, the same at each step: singular values end between 0.7 and 1.2."""
 
 
+Precision = Literal["fp32", "bf16"]
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
 @lru_cache
-def units(device: str) -> torch.dtype:
-    """Return what the polynomials are computed in: bf16 where a processor multiplies it in hardware, else fp32.
+def units(device: str) -> Precision:
+    """Return what the polynomials are best computed in: bf16 where a processor multiplies it in hardware, else fp32.
 
     On CPUs these are the ones with AVX512-BF16 or AMX: four times as fast as fp32 there, three times as slow elsewhere.
     """
     if device == "cuda":
-        return torch.bfloat16
+        return "bf16"
     found = torch.cpu.get_capabilities()
-    return torch.bfloat16 if found.get("avx512_bf16") or found.get("amx_bf16") else torch.float32
+    return "bf16" if found.get("avx512_bf16") or found.get("amx_bf16") else "fp32"
 
 
 def orthogonalised(
-    matrices: Tensor, coefficients: Coefficients = POLAR_EXPRESS, dtype: torch.dtype | None = None
+    matrices: Tensor, coefficients: Coefficients = POLAR_EXPRESS, precision: Precision = "fp32"
 ) -> Tensor:
     """Return the nearest semi-orthogonal matrices (U V' of U S V') for a stack `[N, rows, columns]`, approximately.
 
-    Singular values below about a thousandth of the largest stay below 1; in bf16 (the device's `units`, unless told
-    otherwise) those that rounding makes up may be lifted, too. Always the same on the same kind of machine.
+    Singular values below about a thousandth of the largest stay below 1; in bf16 those that rounding makes up may be
+    lifted, too. Always the same on the same kind of machine.
     """
-    x = matrices.to(dtype or units(matrices.device.type))
+    x = matrices.to(DTYPES[precision])
     # The polynomials want a spectral norm below 1; Frobenius bounds it from above, and rounding may add to it.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
     # The Gram form squares singular values on the way, which fp32 bears and bf16 does not.
@@ -129,10 +133,13 @@ class Muon(Optimizer):
         variance_momentum: float = 0.95,
         cautious: bool = False,
         coefficients: Coefficients = POLAR_EXPRESS,
+        precision: Precision | None = None,
     ) -> None:
+        """`precision`: of the polynomials; None takes what suits the parameters' device, see `units`."""
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
         super().__init__(params, {**settings, "normalised": normalised, "variance_momentum": variance_momentum})
         self.coefficients = coefficients
+        self.precision = precision
 
     # Torch wraps `step` when the first instance is made; done here, the class stays as the loop's guard first saw it.
     @Optimizer.profile_hook_step
@@ -174,7 +181,8 @@ class Muon(Optimizer):
         # Nesterov: look one step ahead along the momentum.
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
         stack = torch.stack([whole(each) for each in ahead])
-        directions = orthogonalised(stack.flatten(0, -3), self.coefficients)
+        precision = self.precision or units(stack.device.type)
+        directions = orthogonalised(stack.flatten(0, -3), self.coefficients, precision)
         if group["normalised"]:
             means = [
                 self.kept(parameter, "variance", one[..., :1]) for parameter, one in zip(parameters, stack, strict=True)

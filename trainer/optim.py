@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from trainer.models.base import ParameterGroup, Recipe
-from trainer.muon import Muon
+from trainer.muon import Muon, Precision
 
 
 class NotInstalled(ValueError):
@@ -38,14 +38,14 @@ def assign(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[
     return [(group, mine) for group, mine in taken if mine]
 
 
-def build(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
+def build(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
     """Return the recipe's optimizers, one per kind in use. Each of their groups keeps its top rate as `top_rate`."""
     kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
     for group, parameters in assign(model, recipe):
         kinds[group.optimizer].append({"params": list(parameters.values()), **settings(group)})
     optimizers: list[Optimizer] = []
     if kinds["muon"]:
-        optimizers.append(Muon(kinds["muon"]))
+        optimizers.append(Muon(kinds["muon"], precision=muon_precision))
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.around(AdamW(kinds["adamw"], fused=True)))
     if kinds["adamw8bit"]:

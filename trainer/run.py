@@ -210,8 +210,10 @@ def essence(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(run: Run, other: dict[str, Any]) -> None:
-    kept = essence(other)
-    different = [name for name, value in essence(run.identity).items() if kept.get(name) != value]
+    kept, mine = essence(other), essence(run.identity)
+    # What an older release did not write down yet is as it is now.
+    kept["train"] = {**mine["train"], **kept["train"]}
+    different = [name for name, value in mine.items() if kept.get(name) != value]
     if different:
         raise ConfigError(
             f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from rich.console import Console
 
-from trainer import compilation, finetune, flops, integrity, lora, memory, optim, precision
+from trainer import compilation, finetune, flops, integrity, lora, memory, muon, optim, precision
 from trainer.compilation import writable
 from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, MACHINE, ConfigError, Resolved, TrainConfig, resolve
 from trainer.data.dataset import Dataset, cache_folder, prepare
@@ -72,7 +72,8 @@ def setup(config: TrainConfig, console: Console, guard: integrity.Guard) -> Run:
     model = fabric.setup_module(objective)
     with models_fault("while its optimizers were built"):
         # Of the weights as the strategy has left them, whole or cut.
-        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optim.build(bare, built.recipe)]
+        made = optim.build(bare, built.recipe, resolved.muon_precision)
+        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in made]
     run = Run(
         config=config,
         resolved=resolved,
@@ -101,7 +102,7 @@ def setup(config: TrainConfig, console: Console, guard: integrity.Guard) -> Run:
 
 def settled(config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the machine has a say in: as it was settled for this run, else found out now."""
-    found = {name: before[name] for name in MACHINE if name in before}
+    found = {"muon_precision": muon.units(device), **{name: before[name] for name in MACHINE if name in before}}
     if config.train.precision == "fp8":
         precision.check_fp8(device)
     if config.train.precision == "auto" and "precision" not in found:

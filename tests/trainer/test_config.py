@@ -86,7 +86,7 @@ def config(**fields: Any) -> TrainConfig:
 def test_what_is_given_is_kept() -> None:
     numbers = Numbers(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
     resolved = resolve(config(train=numbers, model={"depth": 7}), "cpu")
-    assert {**dataclasses.asdict(resolved), "precision": "auto", "strategy": "auto"} == {
+    assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
         **dataclasses.asdict(numbers),
         "chunk": 0,
         "device": "cpu",

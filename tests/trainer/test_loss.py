@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer import loss
-from trainer.loss import Objective, even
+from trainer.loss import FEWEST, Objective, even, most
 from trainer.models.base import LanguageModel
 
 VOCABULARY, WIDTH = 97, 8
@@ -46,6 +46,7 @@ def text() -> tuple[Tensor, Tensor]:
 @contextmanager
 def chunks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(loss.CHUNK, "cpu", rows * VOCABULARY)
+    monkeypatch.setattr(loss, "FEWEST", 1)
     yield
 
 
@@ -131,6 +132,36 @@ def test_all_logits_are_never_held(text: tuple[Tensor, Tensor], monkeypatch: pyt
     with Largest() as plain:
         F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
     assert plain.numbers == inputs.numel() * VOCABULARY
+
+
+def test_of_a_large_vocabulary_a_chunk_has_enough_positions_to_be_worth_it() -> None:
+    """Each adds to the whole gradient of the head; there are still far fewer logits than positions times words."""
+    assert most("cpu", 8192) == 512
+    assert most("cpu", 50304) == most("cpu", 2**20) == FEWEST == 256
+    assert most("cuda", 50304) == 2668
+
+
+def test_of_a_large_vocabulary_all_logits_are_never_held_either() -> None:
+    features, head = nn.Parameter(torch.zeros(1, 1024, 2)), nn.Linear(2, 40000, bias=False)
+    targets = torch.zeros(1, 1024, dtype=torch.int64)
+    objective = Objective(Given(features, head))
+    with Largest() as largest:
+        objective(targets, targets).backward()
+    assert largest.numbers == FEWEST * 40000
+
+
+class Given(LanguageModel):
+    """A model that is all head."""
+
+    def __init__(self, given: nn.Parameter, head: nn.Linear) -> None:
+        super().__init__()
+        self.given, self.head = given, head
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return self.given
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.head(features)
 
 
 def test_chunks_are_even_where_they_can_be() -> None:

@@ -10,7 +10,17 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainer.muon import POLAR_EXPRESS, QUINTIC, Coefficients, Muon, evened, gram_iterations, iterations, orthogonalised
+from trainer.muon import (
+    POLAR_EXPRESS,
+    QUINTIC,
+    Coefficients,
+    Muon,
+    Precision,
+    evened,
+    gram_iterations,
+    iterations,
+    orthogonalised,
+)
 
 SHAPES = [(3, 32, 32), (2, 16, 64), (2, 64, 16), (2, 24, 40), (1, 128, 128)]
 
@@ -29,7 +39,7 @@ def exactly(matrices: Tensor, coefficients: Coefficients) -> Tensor:
 def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coefficients: Coefficients) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    ours = orthogonalised(matrices, coefficients, torch.float32).double()
+    ours = orthogonalised(matrices, coefficients).double()
     torch.testing.assert_close(ours, exactly(matrices, coefficients), rtol=0, atol=1e-4)
 
 
@@ -37,16 +47,16 @@ def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coe
 def test_in_bf16_it_is_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    whole, rounded = (orthogonalised(matrices, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    whole, rounded = (orthogonalised(matrices, precision=precision) for precision in ("fp32", "bf16"))
     assert rounded.dtype == torch.float32
     assert (rounded - whole).norm() < 0.1 * whole.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_directions_are_nearly_orthogonal(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_directions_are_nearly_orthogonal(shape: tuple[int, ...], precision: Precision) -> None:
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), dtype=dtype))
+    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), precision=precision))
     # A square random matrix has singular values near zero, which five iterations cannot lift all the way.
     assert values.max() < 1.15
     assert values.quantile(0.1) > 0.8
@@ -73,9 +83,7 @@ def test_both_forms_of_the_iteration_agree() -> None:
 def test_a_gradient_of_low_rank_stays_one(shape: tuple[int, int], rank: int) -> None:
     """Early gradients are nearly so: what rounding leaves in the other directions must not be lifted to size."""
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(
-        orthogonalised((torch.randn(shape[0], rank) @ torch.randn(rank, shape[1]))[None], dtype=torch.float32)[0]
-    )
+    values = torch.linalg.svdvals(orthogonalised((torch.randn(shape[0], rank) @ torch.randn(rank, shape[1]))[None])[0])
     assert values[:rank].min() > 0.8
     assert values[rank:].max() < 0.01
 
@@ -87,7 +95,7 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32), (16, 64), (64, 16)])
 def test_it_agrees_with_torchs_muon_step_by_step(shape: tuple[int, int]) -> None:
-    """Torch iterates in bf16, we in fp32 on most CPUs: equal up to that.
+    """Torch iterates in bf16, we here in what suits the machine: equal up to that.
 
     Its input has norm 1 where ours has 1 / 1.02, for which the first polynomial makes up here.
     """
@@ -153,7 +161,8 @@ def test_normalised_updates_are_normuons() -> None:
     parameter = nn.Parameter(torch.zeros(6, 10))
     weight, momentum, means = torch.zeros(6, 10), torch.zeros(6, 10), torch.zeros(6)
     gradients = [[torch.randn(6, 10) * torch.arange(1, 7)[:, None]] for _ in range(4)]
-    some_steps([parameter], Muon([parameter], lr=0.1, momentum=0.9, normalised=True, variance_momentum=0.8), gradients)
+    settings = {"lr": 0.1, "momentum": 0.9, "normalised": True, "variance_momentum": 0.8}
+    some_steps([parameter], Muon([parameter], **settings, precision="fp32"), gradients)
     for (gradient,) in gradients:
         momentum = 0.9 * momentum + 0.1 * gradient
         update = orthogonalised((0.1 * gradient + 0.9 * momentum)[None])[0]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tiny import TINY
 
-from trainer import checkpoint
+from trainer import checkpoint, muon
 from trainer.replay import command
 from trainer.replay_compare import FAR, Comparison, compare
 from trainer.replay_compare import main as compare_command
@@ -62,6 +62,20 @@ def test_between_checkpoints_of_a_budget_in_seconds_it_is_the_same_too(
     first, second = middle(run)
     assert len(json.loads((second / "state.json").read_text())["clock"]) == checkpoint.step_of(second)
     assert replayed(first, second, "1s") == Comparison(exact=True, deviation=0.0)
+
+
+def test_what_the_machine_decided_is_told_to_the_replay(
+    train: Callable[..., int],
+    replayed: Callable[..., Comparison],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Muon's bf16 on a processor without it would be another computation."""
+    run = tmp_path / "run"
+    monkeypatch.setattr(muon, "units", lambda device: "bf16")
+    train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
+    monkeypatch.setattr(muon, "units", lambda device: "fp32")
+    assert replayed(*middle(run), "20steps") == Comparison(exact=True, deviation=0.0)
 
 
 def test_weights_that_were_trained_on_something_else_are_far_away(

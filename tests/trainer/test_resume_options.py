@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lines import numbers
 from stopping import train
 
-from trainer import checkpoint, compilation
+from trainer import checkpoint, compilation, muon, precision, setup
+from trainer.run import identity
 
 FLAGS = (
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
@@ -17,11 +19,20 @@ FLAGS = (
 )
 OPTIONS = {
     "bf16": ("--train.precision", "bf16"),
+    "Muon in bf16": ("--train.muon-precision", "bf16"),
+    "Muon in fp32": ("--train.muon-precision", "fp32"),
     "parts of a batch": ("--train.micro-batch", "1"),
     "activation checkpointing": ("--train.activation-checkpointing", "true"),
     "documents": ("--train.packing", "documents"),
     "clipping": ("--recipe.clip", "0.5"),
     "spikes stop": ("--train.spikes", "stop"),
+    "spikes off": ("--train.spikes", "off"),
+    "a pull on logits": ("--recipe.l2wrap", "1e-4"),
+    "AdamW for matrices, warmup in steps, cosine": (
+        *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalised", "false"),
+        *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
+    ),
+    "nanogpt": ("--arch", "nanogpt"),
     "variance normalisation and cautious decay": (
         *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
         *("--recipe.matrices.weight_decay", "0.1"),
@@ -74,11 +85,25 @@ def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path,
 def test_what_the_machine_decided_stays_with_the_run(
     dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import precision
-
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
-    monkeypatch.setattr(precision, "fastest", lambda device, threads: "bf16")
-    assert train(tmp_path, *flags, stop_after=2) == 130
-    monkeypatch.setattr(precision, "fastest", lambda device, threads: "fp32")
+    for chosen, stop_after in (("bf16", 2), ("fp32", None)):
+        monkeypatch.setattr(precision, "fastest", lambda device, threads, chosen=chosen: chosen)
+        monkeypatch.setattr(muon, "units", lambda device, chosen=chosen: chosen)
+        assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
+    resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
+    assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
+
+
+def test_a_run_goes_on_from_a_release_that_wrote_down_less(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def less(*arguments: Any) -> dict[str, Any]:
+        found = identity(*arguments)
+        del found["train"]["muon_precision"]
+        return found
+
+    flags = (*FLAGS, "--dataset", dataset_folder)
+    with monkeypatch.context() as older:
+        older.setattr(setup, "identity", less)
+        assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0
-    assert '"precision": "bf16"' in (tmp_path / "run.json").read_text()

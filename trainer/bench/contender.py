@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer import flops, optim, precision
+from trainer import flops, muon, optim, precision
 from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
 from trainer.config import Resolved, TrainConfig
@@ -112,7 +112,9 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
         bare=model,
         objective=objective,
         model=fabric.setup_module(objective),
-        optimizers=[fabric.setup_optimizers(optimizer) for optimizer in optim.build(model, recipe)],
+        optimizers=[
+            fabric.setup_optimizers(optimizer) for optimizer in optim.build(model, recipe, resolved.muon_precision)
+        ],
         recipe=recipe,
         counted=nothing,
         guard=nothing,
@@ -139,6 +141,7 @@ def resolution(spec: Spec) -> Resolved:
         micro_batch=shape.batch,
         packing="blocks",
         precision="bf16" if shape.device == "cuda" else "fp32",
+        muon_precision=muon.units(shape.device),
         compile=spec.compiled,
         activation_checkpointing=False,
         strategy="single",
