@@ -46,7 +46,7 @@ urlpatterns = [
     path("runs/<int:run_id>/ask/<slug:wish>/", runs.run_ask, name="run-ask"),
     path("runs/<int:run_id>/log.txt", runs.run_log, name="run-log"),
     path("runs/<int:run_id>/config.toml", runs.run_toml, name="run-toml"),
-    path("compare/", also(kept(compare.compare), table=forms.compare), name="compare"),
+    path("compare/", also(kept(compare.compare), table=forms.compare, embed=embeds.compare), name="compare"),
     path("compare/curves.json", compare.curves, name="compare-curves"),
     path("calendar/", kept(calendar.calendar), name="calendar"),
     path("calendar.ics", calendar.calendar_feed_view, name="calendar-feed"),

@@ -21,6 +21,7 @@ PER_MINUTE = {
     "poll": 240,  # of one node
     "generate-burst": 4,  # prompts of one visitor
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
+    "log": 60,  # whole logs of runs, read or searched, by one address: each may have megabytes
     "read": 1200,  # of one address, of the public API: twenty a second, for a whole class behind one of them
 }
 PER_HOUR = {

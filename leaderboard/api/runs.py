@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from django.db.models import Count
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page
@@ -15,11 +16,9 @@ from leaderboard.api.paging import Before, Cursor, Limit, Page, page
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
-from leaderboard.pictures.charts import thin
+from leaderboard.pictures.charts import MAX_POINTS, points_of
 from scheduler.models import Event
 
-MAX_POINTS = 2000
-"""Per series; a curve is thinned to it, its lowest and highest points kept."""
 router = Router()
 
 
@@ -116,22 +115,16 @@ def curve(
     request: HttpRequest, run_id: int, limit: Annotated[int, Query(ge=10, le=MAX_POINTS)] = MAX_POINTS
 ) -> CurveDict:
     """The run's loss curve on train and dev, each of at most `limit` points, extremes kept."""
-    found = get_object_or_404(Run.objects.only("pk", "revision"), pk=run_id)
-    series: dict[str, list[PointDict]] = {name: [] for name in CurvePoint.Series.values}
-    columns = list(PointDict.__annotations__)
-    for name, *values in found.points.order_by("series", "step").values_list("series", *columns):
-        series[name].append(PointDict(**dict(zip(columns, values, strict=True))))  # type: ignore[typeddict-item]
+    found = get_object_or_404(Run.objects.only("pk", "revision", "step"), pk=run_id)
+    counts = dict(found.points.order_by().values_list("series").annotate(Count("pk")))
+    train, dev = points_of(found, limit)
     return {
         "run": found.pk,
         "revision": found.revision,
-        "points": {name: len(points) for name, points in series.items()},
-        "train": thinned(series["train"], limit),
-        "dev": thinned(series["dev"], limit),
+        "points": {name: counts.get(name, 0) for name in CurvePoint.Series.values},
+        "train": [PointDict(**point._asdict()) for point in train],  # type: ignore[typeddict-item]
+        "dev": [PointDict(**point._asdict()) for point in dev],  # type: ignore[typeddict-item]
     }
-
-
-def thinned(points: list[PointDict], limit: int) -> list[PointDict]:
-    return [points[i] for i in thin([point["loss"] for point in points], limit)]
 
 
 @router.get("/runs/{run_id}/samples", response=list[SampleDict])

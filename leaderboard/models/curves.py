@@ -21,6 +21,7 @@ class PointDict(TypedDict):
     tokens_per_second: float | None
     mfu: float | None
     memory_bytes: int | None
+    temperature_celsius: float | None
 
 
 class CurvePoint(models.Model):

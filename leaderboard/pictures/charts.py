@@ -94,13 +94,18 @@ class Whisker:
         return self.high - self.low
 
 
-def points_of(run: Run) -> tuple[list[Point], list[Point]]:
-    """Return a run's whole train and dev series, by step, without losses that are no numbers."""
-    return points_of_all([run])[run.pk]
+def points_of(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
+    """Return a run's train and dev series, by step, each of at most `count` points, its lowest and highest kept."""
+    train, dev = (
+        [points[i] for i in thin([point.loss for point in points], count)]
+        for points in points_of_all([run], count)[run.pk]
+    )
+    return train, dev
 
 
 def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
-    """Return what `points_of` does for each of these runs, of each series about `count` points. One query for all."""
+    """Return each run's train and dev series, by step, without losses that are no numbers: of each about `count`
+    points, or all. One query."""
     found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
     rows = CurvePoint.objects.filter(shown(runs, count)).order_by("run", "series", "step")
     for run, series, *values in rows.values_list("run_id", "series", *Point._fields):

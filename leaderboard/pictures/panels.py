@@ -163,14 +163,14 @@ def value_of(point: Point, metric: Metric) -> float | None:
     return None if found is None or not math.isfinite(found) else found * metric.scale
 
 
-def panels(shown: Sequence[Shown], view: View) -> list[Panel]:
-    """Return a panel for each metric that some run has values of; none before the first step."""
+def panels(shown: Sequence[Shown], view: View, metrics: Sequence[Metric] = METRICS) -> list[Panel]:
+    """Return a panel for each of these metrics that some run has values of; none before the first step."""
     high = max((last_x(one, view.x) for one in shown if one.curve.train), default=0.0)
     if not high:
         return []
     low = min((getattr(one.curve.train[0], view.x) for one in shown if one.curve.train), default=0.0)
     x_scale = Scale(low, high, True) if view.log_x and 0 < low < high else Scale(0.0, high)
-    return [found for metric in METRICS if (found := panel(metric, shown, view, x_scale))]
+    return [found for metric in metrics if (found := panel(metric, shown, view, x_scale))]
 
 
 def last_x(one: Shown, x: Abscissa) -> float:
@@ -328,8 +328,7 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, A
         "dev": {
             name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")
         },
-        "end": {name: end_of_line(run, float(getattr(last, name))) if last else 0 for name in ABSCISSAE},
-    }  # fmt: skip
+    }
 
 
 def tidy(value: float | None) -> float | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.utils import timezone
+
 from leaderboard.models import Run
 from scheduler.models import Job
 from scheduler.outlook import Outlook
@@ -34,6 +36,11 @@ def departures(waiting: Sequence[Run], now: datetime, outlook: Outlook | None = 
     if outlook is None and any(in_queue(run) for run in waiting):
         outlook = Outlook(now)
     return [departure(run, outlook) for run in waiting]
+
+
+def departure_of(run: Run) -> Departure | None:
+    """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
+    return departures([run], timezone.now())[0] if in_queue(run) else None
 
 
 def in_queue(run: Run) -> bool:

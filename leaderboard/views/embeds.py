@@ -6,14 +6,18 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.clickjacking import xframe_options_exempt
 from django.views.decorators.http import require_safe
 
+from leaderboard.beside import numbers
 from leaderboard.board.frontier import frontier
 from leaderboard.judging import standings
 from leaderboard.models import Run, Track
 from leaderboard.pictures import charts
+from leaderboard.pictures.panels import METRICS, Shown, View, panels
+from leaderboard.views import compare as comparison
 from leaderboard.views.results import axis_of
 
 
@@ -52,6 +56,23 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "unit": "nats per token",
     }
     return framed(request, "the curve appears here with the first steps of training", context)
+
+
+@require_safe
+def compare(request: HttpRequest) -> HttpResponse:
+    """The curves of `?runs=1,2`, and what says how they are drawn, as on the page."""
+    runs = comparison.in_order(numbers(request.GET.getlist("runs")))
+    curves = comparison.curves_of(runs)
+    shown = [Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)]
+    drawn = panels(shown, View.asked(request.GET), METRICS[:1])
+    named = ",".join(str(run.pk) for run in runs)
+    context = {
+        "title": f"{len(runs)} runs, side by side",
+        "page": f"{reverse('compare')}?runs={named}",
+        "runs": list(enumerate(runs)),
+        "panel": drawn[0] if drawn else None,
+    }
+    return framed(request, "the curves appear here with the first steps of training", context)
 
 
 @xframe_options_exempt

@@ -18,15 +18,14 @@ from leaderboard import tables
 from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
 from leaderboard.tables import Table
+from leaderboard.views.pacing import refusal
 from leaderboard.views.results import axis_of
-from scheduler import pace
 
 View = Callable[..., HttpResponseBase]
 FORMATS = {
     "csv": (tables.csv, "text/csv; charset=utf-8"),
     "json": (tables.json, "application/json"),
 }
-TOO_OFTEN = "That was too often for now. Ask again in a minute.\n"
 
 
 def also(page: View, *, table: Callable[..., Table] | None = None, embed: View | None = None) -> View:
@@ -47,8 +46,8 @@ def also(page: View, *, table: Callable[..., Table] | None = None, embed: View |
 @require_safe
 @conditional_page
 def as_table(request: HttpRequest, form: str, table: Callable[..., Table], place: dict[str, Any]) -> HttpResponse:
-    if not pace.allows("read", request.META.get("REMOTE_ADDR", "")):
-        return HttpResponse(TOO_OFTEN, status=429, content_type="text/plain")
+    if (refused := refusal(request, "read")) is not None:
+        return refused
     write, kind = FORMATS[form]
     found = table(request, **place)
     name = {"Content-Disposition": f'inline; filename="{found.name}.{form}"'}

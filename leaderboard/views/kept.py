@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ LEVEL = 5
 """Of gzip: the last tenths of a per cent cost as much as all before them."""
 
 View = Callable[..., HttpResponseBase]
+MAKING = [threading.Lock() for _ in range(64)]
+"""Held while a page is made, by what it is kept under: of a crowd that comes just then one makes it, the others wait.
+Were each to make its own, the last would be ready after the page's moment, and the next crowd would find none."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,14 @@ def kept(view: View) -> View:
         cache, key = caches["pages"], name_of(request)
         page: Kept | None = cache.get(key)
         if page is None:
-            made = view(request, **place)
-            if not may_be_kept(request, made):
-                return made
-            page = keep(made)
-            cache.set(key, page, settings.PAGES_KEPT_SECONDS)
+            with MAKING[hash(key) % len(MAKING)]:
+                page = cache.get(key)  # another thread may have made it meanwhile
+                if page is None:
+                    made = view(request, **place)
+                    if not may_be_kept(request, made):
+                        return made
+                    page = keep(made)
+                    cache.set(key, page, settings.PAGES_KEPT_SECONDS)
         return respond(request, page)
 
     return answer

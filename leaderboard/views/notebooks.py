@@ -8,9 +8,11 @@ from django.shortcuts import render
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import require_safe
 
-from leaderboard import asking
+from leaderboard import asking, logs
 from leaderboard.kinds import notebooks
 from leaderboard.models import Entry, Run
+from leaderboard.timetable.departures import departure_of
+from leaderboard.views.live import latest_event
 from scheduler import downloads, storage
 from scheduler.models import Event, JobFile
 
@@ -26,6 +28,9 @@ def page(request: HttpRequest, run: Run) -> HttpResponse:
         "model": notebooks.MODEL,
         "events": Event.objects.about(run),
         "wishes": asking.possible(request.user, run),
+        "departure": departure_of(run),
+        "log": logs.shown(run),
+        "revision": latest_event(),
     }
     return render(request, "leaderboard/notebook_run.html", context)
 

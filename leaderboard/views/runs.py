@@ -11,7 +11,6 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.urls import reverse
-from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
 from leaderboard import asking, logs, reproducing
@@ -26,9 +25,10 @@ from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import CHECKPOINT_FILES
 from leaderboard.runs import RunError
-from leaderboard.timetable.departures import Departure, departures, in_queue
+from leaderboard.timetable.departures import departure_of, in_queue
 from leaderboard.views import notebooks
 from leaderboard.views.live import LIVE_SECONDS, latest_event, with_job
+from leaderboard.views.pacing import refusal
 from scheduler.models import Event, Lease
 
 SAMPLED = 8
@@ -44,6 +44,8 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
     runs = with_job(Run.objects.filter(pk__in=[run_id, *over])).select_related("checkpoint").in_bulk()
     if run_id not in runs:
         raise Http404
+    if (refused := too_often(request)) is not None:
+        return refused
     found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
         return notebooks.page(request, found)
@@ -142,11 +144,6 @@ def standings_of(run: Run) -> Standings | None:
     return standings.of(run.track)
 
 
-def departure_of(run: Run) -> Departure | None:
-    """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
-    return departures([run], timezone.now())[0] if in_queue(run) else None
-
-
 @require_POST
 def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
     """Do what its author or a maintainer asks of a run."""
@@ -176,20 +173,31 @@ def run_etag(request: HttpRequest, run_id: int) -> str:
     return f'"{revision}-{log}-{latest_event()}"'
 
 
+def too_often(request: HttpRequest) -> HttpResponse | None:
+    """Return a refusal for whoever has searched many logs lately; a run may be looked at as often as one likes."""
+    return refusal(request, "log") if request.GET.get("find", "").strip() else None
+
+
 @require_safe
 @condition(etag_func=run_etag)
-def run_live(request: HttpRequest, run_id: int) -> JsonResponse:
+def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
+    if (refused := too_often(request)) is not None:
+        return refused
     found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
-    curve = charts.curve_of(found)
-    head = {"run": found, "departure": departure_of(found)}
-    log = {"run": found, "log": logs.shown(found, request.GET.get("find", ""))}
+    is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
+    head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
+    context = {
+        "run": found,
+        "departure": departure_of(found),
+        "log": logs.shown(found, request.GET.get("find", "")),
+    }
     return JsonResponse(
         {
             "parts": {
-                "head": render_to_string("leaderboard/parts/run_head.html", head),
-                "log": render_to_string("leaderboard/parts/log.html", log),
+                "head": render_to_string(head, context),
+                "log": render_to_string("leaderboard/parts/log.html", context),
             },
-            "curve": script_columns(found, curve),
+            **({} if is_notebook else {"curve": script_columns(found, charts.curve_of(found))}),
             "revision": latest_event(),
             "wait": 0 if found.is_over else LIVE_SECONDS,
         }
@@ -200,6 +208,8 @@ def run_live(request: HttpRequest, run_id: int) -> JsonResponse:
 @condition(etag_func=run_etag)
 def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
     """The whole log, as a file."""
+    if (refused := refusal(request, "log")) is not None:
+        return refused
     found = get_object_or_404(Run, pk=run_id)
     return attached(logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
 

@@ -10,17 +10,16 @@ from django.views.decorators.http import require_safe
 
 from leaderboard.models import Run
 from leaderboard.publishing import weights
-from scheduler import downloads, pace, storage
+from leaderboard.views.pacing import refusal
+from scheduler import downloads, storage
 from scheduler.refusals import Elsewhere
 
 
 @require_safe
 def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpResponseBase:
     """A file of a run's final weights or of a release; `Range: bytes=<first>-` goes on where a download broke."""
-    if not pace.allows("download", request.META.get("REMOTE_ADDR", "")):
-        wait = pace.seconds_left("download")
-        sentence = f"That were many downloads for one address. Nothing is lost: go on in {wait // 60 + 1} minutes.\n"
-        return HttpResponse(sentence, status=429, content_type="text/plain", headers={"Retry-After": str(wait)})
+    if (refused := refusal(request, "download")) is not None:
+        return refused
     run = get_object_or_404(Run.objects.select_related("entry__bundle", "checkpoint"), pk=run_id)
     blob = dict(weights.found(run, name)).get(path)
     if blob is None:
@@ -29,8 +28,8 @@ def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpRespons
         return HttpResponseRedirect(address)
     try:
         answer = downloads.send(request, blob)
-    except Elsewhere as refusal:
-        return HttpResponse(f"{refusal}\n", status=refusal.status, content_type="text/plain")
+    except Elsewhere as error:
+        return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
     saved = content_disposition_header(True, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
     answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it
     return answer

@@ -66,8 +66,8 @@ def test_a_card_has_the_shape_of_a_link_preview_and_something_on_it(client: Clie
 
 def test_a_chart_may_be_framed_and_nothing_else(client: Client, better: Entry) -> None:
     run = Run.objects.filter(entry=better)[0]
-    for address in ("/", "/tracks/small/", f"/runs/{run.pk}/"):
-        page, chart = client.get(address), client.get(f"{address}?embed=1")
+    for address in ("/?", "/tracks/small/?", f"/runs/{run.pk}/?", f"/compare/?runs={run.pk}&"):
+        page, chart = client.get(address), client.get(f"{address}embed=1")
         assert "frame-ancestors 'none'" in page["Content-Security-Policy"]
         assert page["X-Frame-Options"] == "DENY"
         assert "frame-ancestors *" in chart["Content-Security-Policy"]
@@ -82,3 +82,18 @@ def test_an_embedded_chart_says_when_there_is_nothing_to_draw(client: Client, be
     assert "Nothing to draw yet" in client.get(f"/runs/{run.pk}/?embed=1").content.decode()
     scene.points(run, 1, 40)
     assert "<path" in client.get(f"/runs/{run.pk}/?embed=1").content.decode()
+
+
+def test_an_embedded_comparison_has_the_curves_of_its_runs_and_leads_to_the_page(client: Client, better: Entry) -> None:
+    runs = [scene.run(better, seed=seed) for seed in (77, 78)]
+    address = f"/compare/?runs={runs[0].pk},{runs[1].pk}"
+    assert "Nothing to draw yet" in client.get(f"{address}&embed=1").content.decode()
+    for run in runs:
+        scene.points(run, 1, 40)
+
+    chart = client.get(f"{address}&embed=1").content.decode()
+
+    assert chart.count("<path") == 2
+    assert f'href="{address}"' in chart
+    assert "seed 77" in chart
+    assert f"runs={runs[0].pk},{runs[1].pk}&amp;embed=1" in client.get(address).content.decode()

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
@@ -113,3 +114,22 @@ def test_ten_curves_are_read_in_one_query(django_assert_num_queries: DjangoAsser
         curves = charts.curves_of(runs)
 
     assert {len(curve.train) for curve in curves.values()} == {20}
+
+
+@pytest.mark.django_db
+def test_the_api_and_the_file_read_no_more_of_a_long_curve_than_they_give(
+    client: Client, run: Run, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    curve = [(step, (3 + math.sin(step), 1.0)) for step in range(1, 6001)]
+    curve[1234] = (1235, (99.0, 1.0))
+    for start in range(0, 6000, 1000):
+        metrics.store(run, rows_of(curve[start : start + 1000]))
+
+    with django_assert_max_num_queries(4):
+        told = client.get(f"/api/v1/runs/{run.pk}/curve").json()
+    lines = client.get(f"/runs/{run.pk}/curve.csv").content.decode().splitlines()[1:]
+
+    assert told["points"] == {"train": 6000, "dev": 0}
+    for steps in ([point["step"] for point in told["train"]], [int(line.split(",")[1]) for line in lines]):
+        assert len(steps) <= 2000
+        assert {1, 1235, 6000} <= set(steps)

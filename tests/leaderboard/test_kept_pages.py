@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Entry, Run
+from leaderboard.views import kept
 from scheduler.models import Event
 from tests.browser import scene
 
@@ -103,3 +107,21 @@ def test_pictures_are_sent_as_they_are(client: Client) -> None:
     run = Run.objects.get(pk=scene.night()["best"].pk)
 
     assert "Content-Encoding" not in client.get(f"/runs/{run.pk}/curve.png", headers=GZIP)
+
+
+def test_of_a_crowd_that_comes_at_once_one_makes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    @kept.kept
+    def slow(request: HttpRequest) -> HttpResponse:
+        made.append(request)
+        time.sleep(0.05)
+        return HttpResponse("The board")
+
+    monkeypatch.setattr(kept, "latest_event", lambda: 1)
+    requests = [RequestFactory().get("/", headers=GZIP) for _ in range(8)]
+    with ThreadPoolExecutor(8) as crowd:
+        answers = list(crowd.map(slow, requests))
+
+    assert len(made) == 1
+    assert {gzip.decompress(answer.content) for answer in answers} == {b"The board"}  # type: ignore[attr-defined]

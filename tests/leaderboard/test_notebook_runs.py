@@ -18,7 +18,7 @@ from leaderboard.review import notebook_series
 from leaderboard.review.notebook_cells import NotebookError
 from scheduler import jobs, storage
 from scheduler.kinds import about, kind_of
-from scheduler.models import Event, Job, JobFile, Node
+from scheduler.models import Event, Job, JobFile, LogChunk, Node
 from tests.leaderboard.conftest import Repository, hand_back, lease
 from trainer import wire
 
@@ -230,3 +230,17 @@ def test_files_of_a_training_are_not_offered_this_way(client: Client, run: Run) 
 
 def test_entry_and_run_pages_open_before_anything_ran(client: Client, sorbian: Entry) -> None:
     assert client.get(sorbian.get_absolute_url()).status_code == 200
+
+
+def test_a_page_that_is_open_follows_the_notebook(client: Client, begun: Run, node: Node) -> None:
+    page = client.get(begun.get_absolute_url()).content.decode()
+    assert f'data-live="/runs/{begun.pk}/live.json"' in page
+    held = lease(job_of(begun), node)
+    LogChunk.objects.create(lease=held, offset=0, text="cell 1 of 1\n")
+
+    told = client.get(f"/runs/{begun.pk}/live.json").json()
+
+    assert "running" in told["parts"]["head"] or "boarding" in told["parts"]["head"]
+    assert "cell 1 of 1" in told["parts"]["log"]
+    assert "curve" not in told
+    assert told["wait"] > 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from django.core.cache import cache
 from django.test import Client
 
 from leaderboard import logs
 from leaderboard.models import Run
+from scheduler import pace
 from scheduler.models import LogChunk
 from tests.browser import scene
 
@@ -81,3 +83,16 @@ def test_a_run_that_never_ran_has_an_empty_log(client: Client) -> None:
 
     assert logs.shown(made, "x") == logs.Log(words="x")
     assert client.get(f"/runs/{made.pk}/log.txt").content == b""
+
+
+def test_whole_logs_are_not_for_one_address_to_read_all_the_time(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(pace.PER_MINUTE, "log", 2)
+    cache.clear()
+
+    answers = [client.get(f"/runs/{run.pk}/{what}") for what in ("log.txt", "?find=NaN", "live.json?find=N", "log.txt")]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert b"Nothing is lost: ask again in" in answers[-1].content
+    assert client.get(f"/runs/{run.pk}/").status_code == 200

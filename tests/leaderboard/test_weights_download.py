@@ -83,7 +83,7 @@ def test_one_address_downloads_so_often_an_hour(client: Client, finished: Run, m
     assert [status(client, address) for _ in range(3)] == [200, 200, 429]
     answer = client.get(address)
     assert 0 < int(answer["Retry-After"]) <= 3600
-    assert answer.content.startswith(b"That were many downloads for one address. Nothing is lost")
+    assert answer.content.startswith(b"That was often, for one address. Nothing is lost")
     assert status(client, address, REMOTE_ADDR="203.0.113.9") == 200
 
 
