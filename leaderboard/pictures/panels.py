@@ -328,7 +328,8 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, A
         "dev": {
             name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")
         },
-    }
+        "end": {name: end_of_line(run, float(getattr(last, name))) if last else 0 for name in ABSCISSAE},
+    }  # fmt: skip
 
 
 def tidy(value: float | None) -> float | None:
