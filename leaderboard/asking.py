@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
@@ -35,8 +35,8 @@ class Wish:
     """Called with the run and the name of who asks, and with what was chosen where there is a choice."""
     of_maintainers: bool = False
     """Not the author's to ask."""
-    choose: Callable[[Run], Sequence[int]] | None = None
-    """Steps of the run to choose one of."""
+    of_steps: bool = False
+    """One of the run's kept checkpoints is to be chosen (`bases.steps`)."""
 
 
 def may_ask(user: Asker, run: Run) -> bool:
@@ -68,7 +68,7 @@ def ask(run: Run, wish: str, user: Asker, step: int | None = None) -> str:
     chosen = WISHES[wish]
     if chosen not in possible(user, run):
         raise RunError(f"Run {run.pk} is {run.state}: that cannot be asked of it now.")
-    if chosen.choose is None:
+    if not chosen.of_steps:
         chosen.act(run, user.get_username())
     elif step is None:
         raise RunError(f"{chosen.label}: say which step.")
@@ -164,7 +164,7 @@ WISHES = {
             may_be_rewound,
             rewind,
             of_maintainers=True,
-            choose=bases.steps,
+            of_steps=True,
         ),
         Wish(
             "publish",

@@ -20,7 +20,9 @@ def recipe(run: Run) -> dict[str, Any]:
     """Return what `dailytrain train` has to be told, tables in tables. The run has its entry, track and season."""
     season = run.season
     text = {"corpus": season.corpus, "tokenizer": season.tokenizer, "limit_bytes": season.limit_bytes}
-    start = {"from": f"run-{run.start_run_id}"} if run.start_run_id else {}
+    start: dict[str, Any] = {"from": f"run-{run.start_run_id}"} if run.start_run_id else {}
+    if run.start_checkpoint:
+        start["step"] = run.start_checkpoint.step
     return {**configuration(run), **{name: value for name, value in text.items() if value is not None}, **start}
 
 

@@ -43,6 +43,7 @@ urlpatterns = [
     path("entries/<int:entry_id>/results.json", entries.entry_results, name="entry-results"),
     path("runs/<int:run_id>/", also(kept(runs.run), table=forms.run, embed=embeds.run), name="run"),
     path("runs/<int:run_id>/live.json", runs.run_live, name="run-live"),
+    path("runs/<int:run_id>/lineage.json", runs.run_lineage, name="run-lineage"),
     path("runs/<int:run_id>/ask/<slug:wish>/", runs.run_ask, name="run-ask"),
     path("runs/<int:run_id>/log.txt", runs.run_log, name="run-log"),
     path("runs/<int:run_id>/config.toml", runs.run_toml, name="run-toml"),

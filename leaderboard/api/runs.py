@@ -12,7 +12,9 @@ from ninja import Query, Router
 from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
+from leaderboard import lineage
 from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.lineage import StageDict
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
@@ -35,6 +37,10 @@ class RunDetail(RunDict):
     bundle: str | None
     start_run: int | None
     """Whose weights it starts from; null: from scratch."""
+    start_step: int | None
+    """Of which of that run's checkpoints; null: the final one."""
+    lineage: list[StageDict]
+    """The runs before it, the oldest first, each with the step at which the next one left it."""
 
 
 class CurveDict(TypedDict):
@@ -91,6 +97,8 @@ def run(request: HttpRequest, run_id: int) -> RunDetail:
         "dataset_hash": found.season.dataset_hash,
         "bundle": found.entry.bundle_id,
         "start_run": found.start_run_id,
+        "start_step": found.start_checkpoint.step if found.start_checkpoint else None,
+        "lineage": [stage.to_dict() for stage in lineage.of(found)],
     }
 
 

@@ -197,11 +197,12 @@ def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     )
 
 
-def end_of_line(run: Run, last: float) -> float:
-    """Return where the x axis ends: at the budget's end as far as one can tell, else at the last point."""
+def end_of_line(run: Run, last: float, since: float = 0.0) -> float:
+    """Return where the x axis ends: at the budget's end as far as one can tell, else at the last point. The run began
+    at `since`."""
     if run.is_over or run.fraction <= 0:
         return last or 1.0
-    return max(last / min(run.fraction, 1.0), last) or 1.0
+    return max(since + (last - since) / min(run.fraction, 1.0), last) or 1.0
 
 
 def padded(low: float, high: float) -> tuple[float, float]:

@@ -105,6 +105,10 @@ class Shown:
     """0 to 9, or a name of the stylesheet."""
     is_alone: bool = False
     """Drawn with its noise and its evaluations."""
+    is_past: bool = False
+    """A stretch of an earlier run: nothing comes after it here."""
+    since: Point | None = None
+    """Where it begins, if another run's weights came before."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,8 @@ def panels(shown: Sequence[Shown], view: View, metrics: Sequence[Metric] = METRI
 
 
 def last_x(one: Shown, x: Abscissa) -> float:
-    return end_of_line(one.run, float(getattr(one.curve.train[-1], x)))
+    last = float(getattr(one.curve.train[-1], x))
+    return last if one.is_past else end_of_line(one.run, last, float(getattr(one.since, x, 0)))
 
 
 def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
@@ -266,7 +271,7 @@ def line(
         smooth=path(drawn),
         raw=path(place(point, value) for point, value in zip(points, raw, strict=True)) if noisy else "",
         dots=tuple(dot for point in evaluations if 0 <= (dot := place(point, point.loss)).y <= 100),
-        last=None if one.run.is_over or metric.name != "loss" else drawn[-1],
+        last=None if one.run.is_over or one.is_past or metric.name != "loss" else drawn[-1],
     )
 
 
@@ -311,10 +316,10 @@ def cell(point: Point, metric: Metric) -> str:
 # --- the same for scripts --------------------------------------------------------------------------------------------
 
 
-def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, Any]:
+def script_columns(run: Run, curve: Curve, *, whole: bool = True, since: Point | None = None) -> dict[str, Any]:
     """Return a run's curve as uPlot wants it: a list for each column that has values, and for each x where it ends.
 
-    Without `whole` the noise of the loss is left out.
+    Without `whole` the noise of the loss is left out. `since`: where the curve begins, see `Shown`.
     """
     train, dev = curve.train, curve.dev
     last = train[-1] if train else None
@@ -325,11 +330,12 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True) -> dict[str, A
             named[metric.name] = [tidy(value) for value in values]
     return {
         "train": {**named, "smooth": [round(value, 5) for value in curve.smooth]},
-        "dev": {
-            name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")
+        "dev": {name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")},
+        "end": {
+            name: end_of_line(run, float(getattr(last, name)), float(getattr(since, name, 0))) if last else 0
+            for name in ABSCISSAE
         },
-        "end": {name: end_of_line(run, float(getattr(last, name))) if last else 0 for name in ABSCISSAE},
-    }  # fmt: skip
+    }
 
 
 def tidy(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 from django import template
 from django.utils.html import format_html
 
-from leaderboard import figures, reproducing
+from leaderboard import bases, figures, reproducing
 from leaderboard.kinds.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
@@ -166,7 +166,8 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     yield "Season", run.season.name
     if start := run.start_run:
         link = format_html('<a href="{}">run {}</a>', start.get_absolute_url(), start.pk)
-        yield "Starts from", format_html("{}, {}", link, start.entry.title)
+        step = f" at step {run.start_checkpoint.step:,}" if run.start_checkpoint else ""
+        yield "Starts from", format_html("{}{}, {}", link, step, start.entry.title)
     if run.node_name:
         yield "Node", f"{run.node_name}, {run.node_class}" if run.node_class else run.node_name
     if size:
@@ -179,6 +180,7 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
         yield "Training FLOPs", figures.power(run.train_flops)
 
 
+register.filter("steps_kept", bases.steps)
 register.filter("commands", reproducing.commands)
 register.filter("environment", reproducing.environment)
 register.filter("lock", reproducing.lock)

@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, logs, reproducing
+from leaderboard import asking, lineage, logs, reproducing
 from leaderboard.bases import RUN_FILE
 from leaderboard.beside import Beside, numbers, offered
 from leaderboard.judging import standings
@@ -73,14 +73,18 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
 def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Beside]) -> dict[str, Any]:
     """Return the pictures of a run with others over it, and what can be chosen about them."""
     view = View.asked(request.GET)
-    curves = charts.curves_of([run, *others])
-    shown = [Shown(run, curves[run.pk], f"run {run.pk}", "ink", is_alone=True)]
+    stages = lineage.of(run)
+    curves = charts.curves_of([run, *others, *(stage.run for stage in stages)])
+    since = lineage.end_of(stages)
+    own = lineage.moved(curves[run.pk], since)
+    shown = [Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since), *lineage.shown(stages, curves)]
     shown += [over(other, curves[other.pk], beside, number) for number, other in enumerate(others)]
     known = {other.run for other in beside}
     beside = [*beside, *(asked_for(other, n) for n, other in enumerate(others) if other.pk not in known)]
     drawn = panels(shown, view)
     return {
         "view": view,
+        "stages": stages,
         "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "beside": beside,
@@ -153,7 +157,9 @@ def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
     if not asking.may_ask(request.user, found):
         raise PermissionDenied
     try:
-        messages.success(request, asking.ask(found, wish, request.user))
+        given = request.POST.get("step", "")
+        step = int(given) if given.isdecimal() and len(given) < 19 else None
+        messages.success(request, asking.ask(found, wish, request.user, step))
     except RunError as error:
         messages.error(request, str(error))
     return redirect(found)
@@ -197,11 +203,33 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
                 "head": render_to_string(head, context),
                 "log": render_to_string("leaderboard/parts/log.html", context),
             },
-            **({} if is_notebook else {"curve": script_columns(found, charts.curve_of(found))}),
+            **({} if is_notebook else {"curve": own_columns(found)}),
             "revision": latest_event(),
             "wait": 0 if found.is_over else LIVE_SECONDS,
         }
     )
+
+
+def own_columns(run: Run) -> dict[str, Any]:
+    """Return its curve for the script, beginning where the run before it was left."""
+    since = lineage.end_of(lineage.of(run))
+    return script_columns(run, lineage.moved(charts.curve_of(run), since), since=since)
+
+
+@require_safe
+@condition(etag_func=run_etag)
+def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
+    """The runs before this one, as stretches for the script, which asks once."""
+    stages = lineage.of(get_object_or_404(Run.objects.with_entry(), pk=run_id))
+    curves = charts.curves_of([stage.run for stage in stages])
+    branches = [
+        {"label": one.label, "colour": one.colour, "columns": script_columns(one.run, one.curve)}
+        for one in lineage.shown(stages, curves)
+    ]
+    for branch in branches:  # a run that still goes on has no rest in this picture
+        columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]
+        columns["end"] = {name: columns["train"][name][-1] for name in charts.ABSCISSAE}
+    return JsonResponse({"branches": branches})
 
 
 @require_safe

@@ -5,6 +5,8 @@ const CLOCK_SIZES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 72
 const SMOOTHINGS = { none: 0, light: 1 / 100, medium: 1 / 50, strong: 1 / 12 };
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const MAY_BE_LOG = ["loss", "gradient_norm"];
+const NAMED_DASHES = { baseline: [6, 4], left: [3, 2], back: [1, 4] };
+const TINTS = { before: "quiet", left: "noise", back: "now" };
 const DASHES = [[], [7, 4], [], [2, 3], [], [9, 3, 2, 3], [], [4, 4], [], [1, 3]];
 
 function compact(value) {
@@ -44,7 +46,7 @@ function smooth(values, share) {
 }
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const tint = (name) => colour(/^\d$/.test(name) ? `run-${name}` : name);
+const tint = (name) => colour(/^\d$/.test(name) ? `run-${name}` : TINTS[name] ?? name);
 
 // A line of a panel: { id, label, colour, columns, alone }. `alone` has its noise and its evaluations drawn too.
 export class Panels {
@@ -226,7 +228,7 @@ export class Panels {
         { label: named[x], value: (plot, value) => (value == null ? "–" : written[x](value)) },
         ...series.map((one) => (one.dots
           ? { label: one.label, stroke: tint(one.stroke), width: 0, paths: () => null, points: { show: true, size: 8, width: 2, fill: colour("paper"), stroke: tint(one.stroke) }, value: three }
-          : { label: one.label, stroke: tint(one.stroke), width: one.width, dash: /^\d$/.test(one.stroke) ? DASHES[one.stroke] : one.stroke === "baseline" ? [6, 4] : [], spanGaps: true, points: { show: false }, value: three })),
+          : { label: one.label, stroke: tint(one.stroke), width: one.width, dash: /^\d$/.test(one.stroke) ? DASHES[one.stroke] : NAMED_DASHES[one.stroke] ?? [], spanGaps: true, points: { show: false }, value: three })),
       ],
     };
   }

@@ -7,7 +7,7 @@ const main = document.querySelector("main");
 const figure = document.getElementById("curve");
 const panels = new Panels(figure, document.querySelectorAll("#panels .panel"));
 const others = new Map(); // a run's number: its columns
-let own = null, live = false;
+let own = null, live = false, before = [];
 
 localTimes(document);
 startClock();
@@ -29,7 +29,15 @@ async function draw(view = chosen()) {
     return { label, colour, columns: others.get(run) };
   });
   if (own.train.step.length) figure.dataset.points = own.train.step.at(-1);
-  panels.show([...lines, { label: "this run", colour: "ink", columns: own, alone: true, live }], view); // on top
+  panels.show([...lines, ...before, { label: "this run", colour: "ink", columns: own, alone: true, live }], view); // on top
+}
+
+// The runs before it, where it comes from others' weights: they do not change, so they are asked for once.
+if (figure.dataset.lineage) {
+  fetch(figure.dataset.lineage).then(async (answer) => {
+    if (answer.ok) before = (await answer.json()).branches;
+    draw();
+  }).catch(() => {}); // away for a moment: its own curve is drawn
 }
 
 // --- the log: at its last line, unless somebody has scrolled up to read ---

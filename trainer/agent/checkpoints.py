@@ -22,6 +22,7 @@ from trainer.wire import Checkpoint, FileRef, Have, Uploaded, Wanted
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 """Written last: a folder that has it is whole. It is sent with the others."""
+ABOUT = "run.json"
 NAME = re.compile(r"step-(\d{8,12})")
 FILES = 64
 MANIFEST_BYTES = 256_000
@@ -57,9 +58,18 @@ class CheckpointLoop(Courier):
         return False
 
     def _send(self, checkpoint: Checkpoint, files: Sequence[BufferedReader]) -> None:
-        send(self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)), self.wishes)
-        message = Uploaded(checkpoint=checkpoint)
+        with ExitStack() as opened:
+            about = self._about(opened)
+            send(self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes)
+        message = Uploaded(checkpoint=checkpoint, files=tuple(about))
         persistently(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
+
+    def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
+        """Return `run.json`: what it takes to make something of the checkpoint before the run has ended."""
+        with suppress(OSError, Unsafe):
+            file = opened.enter_context(open_file(self._out, ABOUT))
+            return {reference(ABOUT, file): file}
+        return {}
 
     def _free(self) -> None:
         """Remove what has been uploaded, but for the newest."""
