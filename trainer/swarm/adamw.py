@@ -2,8 +2,8 @@
 
 Replicas of a stage each make the update by themselves and must stay equal to the last bit, whatever they run on. IEEE
 754 pins the result of one addition, product, division or square root, but not of kernels that do several at once and
-may or may not round in between (torch's own `addcmul_`, its fused AdamW, division by a number on a GPU). So each line
-here is one operation. The price, a few more passes over memory, is small beside a step's network.
+may or may not round in between (torch's own `addcmul_`, its fused AdamW, division by a number on a GPU). So here each
+operation is one. The price, a few more passes over memory, is small beside a step's network.
 """
 
 from __future__ import annotations
@@ -41,8 +41,16 @@ class AdamW:
             average, square = self.averages[name], self.squares[name]
             average.mul_(slow).add_(gradient * (1 - slow))
             square.mul_(slower).add_((gradient * gradient).mul_(1 - slower))
-            size = (square * unbias_square).sqrt_().add_(self.epsilon)
+            size = root(square * unbias_square).add_(self.epsilon)
             move = (average * unbias).div_(size).mul_(rate)
             if name in self.decayed:
                 weight.mul_(1 - rate * self.weight_decay)
             weight.sub_(move)
+
+
+def root(x: Tensor) -> Tensor:
+    """Return the square root as IEEE 754 rounds it, which torch's own on a CPU is not always (MKL's, an ulp off).
+
+    In fp64 an ulp's error is harmless: a root of an fp32 number is never so near the middle of two.
+    """
+    return x.double().sqrt_().float()

@@ -41,12 +41,14 @@ class Router:
 
     def __init__(self, seed: int = 0) -> None:
         self.peers: dict[str, Known] = {}
+        self.reached = 0.0
+        """The clock of who was picked last: nobody free is behind it."""
         self.chance = random.Random(seed)
 
     def add(self, peer: str, throughput: float | None = None) -> None:
-        """Take a peer in; one that is known keeps what is known of it. It starts level with the one furthest behind."""
+        """Take a peer in; one that is known keeps what is known of it. A newcomer starts level with the others."""
         if peer not in self.peers:
-            self.peers[peer] = Known(self.level(), self.chance.random(), throughput)
+            self.peers[peer] = Known(self.reached, self.chance.random(), throughput)
 
     def drop(self, peer: str) -> None:
         """Forget a peer, if it is known."""
@@ -67,18 +69,13 @@ class Router:
         free = {peer: known for peer, known in self.peers.items() if known.banned_until <= now}
         if not free:
             raise NoPeers(min(self.banned(now).values(), default=None))
-        self.catch_up(free, now)
+        for known in free.values():
+            # What a peer missed while it was banned is not given to it in one go.
+            known.clock = max(known.clock, self.reached)
         peer = min(free, key=lambda peer: (free[peer].clock, free[peer].order))
+        self.reached = free[peer].clock
         free[peer].clock += cost / self.throughput(peer)
         return peer
-
-    def catch_up(self, free: dict[str, Known], now: float) -> None:
-        """Set who comes back from a ban level with the others: what it missed is not given to it in one go."""
-        back = [known for known in free.values() if known.banned_until > float("-inf")]
-        others = [known.clock for known in free.values() if known.banned_until == float("-inf")]
-        for known in back:
-            known.clock = max(known.clock, min(others, default=known.clock))
-            known.banned_until = float("-inf")
 
     def observe(self, peer: str, cost: float, seconds: float) -> None:
         """Take in how long a task took."""
@@ -92,7 +89,3 @@ class Router:
         own = self.peers[peer].throughput
         seen = [known.throughput for known in self.peers.values() if known.throughput is not None]
         return own if own is not None else median(seen) if seen else 1.0
-
-    def level(self) -> float:
-        """Return the clock that is furthest behind."""
-        return min((known.clock for known in self.peers.values()), default=0.0)

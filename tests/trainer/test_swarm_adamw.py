@@ -1,0 +1,49 @@
+"""The update is AdamW's, and each of its operations is rounded by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trainer.swarm.adamw import AdamW
+
+SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "epsilon": 1e-8}
+
+
+def test_it_is_torchs_adamw() -> None:
+    torch.manual_seed(1)
+    mine = {"matrix": torch.randn(30, 20), "vector": torch.randn(30)}
+    theirs = [tensor.clone().requires_grad_() for tensor in mine.values()]
+    optimizer = AdamW(mine, frozenset({"matrix"}), **SETTINGS)
+    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}]
+    wanted = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    for number in range(1, 20):
+        gradients = [torch.randn_like(tensor) for tensor in theirs]
+        factor = number / 20
+        for group in wanted.param_groups:
+            group["lr"] = 0.01 * factor
+        for tensor, gradient in zip(theirs, gradients, strict=True):
+            tensor.grad = gradient.clone()
+        wanted.step()
+        optimizer.step(gradients, factor, number)
+    for tensor, other in zip(mine.values(), theirs, strict=True):
+        assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_ieee_754_to_the_bit() -> None:
+    """numpy computes each operation by itself, too: whoever rounds as the standard says gets these weights."""
+    torch.manual_seed(2)
+    weight = torch.randn(1000)
+    optimizer = AdamW({"w": weight}, frozenset({"w"}), **SETTINGS)
+    w = weight.numpy().copy()
+    average, square, one = np.zeros_like(w), np.zeros_like(w), np.float32
+    for number in range(1, 6):
+        gradient = torch.randn(1000)
+        g, rate = gradient.numpy(), 0.01 * 0.7
+        average = average * one(0.9) + g * one(1 - 0.9)
+        square = square * one(0.95) + (g * g) * one(1 - 0.95)
+        size = np.sqrt(square * one(1 / (1 - 0.95**number))) + one(1e-8)
+        move = average * one(1 / (1 - 0.9**number)) / size * one(rate)
+        w = w * one(1 - rate * 0.1) - move
+        optimizer.step([gradient], 0.7, number)
+        assert np.array_equal(weight.numpy(), w)

@@ -1,0 +1,94 @@
+"""Work goes round in proportion to speed, and never to who is banned."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.swarm.router import NoPeers, Router
+
+SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
+
+
+def router_of(speeds: list[float], seed: int = 0) -> Router:
+    router = Router(seed)
+    for number, speed in enumerate(speeds):
+        router.add(f"peer {number}", speed)
+    return router
+
+
+@given(SPEEDS, st.integers(0, 9))
+def test_each_peer_gets_its_part_of_the_work_at_every_moment(speeds: list[float], seed: int) -> None:
+    router, given_out = router_of(speeds, seed), Counter[str]()
+    for _ in range(200):
+        given_out[router.pick(1.0, 0.0)] += 1
+        clocks = [given_out[f"peer {n}"] / speed for n, speed in enumerate(speeds)]
+        # Nobody is ahead of anybody by more than a task of its own.
+        assert all(clock - 1 / speed <= min(clocks) + 1e-6 for clock, speed in zip(clocks, speeds, strict=True))
+
+
+@given(SPEEDS, st.lists(st.tuples(st.integers(0, 7), st.floats(0, 50), st.floats(0, 50)), max_size=8), st.floats(0, 99))
+def test_who_is_banned_is_not_asked(speeds: list[float], bans: list[tuple[int, float, float]], now: float) -> None:
+    router, until = router_of(speeds), dict.fromkeys((f"peer {n}" for n in range(len(speeds))), float("-inf"))
+    for number, start, seconds in bans:
+        name = f"peer {number % len(speeds)}"
+        router.ban(name, start, seconds)
+        until[name] = max(until[name], start + seconds)
+    free = {name for name, end in until.items() if end <= now}
+    if free:
+        assert {router.pick(1.0, now) for _ in range(5)} <= free
+    else:
+        with pytest.raises(NoPeers) as caught:
+            router.pick(1.0, now)
+        assert caught.value.until == min(until.values())
+
+
+def test_who_comes_or_comes_back_is_not_flooded() -> None:
+    router = router_of([1.0, 1.0])
+    router.ban("peer 1", 0.0, 30.0)
+    assert {router.pick(1.0, 0.0) for _ in range(100)} == {"peer 0"}
+    router.add("late", 1.0)
+    counts = Counter(router.pick(1.0, 31.0) for _ in range(30))
+    assert all(counts[peer] in (9, 10, 11) for peer in ("peer 0", "peer 1", "late"))
+
+
+def test_a_peer_that_is_told_of_again_keeps_what_is_known() -> None:
+    router = router_of([4.0])
+    router.observe("peer 0", 8.0, 1.0)
+    router.add("peer 0", 1.0)
+    assert router.throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
+
+
+def test_speed_is_an_average_that_follows() -> None:
+    router = Router()
+    router.add("a")
+    router.add("b")
+    assert router.throughput("a") == 1.0
+    router.observe("b", 6.0, 2.0)
+    assert router.throughput("b") == 3.0
+    assert router.throughput("a") == 3.0, "of one not yet seen: the others' median"
+    for _ in range(50):
+        router.observe("b", 1.0, 1.0)
+    assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
+    router.observe("nobody", 1.0, 1.0)
+    router.observe("b", 1.0, 0.0)
+    assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
+
+
+def test_who_is_dropped_is_gone() -> None:
+    router = router_of([1.0, 1.0])
+    router.drop("peer 0")
+    router.drop("peer 0")
+    router.ban("peer 0", 0.0, 9.0)
+    assert router.pick(1.0, 0.0) == "peer 1"
+    router.drop("peer 1")
+    with pytest.raises(NoPeers) as caught:
+        router.pick(1.0, 0.0)
+    assert caught.value.until is None
+
+
+def test_routers_with_other_seeds_do_not_all_begin_with_the_same_peer() -> None:
+    assert len({router_of([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
