@@ -186,6 +186,8 @@ class Share(models.Model):
     disagreed = models.PositiveIntegerField(default=0)
     reasons = models.JSONField(default=dict)
     """{reason of a rejection: outputs}."""
+    failing = models.FloatField(default=0.0)
+    """Share of its latest outputs that were rejected (`scheduler/packets/reputation.py`)."""
     first_at = models.DateTimeField(default=timezone.now)
     last_at = models.DateTimeField(default=timezone.now)
 
@@ -270,6 +272,7 @@ class Handout(models.Model):
         TAKEN = "taken"  # handed in, judged output by output
         REFUSED = "refused"  # handed in, made with something else than was asked for
         BACK = "back"  # the lease ended first
+        VOID = "void"  # taken, and withdrawn since: its volunteer was found out
 
     packet = models.ForeignKey(Packet, on_delete=models.CASCADE, related_name="handouts")
     lease = models.ForeignKey(Lease, on_delete=models.CASCADE, related_name="handouts")
