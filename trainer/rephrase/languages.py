@@ -20,10 +20,16 @@ LETTERS: Final = 40
 
 def identify(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, `UNKNOWN` where that is not clear."""
-    if sum(map(str.isalpha, text[: 4 * LETTERS])) < LETTERS:
-        return UNKNOWN
-    language, probability = _identifier().classify(text)
+    language, probability = scored(text)
     return language if probability >= SURE else UNKNOWN
+
+
+def scored(text: str) -> tuple[str, float]:
+    """Return the likeliest language and its probability."""
+    if sum(map(str.isalpha, text[: 4 * LETTERS])) < LETTERS:
+        return UNKNOWN, 0.0
+    language, probability = _identifier().classify(text)
+    return language, float(probability)
 
 
 @cache

@@ -69,6 +69,10 @@ REASONS: dict[str, str] = {
 }
 """Every reason there is, with a sentence for people."""
 
+SHORT = 40
+"""Word 4-grams; a chunk has some two hundred."""
+NEARLY_ALL = 0.95
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -78,7 +82,7 @@ class Judgement:
     text: str = ""
     """The output, cleaned."""
     measures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured: ratio, meaning, copied, repetition. Empty where a look at the wording was enough."""
+    """What was measured, by name. Empty where a look at the wording was enough."""
 
 
 def judge(
@@ -118,7 +122,9 @@ def measure(source: str, text: str) -> dict[str, float]:
     return {
         "ratio": count_tokens(text) / max(1, count_tokens(source)),
         "meaning": likeness.meaning(source, text),
+        "subject": likeness.subject(source, text),
         "copied": likeness.copied(source, text),
+        "runs": likeness.count_runs(text),
         "repetition": likeness.repetition(text),
     }
 
@@ -128,10 +134,17 @@ def compare(measures: Mapping[str, float], bounds: Thresholds) -> dict[str, bool
     return {
         "too_short": measures["ratio"] < bounds.shortest,
         "too_wordy": measures["ratio"] > bounds.longest,
-        "meaning": measures["meaning"] < bounds.meaning,
-        "copied": measures["copied"] >= bounds.copied,
+        "meaning": measures["meaning"] < bounds.meaning or measures["subject"] < bounds.subject,
+        "copied": copied(measures, bounds),
         "repetitive": measures["repetition"] <= bounds.repetition,
     }
+
+
+def copied(measures: Mapping[str, float], bounds: Thresholds) -> bool:
+    """Of a sentence or two, one new word is a tenth, and people leave away an end: there only all of it is a copy."""
+    if measures["runs"] < SHORT:
+        return measures["copied"] == 1 and measures["ratio"] >= NEARLY_ALL
+    return measures["copied"] >= bounds.copied
 
 
 def other_language(source: str, text: str, language: str) -> bool:
