@@ -110,8 +110,17 @@ class LiveSite:
         self.start("web", sys.executable, *serve)
         self.wait(lambda: self.get("/healthz") is not None, 30, "the site to answer")
 
-    def start_worker(self) -> None:
-        options = ("--pool", "threads", "--concurrency", "2", "--loglevel", "INFO", "-s", f"{self.folder}/beat")
+    def start_worker(self, threads: int = 2) -> None:
+        options = (
+            "--pool",
+            "threads",
+            "--concurrency",
+            f"{threads}",
+            "--loglevel",
+            "INFO",
+            "-s",
+            f"{self.folder}/beat",
+        )
         self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
 
     def start_node(self, token: str = "") -> None:
