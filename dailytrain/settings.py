@@ -216,6 +216,7 @@ JOB_KINDS = {
     "notebook": "leaderboard.kinds.notebooks.Executing",
     "smoke": "leaderboard.kinds.smoking.Smoking",
     "generate": "leaderboard.kinds.generation.Generating",
+    "rephrase": "scheduler.packets.sittings.Sittings",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
@@ -253,6 +254,12 @@ REPOSITORIES = HOME / "repositories"
 SIGNING_KEY = HOME / "keys" / "signing.key"
 """Ed25519; signs every job spec. Nodes pin its public half."""
 LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
+SITTING_SECONDS = float(text("SITTING_SECONDS", "1800"))
+"""So long a volunteer of the dataset swarm works under one lease, before the next."""
+REPHRASE_FILES = Path(text("REPHRASE_FILES", str(HOME / "sources" / "files")))
+"""Where files lie that a campaign can be made of, beside the datasets of the Hub."""
+REPHRASE_NEW_PER_HOUR = int(text("REPHRASE_NEW_PER_HOUR", "300"))
+"""Packets that a volunteer gets in an hour whom nobody knows, until their work has agreed with others'."""
 QUEUE_READ_SECONDS = float(text("QUEUE_READ_SECONDS", "1"))
 """So long the questions of one process share a look at the queue; 0: each has its own."""
 

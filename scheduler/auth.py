@@ -95,6 +95,7 @@ def new_node(join: JoinToken, message: wire.Register) -> Node:
         name=free_name(message.name.strip() or message.hardware.hostname or "node"),
         owner=join.owner,
         trusted=join.trusted,
+        packets=Node.Packets.ONLY if join.for_packets else Node.Packets.NEVER,
     )
 
 

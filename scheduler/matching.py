@@ -38,6 +38,10 @@ MUCH_DISK = 100 * GB
 
 GPU_LABEL = re.compile(r"([1-9]\d{0,2})x(\d{1,4})gb")
 DISK_LABEL = re.compile(r"(\d{1,6})gb")
+MODEL = "model:"
+"""Before a language model's name: a label that a node carries whose back end can rephrase with it."""
+PACKETS = "rephrase"
+"""The kind of job that a node does only if its owner says so."""
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
@@ -60,6 +64,12 @@ class Seeker:
     serves: str = "everyone"
     """`Node.Serves`: everyone, core, or the track `serves_track` alone."""
     serves_track: str = ""
+    packets: str = "never"
+    """`Node.Packets`: whether it may rephrase, between runs or alone."""
+    models: frozenset[str] | None = None
+    """That its back end can rephrase with; None: any."""
+    campaign: str = ""
+    """The only one that it rephrases for; empty: any."""
     seconds_left: float | None = None
     """Until its owner wants it back; None where no end is near."""
     max_seconds: float | None = None
@@ -141,6 +151,8 @@ def demand(labels: tuple[str, ...]) -> Demand:
 
 def carries(node: Seeker, name: str) -> bool:
     """Whether the node has a label of this name. Who has `4x3090` has `1x3090` too, in a lane with that many GPUs."""
+    if name.startswith(MODEL):
+        return node.models is None or name.removeprefix(MODEL) in node.models
     wanted = MODEL_LABEL.fullmatch(name)
     if wanted is None:
         return name in node.labels
@@ -318,6 +330,14 @@ def gigabytes(size: int) -> str:
 
 def unwilling(line: Line, node: Seeker) -> str | None:
     """Return which wish of the owner's stands against it."""
+    if line.kind == PACKETS and node.packets == "never":
+        return "whose owner lets it rephrase"
+    if line.kind == PACKETS and node.campaign and line.track != f"{PACKETS}:{node.campaign}":
+        return "that rephrases for this campaign too"
+    if line.kind != PACKETS and node.packets == "only":
+        return "that does more than rephrase"
+    if line.kind == PACKETS:
+        return None
     if node.serves == "core" and not line.from_core:
         return "whose owner lends it to everyone"
     if node.serves == "track" and node.serves_track != line.track:

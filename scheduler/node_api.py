@@ -19,6 +19,7 @@ from ninja.security import HttpBearer
 
 from scheduler import auth, downloads, leases, pace, partials, plain, polls, reports, signing, storage, uploads
 from scheduler.models import Lease, Node
+from scheduler.packets import handing_out, joining, taking_in
 from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
 from trainer import wire
 
@@ -100,8 +101,13 @@ def poll(request: Asked, message: wire.Poll) -> HttpResponse:
     order, is the front desk's (`scheduler/front_desk.py`); what comes here is answered at once."""
     question = polls.Question(request.auth, message)
     action = question.first() or question.nothing(waited=False)
-    # Written out here: ninja would check once more what we have just made.
-    return HttpResponse(action.model_dump_json(exclude_none=True), content_type="application/json")
+    return written(action)
+
+
+@node_api.post("/volunteer", response={200: wire.Invitation, **REFUSALS})
+def volunteer(request: HttpRequest, message: wire.Volunteering) -> wire.Invitation:
+    """Somebody without an account wants to rephrase: a join token for packets alone."""
+    return wire.Invitation(token=joining.token(request.META.get("REMOTE_ADDR", "")))
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------
@@ -175,12 +181,29 @@ def checkpoints(request: Asked, lease_id: int, message: wire.Uploaded) -> wire.A
     return wire.Acknowledged(received=message.checkpoint.step)
 
 
+@node_api.post("/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: wire.Packets, **REFUSALS})
+def take_packets(request: Asked, lease_id: int, message: wire.TakePackets) -> HttpResponse:
+    """The next packets of a sitting, and those that the lease holds and this volunteer does not know of."""
+    return written(handing_out.take(request.auth, message))
+
+
+@node_api.post("/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: wire.Accepted, **REFUSALS})
+def submit_packets(request: Asked, lease_id: int, message: wire.SubmitPackets) -> HttpResponse:
+    """Packets, rephrased. Each counts once; a repeat gets the same verdict."""
+    return written(taking_in.submit(request.auth, message))
+
+
 @node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
 def finish(request: Asked, lease_id: int, message: wire.Finish) -> wire.Acknowledged:
     """The end of the lease; a repeat does nothing."""
     lease: Lease = request.auth
     leases.finish(lease, message)
     return wire.Acknowledged(received=lease.metrics_received)
+
+
+def written(message: wire.Message) -> HttpResponse:
+    """Return a message as it is: ninja would check once more what we have just made."""
+    return HttpResponse(message.model_dump_json(exclude_none=True), content_type="application/json")
 
 
 # --- answers that are not messages -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ PER_MINUTE = {
     "read": 1200,  # of one address, of the public API: twenty a second, for a whole class behind one of them
 }
 PER_HOUR = {
+    "volunteer": 20,  # join tokens for packets, of one address
     "ask": 30,  # for runs, with one token
     "download": 120,  # of files of runs, from one address; each piece of one that goes on counts
     "generate": 20,  # prompts of one visitor

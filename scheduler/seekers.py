@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.db.models import BigIntegerField
@@ -38,6 +39,9 @@ def seeker(
         gpu_memory_bytes=least,
         memory_bytes=int(facts.get("memory_bytes") or 0) // lanes,
         kinds=None if facts.get("kinds") is None else frozenset(facts["kinds"]),
+        packets=node.packets,
+        models=models_of(facts),
+        campaign=str((facts.get("rephraser") or {}).get("campaign") or ""),
         serves=node.serves,
         serves_track=node.serves_track,
         seconds_left=seconds_left(node, now, lent),
@@ -55,6 +59,12 @@ def gpus_of(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
         return len(memory), min(memory, default=0)
     names = facts.get("gpus")
     return len(wire.share(names, lane, lanes)) if isinstance(names, list) else 0, 0
+
+
+def models_of(facts: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the language models that the node can rephrase with; None for any that a campaign asks for."""
+    known = (facts.get("rephraser") or {}).get("models")
+    return None if known is None else frozenset(known)
 
 
 def windows_of(node: Node) -> list[Window]:
