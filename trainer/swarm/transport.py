@@ -1,4 +1,4 @@
-"""Encrypted calls between peers. The only file that knows hivemind, of which it uses the libp2p daemon and nothing else.
+"""Encrypted calls between peers. The only file that knows hivemind, of which it uses the libp2p daemon alone.
 
 A call is one stream: a frame goes there, one or more come back. A frame is a JSON header and raw tensors, whose number
 of bytes is held against a limit before any of them is read; nothing on the wire can be code. A peer's name is the hash
@@ -124,7 +124,8 @@ class Transport:
         # Not in the folder itself: a socket's path may have about a hundred characters.
         self._sockets = Path(tempfile.mkdtemp(prefix="swarm-", dir=os.environ.get("SWARM_SOCKETS")))
         relays = list(relays)
-        self._p2p = await daemon(self._sockets).create(
+        create, failed = daemon(self._sockets)
+        starting = create(
             host_maddrs=[f"/ip4/{host}/tcp/{port}"],
             announce_maddrs=list(announce) or None,
             identity_path=str(self.folder / "identity.key"),
@@ -140,6 +141,10 @@ class Transport:
             conn_manager=False,
             startup_timeout=60,
         )
+        try:
+            self._p2p = await starting
+        except failed as error:
+            raise Unreachable(f"cannot listen on {host}:{port}: {error}") from error
         self.peer = self._p2p.peer_id.to_base58()
         await self.refresh_addresses()
 
@@ -197,7 +202,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def _open(self, peer: str, method: str, frame: Frame) -> AsyncIterator[asyncio.StreamReader]:
-        """Send a request; what is raised inside, a lost connection too, closes the stream, which the other side sees."""
+        """Send a request. What is raised inside, a lost connection too, closes the stream; the other side sees it."""
         writer = None
         try:
             reader, writer = await self._dial(peer)
@@ -290,6 +295,8 @@ class Transport:
             await send(writer, {"refused": error.code, "why": str(error)})
         except (OSError, EOFError):
             raise
+        except Malformed as error:
+            await send(writer, {"refused": "malformed", "why": str(error)})
         except CallFailed as error:
             await send(writer, {"refused": "below", "why": str(error)})
         except Exception as error:
@@ -297,13 +304,16 @@ class Transport:
             await send(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
 
 
-def daemon(sockets: Path) -> Any:
-    """Return hivemind's P2P with its sockets in our folder, imported with the settings that must be there before."""
+def daemon(sockets: Path) -> tuple[Any, type[Exception]]:
+    """Return what starts hivemind's daemon with its sockets in this folder, and what that raises if it cannot.
+
+    hivemind is imported here, after the settings that must be there before.
+    """
     os.environ["USE_LEGACY_BFLOAT16"] = "0"  # bf16 goes as two bytes, not as four
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers go
-    from hivemind.p2p import P2P
+    from hivemind.p2p import P2P, P2PDaemonError
 
-    return type("Daemon", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
+    return type("Daemon", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"}).create, P2PDaemonError
 
 
 def short(peer: str) -> str:

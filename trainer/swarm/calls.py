@@ -1,0 +1,85 @@
+"""Asking the peers of a stage, one of them for each micro-batch, until one has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Iterable
+
+from trainer.swarm import wire
+from trainer.swarm.router import NoPeers, Router
+from trainer.swarm.transport import CallFailed, Frame, Refused, Transport, short
+
+BAN = 30.0
+"""Seconds that a peer which failed is left alone."""
+PAUSE = 0.2
+"""Seconds before the banned are asked again, where there is nobody else."""
+NOT_ITS_FAULT = ("stale", "frozen", "below", "stranger")
+"""What a sound peer refuses with: whoever asked is too late, or the trouble is further down."""
+
+log = logging.getLogger(__name__)
+
+
+class Below:
+    """The peers of one stage, as this caller sees them."""
+
+    def __init__(self, transport: Transport, most_bytes: int = 2**31) -> None:
+        self.transport, self.most_bytes = transport, most_bytes
+        self.router = Router(seed=zlib.crc32(transport.peer.encode()))
+
+    def now_are(self, peers: Iterable[str]) -> None:
+        """Take over who belongs; what is known of those that stay is kept."""
+        peers = set(peers)
+        for gone in set(self.router.peers) - peers:
+            self.router.drop(gone)
+        for peer in sorted(peers):
+            self.router.add(peer)
+
+    async def run(self, request: Frame, depth: int, patience: float, cost: float) -> tuple[Frame, wire.Ran, float]:
+        """Have a micro-batch computed by one peer and those behind it, `depth` stages in all.
+
+        Returns its answer and the seconds it took. A peer gets `patience` seconds for each stage; one that fails is
+        banned, and another asked, until as much time is over as the caller has. Raises Refused.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        while (left := started + patience * (depth + 0.9) - loop.time()) > 0:
+            peer = await self.chosen(cost)
+            asked = loop.time()
+            try:
+                answer = await self.transport.call(peer, "run", request, min(patience * depth, left), self.most_bytes)
+                ran = wire.read(wire.Ran, answer)
+            except Refused as error:
+                if error.code in NOT_ITS_FAULT:
+                    raise Refused("below", str(error)) from error
+                self.ban(peer, error)
+            except CallFailed as error:
+                self.ban(peer, error)
+            else:
+                self.router.observe(peer, cost, loop.time() - asked - ran.below)
+                return answer, ran, loop.time() - started
+        raise Refused("below", "no peer of the next stage answered in time")
+
+    async def chosen(self, cost: float) -> str:
+        """Return who is asked. Where all are banned they are asked again, after a pause: there is nobody else."""
+        try:
+            return self.router.pick(cost, now())
+        except NoPeers as error:
+            if error.until is None:
+                raise Refused("below", "the next stage has no peers") from error
+        await asyncio.sleep(PAUSE)
+        for peer in self.router.banned(now()):
+            self.router.peers[peer].banned_until = now()
+        try:
+            return self.router.pick(cost, now())
+        except NoPeers:
+            raise Refused("below", "the next stage has no peers") from None
+
+    def ban(self, peer: str, error: CallFailed) -> None:
+        log.info("%s is banned for %.0f s: %s", short(peer), BAN, error)
+        self.router.ban(peer, now(), BAN)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,66 @@
+"""Faults on order: what `python -m trainer.swarm.local --chaos` and the tests do to a swarm's own processes.
+
+A process does something only if it was started with a list of faults (`--faults`); else each point is one look at an
+empty tuple. Each fault happens once.
+
+Points of a worker: `forward` (asked for a micro-batch), `adding` (gradient found, not yet added), `added` (added, not
+yet answered), `promised` (inside prepare), `committing` (told to commit). Of the coordinator: `runs` (some
+micro-batches are back), `covered` (each is held once), `voted`, `journaled`, `committed` (by one worker, not by all),
+`loaded` (a newcomer has its stage, nobody knows yet), `checkpoint` (half of it is written).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, TypeAdapter
+
+from trainer.wire import Message
+
+
+class Fault(Message):
+    kind: Literal["kill", "drop", "stall", "freeze"]
+    """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: this task waits; `freeze`: the whole process."""
+    point: str
+    step: int = Field(ge=0)
+    """From this step on, at the first opportunity."""
+    after: int = Field(default=0, ge=0)
+    """Opportunities that are let pass."""
+    seconds: float = 0.0
+
+
+class Dropped(OSError):
+    """An answer is lost, as far as the caller can tell."""
+
+
+class Chaos:
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self.faults = list(faults)
+        self.passed: dict[Fault, int] = {}
+
+    @classmethod
+    def of(cls, text: str | None) -> Chaos:
+        return cls(TypeAdapter(list[Fault]).validate_json(text) if text else ())
+
+    async def at(self, point: str, step: int) -> None:
+        for fault in [f for f in self.faults if f.point == point and step >= f.step]:
+            self.passed[fault] = self.passed.get(fault, 0) + 1
+            if self.passed[fault] > fault.after:
+                self.faults.remove(fault)
+                await happen(fault)
+
+
+async def happen(fault: Fault) -> None:
+    if fault.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.kind == "drop":
+        raise Dropped("lost on purpose")
+    elif fault.kind == "stall":
+        await asyncio.sleep(fault.seconds)
+    else:
+        time.sleep(fault.seconds)
