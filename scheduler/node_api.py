@@ -104,10 +104,11 @@ def poll(request: Asked, message: wire.Poll) -> HttpResponse:
     return written(action)
 
 
-@node_api.post("/volunteer", response={200: wire.Invitation, **REFUSALS})
-def volunteer(request: HttpRequest, message: wire.Volunteering) -> wire.Invitation:
-    """Somebody without an account wants to rephrase: a join token for packets alone."""
-    return wire.Invitation(token=joining.token(request.META.get("REMOTE_ADDR", "")))
+@node_api.post("/volunteer", response={200: wire.Registered, **REFUSALS})
+def volunteer(request: HttpRequest, message: wire.Volunteer) -> wire.Registered:
+    """Somebody without an account joins, for packets alone."""
+    node, token = joining.volunteer(request.META.get("REMOTE_ADDR", ""), message)
+    return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------

@@ -546,19 +546,6 @@ class Health(Message):
     """Why it takes no job until this is mended, in a sentence; empty: nothing."""
 
 
-class Volunteering(Message):
-    """POST /volunteer, without any token: somebody wants to rephrase, and has no account."""
-
-    version: int = VERSION
-
-
-class Invitation(Message):
-    """The answer."""
-
-    token: str
-    """A join token, good once: with it a node registers that gets packets, and nothing else."""
-
-
 class Register(Message):
     """POST /register, `Authorization: Bearer <join token>`."""
 

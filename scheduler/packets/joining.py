@@ -1,23 +1,33 @@
-"""How volunteers come in: with a token that lets in one machine, for packets and nothing else. No account is needed."""
+"""How volunteers come in: each machine for packets and nothing else. No account is needed, and none gives much at first
+(`reputation`); who has signed in gets a token for a page's line, and what is written counts as theirs."""
 
 from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
 
 from scheduler import auth, pace
-from scheduler.models import JoinToken
+from scheduler.models import JoinToken, Node
 from scheduler.refusals import SlowDown
+from trainer import wire
 
 HOURS = 24.0
 
 
-def token(address: str, user: AbstractBaseUser | None = None) -> str:
-    """Return a join token for a volunteer; with a user what is written counts as theirs. Raise SlowDown.
-
-    `address`: of whoever asks. A token costs nothing, and so gives little: see `reputation`.
-    """
-    if not pace.allows("volunteer", address):
-        raise SlowDown("Many tokens were asked for from this address: please try again in an hour.")
+def token(user: AbstractBaseUser | None = None) -> str:
+    """Return a join token for one machine of a volunteer."""
     made = auth.new_join_token(owner=user, hours=HOURS)
     JoinToken.objects.filter(token_hash=auth.digest(made)).update(for_packets=True)
     return made
+
+
+def volunteer(address: str, message: wire.Volunteer) -> tuple[Node, str]:
+    """Let in a machine of somebody without an account; return it with its own token. Raise SlowDown.
+
+    `address`: of whoever asks.
+    """
+    if not pace.allows("volunteer", address):
+        raise SlowDown("Many machines have joined from this address lately: please try again in an hour.")
+    register = wire.Register(version=message.version, name=message.name, hardware=message.hardware)
+    with transaction.atomic():
+        return auth.register(token(), register)
