@@ -1,10 +1,10 @@
 """Which part of the baseline brings how much: each is left out in turn, and read off one ladder.
 
-    python benchmarks/ablations.py [--budget 3e12flops] [--seeds 2] [--out FILE.json]
+    python -m benchmarks.ablations [--budget 3e12flops] [--seeds 2] [--tokenizer bpe:8192] [--out FILE.json]
 
 A multiplier of 0.80 means: without this part the baseline does as well as with it on 80 % of the compute, so the part
-is worth a quarter. What is done is kept, as by `dailytrain try`; the budget is in FLOPs, so a busy machine changes
-nothing.
+is worth a quarter. The budget is in FLOPs, so a busy machine changes nothing. All runs are made one after another in
+this process, on one thread; what is done is kept, and not made again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, cores
+from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import cache_folder, prepare
-from trainer.rehearsal.command import PRESET, train
-from trainer.rehearsal.plan import Entry, plan
-from trainer.rehearsal.work import Workshop
+from trainer.data.prepare_command import parse_size
+from trainer.flags import parse as configuration
+from trainer.interruption import Interruption
+from trainer.rehearsal.command import PRESET
+from trainer.rehearsal.plan import Entry, Trial, plan
 from trainer.scoring.multiplier import Board, compare, parse
+from trainer.train import main as train
+
+DEV_TOKENS = "32768"
+"""Of every run's last evaluation, from which its bits per byte come."""
 
 LEFT_OUT = {
     "value embeddings": ("--model.value_embeddings=false",),
@@ -48,34 +55,59 @@ LEFT_OUT = {
 
 def main() -> int:
     options = arguments()
-    dataset = prepare(DEFAULT_CORPUS, DEFAULT_TOKENIZER, limit_bytes=SHORT_TEXT, progress=True)
     console = Console(stderr=True)
-    records: dict[str, dict[str, Any]] = {}
+    dataset = prepare(DEFAULT_CORPUS, options.tokenizer, limit_bytes=parse_size(options.limit_bytes), progress=True)
+    records: dict[Path, dict[str, Any]] = {}
+    for name, trial in trials(options, dataset.hash):
+        if trial.folder not in records:
+            records[trial.folder] = {**trained(trial, dataset.folder), "entry": name}
+            console.print(f"{name}, {trial.budget}, seed {trial.seed}", highlight=False)
+            write(list(records.values()), options.out)
+    sys.stdout.write(table(compare(parse(list(records.values())), "gpt")) + "\n")
+    return 0
+
+
+def trials(options: argparse.Namespace, dataset: str) -> Iterator[tuple[str, Trial]]:
+    """Yield each run with the name of its entry: the whole ladder of the baseline, then each part left out."""
     for name, flags in LEFT_OUT.items():
         laid = plan(
             Entry(arch="gpt", flags=flags),
             budget=options.budget,
             rungs=options.rungs,
             seeds=options.seeds,
-            dataset=dataset.hash,
+            dataset=dataset,
             preset=PRESET,
             folder=options.folder,
         )
-        console.print(f"without {name}", highlight=False)
-        for trial, record in zip(
-            laid.trials, train(laid, Workshop(dataset.folder, PRESET, cores()), console), strict=True
-        ):
-            entry = "gpt" if trial.entry == laid.baseline else f"without {name}"
-            records[str(trial.folder)] = {**record, "entry": entry}
-        write(list(records.values()), options.out)
-    return 0
+        for trial in laid.trials:
+            yield "gpt" if trial.entry == laid.baseline else f"without {name}", trial
+
+
+def trained(trial: Trial, dataset: Path) -> dict[str, Any]:
+    """Train a run, or go on with it, and return its result as a record of `dailytrain multiplier`."""
+    result = trial.folder / "result.json"
+    if not result.is_file():
+        flags = [
+            *("--preset", PRESET, "--dataset", str(dataset), "--out", str(trial.folder), "--arch", trial.entry.arch),
+            *("--budget", trial.budget, "--seed", str(trial.seed), "--threads", "1", "--checkpoint-every", "1h"),
+            *("--train.sample_tokens", "0", "--train.evaluations", "1", "--train.dev_tokens", DEV_TOKENS),
+        ]
+        with Interruption() as interruption:
+            code = train(configuration([*flags, *trial.entry.flags]), Console(stderr=True, quiet=True), interruption)
+        if code:
+            raise SystemExit(code)
+    found = json.loads(result.read_text())
+    return {
+        "seed": trial.seed,
+        "flops": found["train_flops"],
+        "seconds": found["train_seconds"],
+        "bits_per_byte": found["bits_per_byte"],
+    }
 
 
 def write(records: list[dict[str, Any]], out: Path) -> None:
-    """Keep the results and print the table as far as it goes."""
+    """Keep the results as far as they go, for `dailytrain multiplier`."""
     out.write_text(json.dumps({"runs": records}, indent=1))
-    sys.stdout.write(table(compare(parse(records), "gpt")) + "\n\n")
-    sys.stdout.flush()
 
 
 def table(board: Board) -> str:
@@ -92,7 +124,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", default="3e12flops")
     parser.add_argument("--rungs", type=lambda text: [float(part) for part in text.split(",")], default=[0.25, 0.5, 1])
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=cache_folder().parent / "rehearsals")
+    parser.add_argument("--tokenizer", default=DEFAULT_TOKENIZER)
+    parser.add_argument("--limit-bytes", default=str(SHORT_TEXT), help="of the text, as for `dailytrain train`")
+    parser.add_argument("--folder", type=Path, default=cache_folder().parent / "ablations")
     parser.add_argument("--out", type=Path, default=Path("ablations.json"))
     return parser.parse_args()
 

@@ -17,12 +17,12 @@ from lines import numbers
 from safetensors.torch import load_file
 from stopping import train
 from tiny import TINY
-from two_processes import FLAGS, RUNS, in_fp32
+from two_processes import IN_BF16, RUNS, WITH_OPTIONS, flags_of
 
-from trainer import checkpoint, muon
+from trainer import checkpoint
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(900)  # three processes, thirteen runs
+pytestmark = pytest.mark.timeout(900)  # three processes, two dozen runs
 
 
 def free_port() -> str:
@@ -45,9 +45,8 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         )
         for rank in range(2)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(muon, "units", in_fp32)
-        assert train(out / "single", *FLAGS, "--dataset", dataset_folder) == 0
+    for single in ("single", "single, Muon in bf16"):
+        assert train(out / single, *flags_of(single), "--dataset", dataset_folder) == 0
     for process in both:
         errors = process.communicate(timeout=600)[1].decode()
         assert process.returncode == 0, errors
@@ -78,7 +77,16 @@ def test_weights_are_those_of_one_process(runs: Path, run: str) -> None:
         assert torch.allclose(weight, theirs[name], atol=2e-3), name
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", IN_BF16)
+def test_with_muon_in_bf16_losses_are_those_of_one_process_but_for_its_rounding(runs: Path, run: str) -> None:
+    pairs = list(zip(numbers(runs / run), numbers(runs / "single, Muon in bf16"), strict=True))
+    assert len(pairs) == 6 + 2
+    for ours, theirs in pairs:
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    assert numbers(runs / run) != numbers(runs / run.split(",")[0])  # it is another computation
+
+
+@pytest.mark.parametrize("run", [*RUNS, *IN_BF16, *WITH_OPTIONS])
 def test_a_stopped_run_goes_on_to_the_last_digit(runs: Path, run: str) -> None:
     assert numbers(runs / f"{run}-stopped") == numbers(runs / run)
     stopped, whole = weights(runs / f"{run}-stopped"), weights(runs / run)
@@ -89,7 +97,7 @@ def test_one_process_goes_on_with_what_two_began(runs: Path, dataset_folder: Pat
     folder = next(f for f in checkpoint.complete(runs / "fsdp-stopped") if checkpoint.step_of(f) == 3)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / folder.name).symlink_to(folder)
-    assert train(tmp_path, *FLAGS, "--keep", "5", "--dataset", dataset_folder) == 0
+    assert train(tmp_path, *flags_of("single"), "--keep", "5", "--dataset", dataset_folder) == 0
     last: list[dict[str, Any]] = numbers(tmp_path)
     assert last[-1]["loss"] == pytest.approx(numbers(runs / "single")[-1]["loss"], rel=1e-4)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
 from stopping import train
 
-from trainer import compilation, failures, muon
+from trainer import compilation, failures
 
 FLAGS = (
     *("--budget", "6steps", "--train.micro-batch", "1", "--checkpoint-every", "1000steps"),
@@ -27,19 +26,28 @@ RUNS = {
     for compiled in (False, True)
 } | {"zero2": ("--train.strategy", "zero2")}
 """What each run has besides."""
+IN_BF16 = {f"{strategy}, Muon in bf16": ("--train.strategy", strategy) for strategy in ("ddp", "fsdp", "zero2")}
+"""The same with Muon as CPUs with bf16 units compute it: apart, since it makes more of the order of sums."""
+WITH_OPTIONS = {
+    f"{strategy}, bf16 and all options": (
+        *("--train.strategy", strategy, "--train.precision", "bf16", "--train.activation-checkpointing", "true"),
+        *("--train.packing", "documents", "--train.spikes", "stop", "--recipe.clip", "0.5", "--recipe.l2wrap", "1e-4"),
+        *("--recipe.matrices.weight_decay", "0.1"),
+    )
+    for strategy in ("ddp", "fsdp", "zero2")
+}
+"""Everything at once that a run may have besides."""
 
 
-def in_fp32(device: str) -> torch.dtype:
-    """In place of `muon.units`: bf16 would make more of the order of sums than a wrong sum."""
-    return torch.float32
+def flags_of(run: str) -> tuple[str, ...]:
+    return (*FLAGS, "--train.muon-precision", "bf16" if "bf16" in run else "fp32")
 
 
 if __name__ == "__main__":
-    muon.units = in_fp32
     compilation.BACKEND = "aot_eager"
     dataset, out = sys.argv[1:]
-    for run, own in RUNS.items():
-        flags = (*FLAGS, "--devices", "2", "--dataset", dataset, *own)
+    for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS}.items():
+        flags = (*flags_of(run), "--devices", "2", "--dataset", dataset, *own)
         assert train(Path(out) / run, *flags) == failures.DONE
         assert train(Path(out) / f"{run}-stopped", *flags, stop_after=3) == failures.INTERRUPTED
         assert train(Path(out) / f"{run}-stopped", *flags) == failures.DONE
