@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trainer import wire
 from trainer.agent import reset
@@ -23,7 +23,7 @@ from trainer.agent.gpus import reader
 from trainer.agent.hardware import detect, processors
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
-from trainer.agent.kinds import KINDS
+from trainer.agent.kinds import KINDS, REPHRASE
 from trainer.agent.lanes import split
 from trainer.agent.place import Place
 from trainer.agent.poll import PollLoop
@@ -31,6 +31,9 @@ from trainer.agent.stopping import Sponsor, Stop
 from trainer.agent.workspace import leftovers, wipe
 from trainer.sandbox import Driver
 from trainer.sandbox.docker import Docker
+
+if TYPE_CHECKING:
+    from trainer.rephrase.flags import Offer
 
 LOOK_SECONDS = 0.1
 WEIGHTS_BYTES = 16e9
@@ -45,14 +48,26 @@ class Left(Exception):
 
 class Agent:
     def __init__(
-        self, client: Client, home: Path, sandbox: Driver, sandboxes: tuple[str, ...], lanes: int | None = None
+        self,
+        client: Client,
+        home: Path,
+        sandbox: Driver,
+        sandboxes: tuple[str, ...],
+        lanes: int | None = None,
+        offer: Offer | None = None,
+        kinds: tuple[str, ...] = tuple(KINDS),
     ) -> None:
-        """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says."""
+        """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says.
+
+        `offer`: what it rephrases with; None: nothing. `kinds`: of job that its owner lends it for.
+        """
         self.client = client
         self.home = home
         self.sandbox = sandbox
         self.sandboxes = sandboxes
         self.wished = lanes
+        self.offer = offer
+        self.kinds = tuple(kind for kind in kinds if kind != REPHRASE or offer is not None)
         self.sponsor = Sponsor()
         self.vitals = Vitals(reader())
         self._lanes = lanes or 1
@@ -62,9 +77,14 @@ class Agent:
     def join(self, name: str, labels: tuple[str, ...]) -> Identity:
         """Register with the join token. Raise `Refused` if it is not taken, `Left` if the sponsor stops us."""
         message = wire.Register(name=name, labels=labels, hardware=self.hardware())
-        answer = self._in_background(
-            lambda: self.patiently(lambda: self.client.post("/register", message, wire.Registered))
-        )
+        return self._join("/register", message)
+
+    def volunteer(self, name: str) -> Identity:
+        """Join without an account, for rephrasing only. Raises as `join`."""
+        return self._join("/volunteer", wire.Volunteer(name=name, hardware=self.hardware()))
+
+    def _join(self, path: str, message: wire.Register | wire.Volunteer) -> Identity:
+        answer = self._in_background(lambda: self.patiently(lambda: self.client.post(path, message, wire.Registered)))
         return Identity(self.client.server, answer.node, answer.token, answer.public_key)
 
     def serve(self, identity: Identity, once: bool) -> None:
@@ -84,7 +104,7 @@ class Agent:
 
     def _places(self, identity: Identity, blobs: Blobs, weights: Blobs, preparing: threading.Lock) -> Iterator[Place]:
         for lane in split(self.vitals.reader.gpus, processors(), self._lanes):
-            yield Place(self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing)
+            yield Place(self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing, self.offer)
 
     # --- what lanes ask ---
 
@@ -98,7 +118,12 @@ class Agent:
 
     def hardware(self) -> wire.Hardware:
         found = detect(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
-        return found.model_copy(update={"kinds": tuple(KINDS)})
+        return found.model_copy(update={"kinds": self.kinds, "rephraser": self._rephraser()})
+
+    def _rephraser(self) -> wire.Rephraser | None:
+        if (offer := self.offer) is None:
+            return None
+        return wire.Rephraser(back_end=offer.setup.kind, models=offer.models, campaign=offer.campaign)
 
     def patiently(self, attempt: Callable[[], Answer]) -> Answer:
         """Try without end, telling the sponsor once; raise `GaveUp` when the sponsor stops us."""

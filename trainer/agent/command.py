@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.arguments import Parser
+from trainer.rephrase.backends import BackEndError
+from trainer.rephrase.flags import add_flags, offer
 from trainer.sandbox import DRIVERS, Driver, driver
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (NodeError, OSError) as error:
+    except (NodeError, BackEndError, OSError) as error:
         print(f"dailytrain node: {error}", file=sys.stderr)  # noqa: T201
         return USAGE
 
@@ -53,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")
     add("--lanes", type=lanes, metavar="N", help="jobs at a time, sharing GPUs and cores evenly (as the site says)")
     add("--once", action="store_true", help="leave after one job")
+    between = made.add_argument_group("rephrasing texts between jobs, with a back end of yours")
+    add_flags(between.add_argument)
     return made
 
 
@@ -91,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
     sandbox, working = choose(options.sandbox)
     client = Client(options.server, options.token or "")
-    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes)
+    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, offer(options))
     path = options.home / "identity.json"
     try:
         with agent.listening():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
@@ -52,11 +52,24 @@ class Job:
         self.phase: Phase = "preparing"
         self._ran: list[Process] = []
         """What the job is about, in contrast to what prepares it."""
+        self._began: float | None = None
+        self._metered = 0.0
 
     @property
     def seconds(self) -> float:
-        """Wall time of the job's own processes so far."""
-        return sum(process.seconds for process in self._ran)
+        """Wall time of the job's own processes so far, and of what else is `metered`."""
+        now = time.monotonic()
+        return sum(process.seconds for process in self._ran) + self._metered + (now - (self._began or now))
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        """What happens in here is what the job is about, though it is no process of ours."""
+        self.phase, self._began = "running", time.monotonic()
+        try:
+            yield
+        finally:
+            self._metered, self._began = self.seconds - sum(process.seconds for process in self._ran), None
+            self.phase = "uploading"
 
     def heartbeat(self) -> wire.Heartbeat:
         place = self.place

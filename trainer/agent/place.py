@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.agent.blobs import Blobs
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
 from trainer.agent.lanes import Lane
 from trainer.sandbox import Driver
+
+if TYPE_CHECKING:
+    from trainer.rephrase.flags import Offer
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,5 @@ class Place:
     lane: Lane
     preparing: threading.Lock
     """Held while a dataset is being made."""
+    offer: Offer | None = None
+    """What it rephrases with."""

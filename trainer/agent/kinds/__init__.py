@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.agent.kinds import generate, notebook, replay, score, smoke, train
+from trainer.agent.kinds import generate, notebook, rephrase, replay, score, smoke, train
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -26,4 +26,7 @@ KINDS: dict[str, Kind] = {
     "smoke": smoke,
     "notebook": notebook,
     "generate": generate,
+    "rephrase": rephrase,
 }
+REPHRASE = "rephrase"
+"""The one that needs something of its owner's: a back end."""

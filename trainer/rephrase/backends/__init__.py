@@ -6,11 +6,11 @@ belongs to that prompt: nothing can be shifted.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, cast
 
-from trainer.rephrase.backends import endpoint, transformers_cpu, vllm
 from trainer.rephrase.backends.protocol import (
     Answer,
     BackEndError,
@@ -33,10 +33,13 @@ __all__ = [
     "Setup",
     "Unavailable",
     "Writer",
+    "back_end",
 ]
 
 
 class BackEnd(Protocol):
+    """What each of these modules has."""
+
     PARALLEL: int
     """Prompts at a time, where nobody says otherwise."""
 
@@ -50,8 +53,13 @@ class BackEnd(Protocol):
         """Make it ready for a model; what was started for it is ended at the end. Raise `BackEndError`."""
 
 
-BACKENDS: Mapping[str, BackEnd] = {
-    "endpoint": endpoint,
-    "vllm": vllm,
-    "transformers": transformers_cpu,
+BACKENDS: Mapping[str, str] = {
+    "endpoint": "trainer.rephrase.backends.endpoint",
+    "vllm": "trainer.rephrase.backends.vllm",
+    "transformers": "trainer.rephrase.backends.transformers_cpu",
 }
+
+
+def back_end(kind: str) -> BackEnd:
+    """Return one of them, imported when it is needed."""
+    return cast(BackEnd, importlib.import_module(BACKENDS[kind]))

@@ -53,6 +53,7 @@ REASONS: dict[str, str] = {
     "not_text": "It holds characters that no text holds.",
     "too_big": "It is larger than any rephrasing could be.",
     "prompt_too_long": "Prompt and answer do not fit into the model.",
+    "declined": "The back end would not answer.",
     # Of the text.
     "empty": "Nothing was written.",
     "refusal": "The model refused.",

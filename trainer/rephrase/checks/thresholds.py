@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ START: Final[Mapping[str, Thresholds]] = {
 NAMES: Final = tuple(field.name for field in fields(Thresholds))
 
 
-def read_thresholds(changes: Mapping[str, Mapping[str, float]] | None) -> dict[str, Thresholds]:
+def read_thresholds(changes: Mapping[Any, Mapping[str, float]] | None) -> dict[str, Thresholds]:
     """Return the start values with a campaign's changes, such as `{"easy": {"meaning": 0.25}}`; raise ValueError."""
     made = dict(START)
     for style, values in (changes or {}).items():
