@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 from collections.abc import Callable
@@ -10,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer import generate
+from trainer.checkpoint import save
 from trainer.data import world
 from trainer.data.dataset import prepare
 from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
+from trainer.models import architecture
+from trainer.scoring import command
+from trainer.scoring.runs import Run as ScoredRun
+from trainer.wire import Checkpoint, DatasetPin, FileRef, Generated, GenerateOrder
 
 DATA = Path(os.environ.get("DAILYTRAIN_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 FILE = DATA / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt"
@@ -125,6 +133,56 @@ def test_a_dataset_and_a_file_speak_it(corpus_folder: Path, tmp_path: Path) -> N
     assert ids[0] == loaded.end_of_text == 0
     assert loaded.decode(int(each) for each in ids).startswith("The ")
     assert loaded.decode([*loaded.encode("日本é")[:-1], *loaded.encode_bytes(b"\xff"), 0, 319]) == "日本\ufffd"
+
+
+def test_a_name_alone_is_looked_for_where_a_node_keeps_such_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path))
+    monkeypatch.setenv("DAILYTRAIN_DATA", str(tmp_path / "data"))
+    with pytest.raises(TokenizerError, match=r"vocabulary\.txt cannot be read: .*tokenizers"):
+        TokenizerSpec.parse("world:vocabulary.txt")
+    for folder in (tmp_path / "tokenizers", tmp_path / "data" / "tokenizers" / "rwkv-world"):
+        folder.mkdir(parents=True)
+        file = small(folder)
+        assert TokenizerSpec.parse("world:vocabulary.txt").given is not None
+        file.unlink()
+
+
+def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -> None:
+    """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
+    dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
+    run = untrained(tmp_path / "run", dataset.tokenizer)
+    options = command.parse([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
+    tokenizer, texts = command.read(ScoredRun.open(run), options)
+    assert isinstance(tokenizer, world.WorldTokenizer)
+    assert sum(text.tokens.size for text in texts) >= 200
+    (tmp_path / "out").mkdir()
+    checkpoint = run / "checkpoints" / "step-00000003"
+    assert generate.main([str(run), "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 0
+    assert Generated.model_validate_json((tmp_path / "out" / "result.json").read_bytes()).tokens > 0
+
+
+def untrained(run: Path, tokenizer: Tokenizer) -> Path:
+    """A run of RWKV-5 that has learned nothing, as an agent lays it out, with a visitor's order."""
+    module, sizes = architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
+    sizes |= {"depth": 2, "width": 64}
+    torch.manual_seed(0)
+    save(run / "checkpoints" / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    tokenizer.save(run / "tokenizer.json")
+    about = {"format": 1, "arch": "rwkv5", "model": sizes, "dataset": {"tokenizer_sha256": tokenizer.sha256}}
+    (run / "run.json").write_text(json.dumps(about))
+    order = GenerateOrder(
+        dataset=DatasetPin(corpus="python-library", tokenizer="world:vocabulary.txt", hash="d" * 64),
+        run=FileRef(path="run.json", sha256="a" * 64, size=1),
+        checkpoint=Checkpoint(step=3, files=()),
+        prompt="The theatre é",
+        tokens=8,
+        temperature=0.7,
+        seed=5,
+    )
+    (run / "order.json").write_text(order.model_dump_json())
+    return run
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ class TokenizerSpec:
         if kind == "world" and argument:
             from trainer.data import world
 
-            return cls(text, given=world.read(Path(argument).expanduser()))
+            return cls(text, given=world.read(world.find(argument)))
         path = Path(text).expanduser()
         if path.is_dir():
             path = path / "tokenizer.json"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,22 @@ def trie(tokens: dict[int, bytes]) -> Node:
             node = node[0].setdefault(byte, [None, 0])
         node[1] = number
     return root
+
+
+def find(name: str) -> Path:
+    """Return where a vocabulary's file is: there, or, by its name alone, where a node keeps such files.
+
+    A site names the tokenizer of a season once for all its nodes, which have no path in common.
+    """
+    given = Path(name).expanduser()
+    kept = [Path(data) / "tokenizers" / "rwkv-world"] if (data := os.environ.get("DAILYTRAIN_DATA")) else []
+    cache = Path(os.environ.get("DAILYTRAIN_CACHE") or Path.home() / ".cache" / "dailytrain").expanduser()
+    places = [given, *(folder / name for folder in (*kept, cache / "tokenizers") if given.name == name)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        where = f", nor is it in {cache / 'tokenizers'}, where this machine would keep it" if given.name == name else ""
+        raise TokenizerError(f"{name} cannot be read: No such file{where}")
+    return found
 
 
 def read(file: Path) -> WorldTokenizer:
