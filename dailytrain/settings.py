@@ -211,7 +211,7 @@ WHITENOISE_USE_FINDERS = True
 
 JOB_KINDS = {
     "train": "leaderboard.kinds.results.Training",
-    "score": "leaderboard.kinds.results.Scoring",
+    "score": "leaderboard.kinds.scorings.Scorings",
     "replay": "leaderboard.kinds.replays.Replaying",
     "notebook": "leaderboard.kinds.notebooks.Executing",
     "smoke": "leaderboard.kinds.smoking.Smoking",
@@ -238,6 +238,7 @@ EFFECT_KINDS: dict[str, str] = {
     "github.commit": "leaderboard.github.commit_status.carry_out",
     "notice": "leaderboard.notices.sending.carry_out",
     "hub": "leaderboard.publishing.publications.carry_out",
+    "hub.dataset": "leaderboard.publishing.datasets.carry_out",
 }
 """{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"

@@ -237,21 +237,8 @@ def after_trial(run: Run) -> Run | None:
 
 def queue_score(run: Run) -> bool:
     """Give a trained run its score job, once; return whether this call did."""
-    assert run.job is not None, "a trained run has a job"
-    limits = run.track.training_limits().model_copy(update={"wall_seconds": SCORE_WALL_SECONDS})
     with transaction.atomic():
-        job = Job.objects.create(
-            kind="score",
-            priority=Job.Priority.SCORE,
-            expected_seconds=SCORE_SECONDS,
-            author=run.entry.author,
-            needs_trusted=True,
-            **scoring_needs(run, limits),
-            needs_sandbox=needs_sandbox(run),
-            release=run.job.release,
-            entry=run.entry.bundle,
-            limits=limits.model_dump(),
-        )
+        job = Job.objects.create(**score_job(run))
         ours = Run.objects.unscored().filter(pk=run.pk).update(score_job=job, revision=F("revision") + 1)
         if ours:
             Event.record(SITE, run, "Queued for scoring on a trusted node.")
@@ -259,6 +246,24 @@ def queue_score(run: Run) -> bool:
             job.delete()
     run.refresh_from_db(fields=["score_job", "revision"])
     return ours == 1
+
+
+def score_job(run: Run) -> dict[str, Any]:
+    """Return the fields of a job that scores a run's weights, or those of one of its releases."""
+    assert run.job is not None, "what has weights has a job"
+    limits = run.track.training_limits().model_copy(update={"wall_seconds": SCORE_WALL_SECONDS})
+    return {
+        "kind": "score",
+        "priority": Job.Priority.SCORE,
+        "expected_seconds": SCORE_SECONDS,
+        "author": run.entry.author,
+        "needs_trusted": True,
+        **scoring_needs(run, limits),
+        "needs_sandbox": needs_sandbox(run),
+        "release": run.job.release,
+        "entry": run.entry.bundle,
+        "limits": limits.model_dump(),
+    }
 
 
 def scoring_needs(run: Run, limits: wire.Limits) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from django.utils import timezone
 from leaderboard import announcing, effects
 from leaderboard.github import deliveries, telling
 from leaderboard.judging import confirmations as confirming
-from leaderboard.kinds import generation, results
+from leaderboard.kinds import generation, release_scores, results
 from leaderboard.notices import sending
-from leaderboard.publishing import releases
+from leaderboard.publishing import datasets, releases
 from leaderboard.timetable import hours, ladder
 from leaderboard.timetable import monthly as months
 from leaderboard.timetable import nightly as nights
@@ -48,6 +48,7 @@ def keep_hours() -> None:
 def cut_releases() -> None:
     """Weights of long runs, every ten percent."""
     releases.cut_all()
+    release_scores.queue_all()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -108,3 +109,9 @@ def read_deliveries() -> None:
 def forget_deliveries() -> None:
     """Payloads that nobody needs any more."""
     deliveries.forget_old()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def publish_datasets() -> None:
+    """What campaigns have made since the Hub heard of them."""
+    datasets.publish_all()

@@ -47,5 +47,12 @@ class Publication(models.Model):
         return f"run {self.run_id}, {self.name}"
 
     @property
+    def bits_per_byte(self) -> float | None:
+        """Return the release's own score; of the final weights, their run's."""
+        if self.is_final:
+            return self.run.bits_per_byte
+        return next((score["value"] for score in self.scores if score["name"] == "bits_per_byte"), None)
+
+    @property
     def is_final(self) -> bool:
         return self.name == FINAL

@@ -43,7 +43,7 @@ def words(kept: Publication, name: str, with_transformers: bool) -> list[Additio
     results = {
         "run": run.to_dict(),
         "publication": {"name": kept.name, "step": kept.step},
-        "scores": [score.to_dict() for score in run.scores.order_by("name")],
+        "scores": [score.to_dict() for score in model_card.scores_of(kept)],
         "checks": run.checks,
         "config": run.config,
         "dataset_hash": run.season.dataset_hash,

@@ -15,6 +15,9 @@ from leaderboard.github.messages import plain
 from leaderboard.judging import sentences, standings
 from leaderboard.models import Entry, Publication, Run, Score
 
+BITS = "bits_per_byte"
+SAMPLES = 2
+SAMPLE_LETTERS = 1200
 IMPORTED = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,13 +35,14 @@ dailytrain sample weights/dailytrain --prompt 'The train'
 def text(kept: Publication, name: str, for_transformers: bool) -> str:
     """Return the card of the repository `name`, in Markdown with the Hub's own header."""
     run = kept.run
-    scores = list(run.scores.order_by("name"))
+    scores = scores_of(kept)
     parts = [
         f"# {plain(run.entry.title)}",
         opening(kept),
         standing(run),
         "![The run's loss, in nats per token, by tokens](curve.png)",
-        table("## Scores", ("measure", "value", "standard error"), score_rows(run, scores)),
+        table("## Scores", ("measure", "value", "standard error"), score_rows(scores)),
+        written(kept),
         table("## Where it comes from", ("", ""), provenance(kept)),
         "## How to load it",
         *loading(run.entry, name, for_transformers),
@@ -67,9 +71,10 @@ def header(kept: Publication, scores: list[Score], for_transformers: bool) -> st
 
 def results(run: Run, scores: list[Score]) -> Iterator[dict[str, object]]:
     task = {"type": "text-generation"}
-    if run.bits_per_byte is not None:
+    bits = next((score.value for score in scores if score.name == BITS), None)
+    if bits is not None:
         dataset = {"type": run.season.corpus.partition(":")[0], "name": f"{run.season.name}, held-out text"}
-        metric = {"type": "bits_per_byte", "name": "bits per byte", "value": run.bits_per_byte, "verified": False}
+        metric = {"type": "bits_per_byte", "name": "bits per byte", "value": bits, "verified": False}
         yield {"task": task, "dataset": dataset, "metrics": [metric]}
     for score in scores:
         name, _, metric_name = score.name.partition("/")
@@ -103,12 +108,28 @@ def standing(run: Run) -> str:
     return f"{said}{run.get_trust_display()}: {sentences.TRUST[Run.Trust(run.trust)]}"
 
 
-def score_rows(run: Run, scores: list[Score]) -> Iterator[tuple[str, ...]]:
-    if run.bits_per_byte is not None:
-        yield "bits per byte, held-out text", number(run.bits_per_byte), number(run.bits_per_byte_stderr)
-    for score in scores:
-        if score.name != "bits_per_byte":
-            yield plain(score.name), number(score.value), number(score.stderr)
+def scores_of(kept: Publication) -> list[Score]:
+    """Return what these very weights scored; nothing while they have not been scored."""
+    if kept.is_final:
+        return list(kept.run.scores.order_by("name"))
+    return [Score(run=kept.run, **score) for score in sorted(kept.scores, key=lambda score: str(score["name"]))]
+
+
+def score_rows(scores: list[Score]) -> Iterator[tuple[str, ...]]:
+    for score in sorted(scores, key=lambda score: score.name != BITS):
+        name = "bits per byte, held-out text" if score.name == BITS else plain(score.name)
+        yield name, number(score.value), number(score.stderr)
+
+
+def written(kept: Publication) -> str:
+    """Return what the model wrote at the last checkpoint up to this one. Indented: a stranger's text stays text."""
+    samples = kept.run.samples.filter(step__lte=kept.step)
+    last = samples.order_by("-step").values_list("step", flat=True).first()
+    if last is None:
+        return ""
+    texts = [f"{sample.prompt}{sample.text}" for sample in samples.filter(step=last)[:SAMPLES]]
+    blocks = ["\n".join(f"    {line}" for line in text[:SAMPLE_LETTERS].splitlines()) for text in texts]
+    return "\n\n".join([f"## What it writes\n\nAt step {last:,}, the first words given:", *blocks])
 
 
 def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
@@ -129,7 +150,7 @@ def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
         yield "Training time", figures.duration(run.train_seconds)
     if run.train_flops:
         yield "Training FLOPs", figures.power(run.train_flops)
-    if run.tokens:
+    if run.tokens and kept.is_final:
         yield "Tokens", f"{run.tokens:,}"
 
 

@@ -31,6 +31,8 @@ class Milestone:
     """None: not reached, or passed without a checkpoint."""
     loss: float | None
     """On dev text, at the last evaluation before it."""
+    bits_per_byte: float | None
+    """On held-out text, by a trusted node; None until it has come."""
     hub: str
     """Where it is on the Hub; empty until it is there."""
 
@@ -90,7 +92,8 @@ def way(run: Run) -> Way | None:
         found = kept.get(FINAL if percent == 100 else f"{percent}-percent")
         before = [loss for step, loss in evaluated if found and step <= found.step]
         hub = publications.hub_address(found) if found else ""
-        marks.append(Milestone(percent, found, before[-1] if before else None, hub))
+        bits = found.bits_per_byte if found else None
+        marks.append(Milestone(percent, found, before[-1] if before else None, bits, hub))
     return Way(100 * run.fraction, run.tokens, tokens_of(run), run.seconds_left, marks)
 
 

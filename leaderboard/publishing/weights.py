@@ -50,7 +50,7 @@ def found(run: Run, name: str) -> Iterator[tuple[str, Blob]]:
         return
     for file, blob in blobs.items():
         yield f"checkpoints/step-{step:08d}/{file}", blob
-    yield from beside(run)
+    yield from beside(run, run.score_job_id or (kept.score_job_id if kept else None))
 
 
 def of_publication(kept: Publication) -> dict[str, Blob]:
@@ -67,12 +67,12 @@ def named(manifest: dict[str, list[dict[str, str]]], blobs: dict[str, Blob]) -> 
     return {name: blobs[files[name]] for name in CHECKPOINT_FILES if files.get(name) in blobs}
 
 
-def beside(run: Run) -> Iterator[tuple[str, Blob]]:
+def beside(run: Run, score_job: int | None) -> Iterator[tuple[str, Blob]]:
     """Yield what lies beside the checkpoint. The tokenizer is the scorer's own: that node is trusted."""
     wanted = JobFile.objects.select_related("blob")
     for file in wanted.filter(job=run.job_id, path=RUN_FILE):
         yield RUN_FILE, file.blob
-    for file in wanted.filter(job=run.score_job_id, path__in=TOKENIZER_FILES):
+    for file in wanted.filter(job=score_job, path__in=TOKENIZER_FILES):
         yield file.path, file.blob
     if run.entry.bundle is not None:
         yield SOURCE, run.entry.bundle
