@@ -24,6 +24,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Make packets of what campaigns read": ("scheduler.tasks.produce_packets", 15),
     "Keep campaigns going": ("scheduler.tasks.keep_campaigns", 10),
     "Make shards of what was rephrased": ("scheduler.tasks.collate_packets", 60),
+    "Publish what was rephrased": ("leaderboard.tasks.publish_datasets", 60),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -11,44 +10,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from scheduler import auth, jobs, pool
+from scheduler.admin_rows import ReadOnly, each, name_of
 from scheduler.event_admin import EventAdmin
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
+from scheduler.packets.admin import ADMINS
 
 admin.site.register(Event, EventAdmin)
-
-
-class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
-    """To be looked at."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-def tell(model_admin: admin.ModelAdmin[Any], request: HttpRequest, done: list[str], left: list[str], what: str) -> None:
-    if done:
-        model_admin.message_user(request, f"{what}: {', '.join(done)}.", messages.SUCCESS)
-    if left:
-        model_admin.message_user(request, f"Nothing to do for {', '.join(left)}.", messages.WARNING)
-
-
-def each(
-    model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], act: Callable[[Any], bool], what: str
-) -> None:
-    """Do it to each row, and tell what was done and what was not."""
-    outcome: dict[bool, list[str]] = {True: [], False: []}
-    for row in rows:
-        outcome[bool(act(row))].append(str(row))
-    tell(model_admin, request, outcome[True], outcome[False], what)
-
-
-def name_of(request: HttpRequest) -> str:
-    return request.user.get_username()
+for of_model, packets_admin in ADMINS.items():
+    admin.site.register(of_model, packets_admin)
 
 
 @admin.register(Node)

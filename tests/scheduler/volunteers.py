@@ -19,7 +19,7 @@ from scheduler.models import Campaign, Node
 from scheduler.packets import campaigns, producer, sittings
 from trainer import wire
 
-NOUNS = [
+NOUNS = (
     "river",
     "garden",
     "letter",
@@ -30,31 +30,10 @@ NOUNS = [
     "forest",
     "bridge",
     "kitchen",
-    "harbour",
-    "market",
-    "engine",
-    "picture",
     "village",
-]
-VERBS = [
-    "carried",
-    "followed",
-    "painted",
-    "watched",
-    "crossed",
-    "repaired",
-    "remembered",
-    "measured",
-    "visited",
-    "described",
-]
-ENDS = [
-    "in the early morning",
-    "before the storm came",
-    "after a long journey",
-    "without saying a word",
-    "near the old mill",
-]
+)
+VERBS = ("carried", "followed", "painted", "watched", "crossed", "repaired", "remembered", "measured", "described")
+ENDS = ("in the early morning", "before the storm came", "after a long journey", "near the old mill")
 OTHER_WORDS = {"the": "this", "in": "during", "after": "following", "near": "close to", "without": "and never"}
 
 
@@ -79,7 +58,8 @@ def paraphrase(text: str, style: str, salt: str = "") -> str:
         half = max(len(turned) // 2, 1)
         parts = " ".join(turned[:half]), " ".join(turned[half:]) or turned[0]
         return "\n".join(
-            f"Question: What is told {place}?\nAnswer: {part}" for place, part in zip(("first", "then"), parts)
+            f"Question: What is told {place}?\nAnswer: {part}"
+            for place, part in zip(("first", "then"), parts, strict=True)
         )
     return f"It is said {style}{salt} that what follows is so. " + " ".join(turned)
 

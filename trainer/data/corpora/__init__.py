@@ -5,6 +5,7 @@ A corpus is named by a spec, `kind` or `kind:argument`:
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
     fineweb-edu                  the 10-billion-token sample of FineWeb-Edu, from the Hugging Face Hub
+    rephrased:owner/name@hash    what volunteers made of a corpus, from the Hub or a folder
     slimpajama                   SlimPajama, 627 billion tokens, from the Hub
 """
 
@@ -22,6 +23,7 @@ KINDS = {
     "files": "trainer.data.corpora.files",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
     "python-library": "trainer.data.corpora.python_library",
+    "rephrased": "trainer.data.corpora.rephrased",
     "slimpajama": "trainer.data.corpora.slimpajama",
 }
 

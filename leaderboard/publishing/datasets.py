@@ -1,0 +1,130 @@
+"""Campaigns of the dataset swarm go to the Hub: their shards in batches, each batch a commit, and a card that follows.
+
+An effect for each campaign, wanted whenever there is something that the Hub does not have. What it has is noted shard
+by shard after each commit; where that note was lost, the same files again make no new commit. So a row is on the Hub
+once, in the file of its shard, whatever dies on the way; a shard that lost rows replaces its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F
+
+from leaderboard import effects
+from leaderboard.models import Effect
+from leaderboard.publishing import hub_files, publications
+from scheduler.models import Campaign, Event, Shard
+from scheduler.packets import dataset
+from trainer import hub
+
+KIND = "hub.dataset"
+IN_ONE_COMMIT = 20
+"""Shards: what has been sent of a large dataset stays when the next batch breaks."""
+ON_ITS_WAY = (Effect.State.WANTED, Effect.State.DOING)
+SITE = "site"
+
+
+def publish_all() -> int:
+    """Ask for what the Hub does not have yet; return for how many campaigns."""
+    if not publications.is_connected():
+        return 0
+    begun = Campaign.objects.exclude(state=Campaign.State.DRAFT).exclude(target="")
+    wanted = [campaign for campaign in begun.defer("files") if is_behind(campaign)]
+    for campaign in wanted:
+        effects.want(KIND, key(campaign), {"campaign": campaign.pk})
+    return len(wanted)
+
+
+def is_behind(campaign: Campaign) -> bool:
+    """Whether there is something to publish, and nobody is at it."""
+    done = Effect.objects.filter(key=key(campaign)).first()
+    if done is not None and done.state in (*ON_ITS_WAY, Effect.State.REFUSED):
+        return False  # what was refused waits for somebody to look
+    written = dataset.shards(campaign)
+    if any(shard.blob and shard.published != shard.blob.sha256 for shard in written):
+        return True
+    return bool(written) and done is not None and done.result.get("state") != campaign.state
+
+
+def key(campaign: Campaign) -> str:
+    return f"hub.dataset:{campaign.pk}"
+
+
+def repository_name(campaign: Campaign) -> str:
+    return f"{settings.HUB_ORGANISATION}/{campaign.target}"
+
+
+def hub_address(campaign: Campaign) -> str:
+    """Return where to find it on the Hub; empty until something is there."""
+    there = bool(campaign.target) and campaign.shards.exclude(published="").exists()
+    return f"{settings.HUB_ENDPOINT}/datasets/{repository_name(campaign)}" if there else ""
+
+
+def carry_out(effect: Effect) -> Mapping[str, Any]:
+    """Handler of `KIND`: bring what is missing, batch by batch."""
+    campaign = Campaign.objects.get(pk=effect.payload["campaign"])
+    if not publications.is_connected():
+        raise effects.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+    if campaign.shards.exclude(written=F("version")).exists():
+        raise effects.Later("Waits for shards that are being written anew.", timedelta(minutes=1))
+    name = repository_name(campaign)
+    repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
+    folder = Path(settings.HOME) / "publishing" / f"campaign-{campaign.pk}"
+    try:
+        with effects.held(effect), hub_files.empty(folder):
+            commit = brought(campaign, repository, folder)
+    except hub.HubBusy as error:
+        raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+    except hub.HubError as error:
+        raise effects.Refused(str(error)) from error
+    return {"repository": name, "commit": commit, "state": campaign.state}
+
+
+def brought(campaign: Campaign, repository: hub.Repository, folder: Path) -> str:
+    """Bring what is missing to the Hub; return the last commit."""
+    repository.ensure()
+    refuse_others(campaign, repository)
+    written = dataset.shards(campaign)
+    there = [shard for shard in written if shard.blob and shard.published == shard.blob.sha256]
+    missing = [shard for shard in written if shard not in there]
+    commit = ""
+    for batch in batches(missing):
+        there = sorted([*there, *batch], key=lambda shard: shard.number)
+        commit = send(campaign, repository, batch, there, folder)
+        for shard in batch:
+            assert shard.blob is not None, "it is written"
+            Shard.objects.filter(pk=shard.pk).update(published=shard.blob.sha256)
+        Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} went to {repository.name}.")
+    return commit
+
+
+def batches(missing: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
+    """Yield the shards of each commit; one commit without any where only the words have changed."""
+    for begin in range(0, max(len(missing), 1), IN_ONE_COMMIT):
+        yield missing[begin : begin + IN_ONE_COMMIT]
+
+
+def send(
+    campaign: Campaign, repository: hub.Repository, batch: Sequence[Shard], there: list[Shard], folder: Path
+) -> str:
+    """Make one commit: these shards, and what is said of all that are there with it."""
+    files = [hub.Addition(path, content) for path, content in dataset.words(campaign, there).items()]
+    files += [hub.Addition(shard.name, hub_files.on_disk(shard.blob, folder)) for shard in batch if shard.blob]
+    rows = sum(shard.rows for shard in there)
+    return repository.publish(files, f"{rows:,} rows", mark(campaign), repository.commits())
+
+
+def refuse_others(campaign: Campaign, repository: hub.Repository) -> None:
+    """Raise HubError where the repository holds what is not this campaign's."""
+    marks = {told for commit in repository.commits() for told in commit.marks}
+    if others := marks - {mark(campaign)}:
+        raise hub.HubError(f"{repository.name} holds what came from {min(others)}: nothing was changed there.")
+
+
+def mark(campaign: Campaign) -> str:
+    return f"{settings.SITE_URL}{campaign.get_absolute_url()}"
