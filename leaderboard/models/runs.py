@@ -222,7 +222,19 @@ class Run(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["entry", "track", "seed", "budget"], name="one_run_per_entry_and_seed")
         ]
-        indexes = [models.Index(fields=["track", "state", "bits_per_byte"])]
+        indexes = [
+            models.Index(fields=["track", "state", "bits_per_byte"]),
+            models.Index(  # all that `judging.standings` has to read to know that its table is still that of today
+                fields=["track", "season", "purpose", "revision", "id"],
+                condition=models.Q(state="finished", bits_per_byte__isnull=False),
+                name="judged_runs",
+            ),
+            models.Index(  # the board's last failures
+                fields=["track", "-finished_at"],
+                condition=models.Q(state__in=["failed", "cancelled"]),
+                name="failed_runs",
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"run {self.pk} of {self.entry.title}, seed {self.seed}"
