@@ -39,6 +39,10 @@ def offered(run: Run, table: Standings | None) -> list[Beside]:
 
 def leading(table: Standings) -> Row | None:
     """Return the record's row; while there is none, the first on the board that is compared at all."""
+    return table.once("leading", lambda: first(table))
+
+
+def first(table: Standings) -> Row | None:
     compared = [row for row in table.rows if not row.is_baseline and row.estimate and row.estimate.cm is not None]
     records = [row for row in compared if row.trust is Run.Trust.RECORD]
     return next(iter(records or compared), None)
@@ -48,7 +52,7 @@ def of_entry(entry: int | None, run: Run, table: Standings) -> Judged | None:
     """Return the entry's counted run of this budget, with the same seed if there is one."""
     if entry is None or entry == run.entry_id:
         return None
-    same = [other for other in table.counted if other.entry == entry and other.budget == run.budget]
+    same = table.by_budget.get((entry, run.budget), [])
     return min(same, key=lambda other: (other.seed != run.seed, other.run), default=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from leaderboard import figures
@@ -13,7 +14,7 @@ from leaderboard.judging.judged import name_of
 from leaderboard.judging.standings import Standings
 from leaderboard.models import Run, Score
 from leaderboard.reproducing import recipe
-from trainer.scoring.multiplier import Ratio
+from trainer.scoring.multiplier import Board, Ratio
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
 """Of `run.json`: what stands elsewhere, or twice."""
@@ -107,16 +108,23 @@ def pairs(runs: Sequence[Run], table: Standings | None) -> Pairs | None:
     if table is None or table.board is None:
         return None
     titles = {run.entry_id: run.entry.title for run in runs}
-    rows = [row for row in table.rows if row.entry in titles and row.estimate is not None]
+    known = (table.row(entry) for entry in titles)
+    rows = [row for row in known if row is not None and row.estimate is not None]
     entries = [(row.entry, titles[row.entry]) for row in sorted(rows, key=lambda row: -(cm_of(row.estimate) or 0))]
     if len(entries) < 2:
         return None
-    board = table.board
-    cells = [
-        [None if one == two else Cell(board.ratio(name_of(one), name_of(two))) for two, _ in entries]
-        for one, _ in entries
-    ]
+    cells = cells_of(table.board, [name_of(entry) for entry, _ in entries])
     return Pairs(entries, cells, told(entries, cells), sentences.scale(table))
+
+
+def cells_of(board: Board, names: Sequence[str]) -> list[list[Cell | None]]:
+    """Return how each does against each other. What b needs for a is one over what a needs for b."""
+    ratios = {(one, two): board.ratio(one, two) for one, two in combinations(names, 2)}
+    back = {
+        (two, one): found and Ratio(1 / found.cm, 1 / found.high, 1 / found.low) for (one, two), found in ratios.items()
+    }
+    known = ratios | back
+    return [[None if one == two else Cell(known[one, two]) for two in names] for one in names]
 
 
 def cm_of(estimate: Any) -> float | None:

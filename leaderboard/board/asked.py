@@ -82,6 +82,8 @@ def read(query: QueryDict) -> Asked:
 
 def narrowed(rows: Sequence[Row], asked: Asked) -> list[Row]:
     """Return the rows that were asked for, by rank."""
+    if not asked.is_narrowed:
+        return list(rows)
     words = asked.words.casefold().split()
     return [
         row

@@ -106,9 +106,9 @@ def table(standings: Standings, asked: Asked) -> BoardTable:
     found = ordered(narrowed(standings.rows, asked), asked)
     start = (asked.page - 1) * PER_PAGE
     page = found[start : start + PER_PAGE]
-    shown = filled(standings.rows, asked)
-    scale = pictures.scale_of(standings.rows)
-    baseline = next((row for row in standings.rows if row.is_baseline), None)
+    shown = filled(standings, asked)
+    scale = standings.once("scale", lambda: pictures.scale_of(standings.rows))
+    baseline = standings.row(standings.baseline) if standings.baseline else None
 
     def line(row: Row, above: Row | None) -> Line:
         rank = rank_of(row)
@@ -125,16 +125,28 @@ def table(standings: Standings, asked: Asked) -> BoardTable:
         scale=scale,
         found=len(found),
         total=len(standings.rows),
-        architectures=sorted({row.latest.architecture for row in standings.rows}),
-        trusts=[trust for trust in Run.Trust if any(row.trust == trust for row in standings.rows)],
+        architectures=standings.once(
+            "architectures", lambda: sorted({row.latest.architecture for row in standings.rows})
+        ),
+        trusts=standings.once("trusts", lambda: trusts(standings.rows)),
     )
 
 
-def filled(rows: Sequence[Row], asked: Asked) -> list[tuple[str, Column]]:
+def trusts(rows: Sequence[Row]) -> list[Run.Trust]:
+    found = {row.trust for row in rows}
+    return [trust for trust in Run.Trust if trust in found]
+
+
+def filled(standings: Standings, asked: Asked) -> list[tuple[str, Column]]:
     """Return the columns to show: of the usual ones, those that some row has something for."""
     if asked.columns != USUAL:
         return asked.shown
-    return [(name, column) for name, column in asked.shown if any(column.key(row) is not None for row in rows)]
+    return standings.once(
+        "columns",
+        lambda: [
+            (name, column) for name, column in asked.shown if any(column.key(row) is not None for row in standings.rows)
+        ],
+    )
 
 
 def rank_of(row: Row) -> int | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 
 from leaderboard.judging.judged import CROWNED
 from leaderboard.judging.standings import Row, Standings
@@ -74,6 +75,10 @@ class Frontier:
 
 def records(standings: Standings) -> list[Record]:
     """Return the track's records, oldest first."""
+    return standings.once("records", lambda: broken(standings))
+
+
+def broken(standings: Standings) -> list[Record]:
     crowned = [
         (arrived, row)
         for row in standings.rows
@@ -110,13 +115,7 @@ def height(row: Row) -> float:
 def frontier(standings: Standings, now: datetime) -> Frontier | None:
     """Draw it; None until an entry beside the baseline has a multiplier."""
     found = records(standings)
-    holders = {record.row.entry for record in found}
-    others = [
-        (arrived, row)
-        for row in standings.rows
-        if row.entry not in holders and not row.is_baseline
-        if row.estimate and row.estimate.cm and (arrived := since(row))
-    ][:MOST_OTHERS]
+    others = standings.once("beside records", lambda: without_record(standings))
     if not found and not others:
         return None
     begin = first_moment(standings, [record.at for record in found] + [arrived for arrived, _ in others])
@@ -143,9 +142,21 @@ def frontier(standings: Standings, now: datetime) -> Frontier | None:
     )
 
 
+def without_record(standings: Standings) -> list[tuple[datetime, Row]]:
+    """Return the best entries that hold no record, with when they arrived."""
+    holders = {record.row.entry for record in records(standings)}
+    arrived = (
+        (at, row)
+        for row in standings.rows
+        if row.entry not in holders and not row.is_baseline
+        if row.estimate and row.estimate.cm and (at := since(row))
+    )
+    return list(islice(arrived, MOST_OTHERS))
+
+
 def first_moment(standings: Standings, arrivals: Sequence[datetime]) -> datetime:
     """Return where the picture begins: when the baseline first arrived, if anything of it was before the others."""
-    own = [run.finished_at for run in standings.counted if run.entry == standings.baseline and run.finished_at]
+    own = [run.finished_at for run in standings.ladder if run.finished_at]
     return min([*arrivals, *own])
 
 

@@ -10,11 +10,11 @@ import hashlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db.models import Count, Max, Sum
 from django.urls import reverse
@@ -37,6 +37,7 @@ from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, comp
 KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
 MOST_KEPT = 40
+Made = TypeVar("Made")
 KEPT: dict[str, tuple[float, Standings]] = {}
 """By what went into them, with when each has to go. Of this process: Django's cache would take a table of thousands of
 runs apart and put it together again for each page."""
@@ -158,6 +159,16 @@ class Standings:
     board: Board | None
     problem: str
     """Why there are no multipliers; empty where there are."""
+    made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What pages have made of it; see `once`."""
+
+    def once(self, name: object, make: Callable[[], Made]) -> Made:
+        """Return what is made of this table and nothing else. It is made once and kept with the table: scales, pictures
+        and rows that go through thousands of runs."""
+        if name not in self.made:
+            self.made[name] = make()
+        found: Made = self.made[name]
+        return found
 
     def row(self, entry: int) -> Row | None:
         return self.by_entry.get(entry)
@@ -173,6 +184,14 @@ class Standings:
     @cached_property
     def titles(self) -> dict[str, str]:
         return {name_of(run.entry): run.title for run in reversed(self.counted)}
+
+    @cached_property
+    def by_budget(self) -> dict[tuple[int, str], list[Judged]]:
+        """Return the runs that count, by entry and budget."""
+        found: dict[tuple[int, str], list[Judged]] = defaultdict(list)
+        for run in self.counted:
+            found[run.entry, run.budget].append(run)
+        return dict(found)
 
     @cached_property
     def ladder(self) -> tuple[Judged, ...]:

@@ -21,7 +21,7 @@ PICTURE_POINTS = 400
 """More than a picture of this width can show."""
 MAX_POINTS = 2000
 """Of a series, on any page and in any answer."""
-READ_POINTS = 6000
+READ_POINTS = 3000
 """For one page, of all its curves together."""
 
 Abscissa = Literal["tokens", "flops", "seconds", "step"]

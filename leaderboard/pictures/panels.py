@@ -36,7 +36,8 @@ SMOOTHINGS = {"none": 0.0, "light": 1 / 100, "medium": 1 / 50, "strong": 1 / 12}
 """The part of a series that is averaged over."""
 MEDIUM = "medium"
 ROWS = 16
-"""Of the table behind the pictures; the file has all."""
+"""Of a table behind the pictures; the file has more."""
+PLACES = ("Step", "Tokens", "FLOPs", "Time")
 SMALL_POINTS = 90
 """Of a line in a small panel, as it is drawn without script."""
 STEEP = 1 / 25
@@ -287,12 +288,31 @@ class Table:
 def table(curve: Curve, count: int = ROWS) -> Table:
     """Return some of a run's points, evenly spread, the last among them, with every metric that it has."""
     metrics = [metric for metric in METRICS if any(value_of(point, metric) is not None for point in curve.train)]
-    last = len(curve.train) - 1
-    kept = sorted({round(i * last / (count - 1)) for i in range(count)}) if curve.train else []
     return Table(
-        heads=["Step", "Tokens", "FLOPs", "Time", *(head(metric) for metric in metrics)],
-        rows=[[*places(curve.train[i]), *(cell(curve.train[i], metric) for metric in metrics)] for i in kept],
+        heads=[*PLACES, *(head(metric) for metric in metrics)],
+        rows=[[*places(point), *(cell(point, metric) for metric in metrics)] for point in some(curve.train, count)],
     )
+
+
+def evaluations(curve: Curve, count: int = ROWS) -> Table:
+    """Return the same of its evaluations on dev text."""
+    return Table(
+        heads=[*PLACES, "Loss, nats per token", "Bits per byte"],
+        rows=[
+            [
+                *places(point),
+                f"{point.loss:.4f}",
+                figures.MISSING if (bits := point.bits_per_byte) is None else f"{bits:.4f}",
+            ]
+            for point in some(curve.dev, count)
+        ],
+    )
+
+
+def some(points: Sequence[Point], count: int) -> list[Point]:
+    """Return so many of them, evenly spread, the last among them."""
+    last = len(points) - 1
+    return [points[i] for i in sorted({round(i * last / (count - 1)) for i in range(count)})] if points else []
 
 
 def head(metric: Metric) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import template
+from django.template import Context
+from django.template.loader import render_to_string
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from leaderboard import figures
 from leaderboard.judging import sentences
 from leaderboard.judging.standings import Row
 from leaderboard.models import Run
+
+if TYPE_CHECKING:
+    from leaderboard.board.board_table import Line
 
 register = template.Library()
 
@@ -47,6 +52,28 @@ def badge(trust: str) -> SafeString:
 def badges() -> dict[str, Any]:
     """Explain every badge: where the badges' links lead."""
     return {"meanings": sentences.TRUST.items()}
+
+
+@register.simple_tag(takes_context=True)
+def board_line(context: Context, line: Line) -> SafeString:
+    """Draw a row of the board. It says the same until a run changes, so with the usual columns it is drawn once."""
+    table, standings = context["table"], context["standings"]
+
+    def drawn() -> SafeString:
+        place = {"line": line, "row": line.row, "table": table, "standings": standings}
+        return mark_safe(render_to_string("leaderboard/parts/board_line.html", place))  # noqa: S308 (a template's)
+
+    return drawn() if table.is_chosen else standings.once(("line", line.row.entry, line.is_tied), drawn)
+
+
+@register.simple_tag(takes_context=True)
+def drawn_once(context: Context, part: str) -> SafeString:
+    """Include a part that tells of the standings and of nothing else."""
+
+    def drawn() -> SafeString:
+        return mark_safe(render_to_string(part, context.flatten()))  # noqa: S308 (a template's)
+
+    return context["standings"].once(part, drawn)  # type: ignore[no-any-return]
 
 
 @register.filter

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from django import template
 from django.conf import settings
 from django.db.models import Q
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from leaderboard import demo_label, figures
 from leaderboard.models.entries import web_address
+from leaderboard.pictures.charts import Dot, Tick
 from scheduler.models import Node
 
 register = template.Library()
@@ -51,6 +53,34 @@ def budget(text: str) -> str:
 @register.filter
 def decimals(value: float | None, digits: int) -> str:
     return written(lambda number: f"{number:.{digits}f}", value)
+
+
+# What a page has hundreds of is put together here: a template takes ten times as long for each.
+
+
+@register.filter
+def cells(values: Iterable[str]) -> SafeString:
+    """Return a row's numbers as cells of a table."""
+    return format_html_join("", '<td class="number">{}</td>', ((value,) for value in values))
+
+
+@register.filter
+def upwards(ticks: Iterable[Tick]) -> SafeString:
+    """Return the lines of a picture's grid, with what is written beside them."""
+    line = '<line x1="0" x2="100%" y1="{0}%" y2="{0}%"/><text x="-8" y="{0}%" dy="0.32em" text-anchor="end">{1}</text>'
+    return format_html_join("", line, ((tick.at, tick.label) for tick in ticks))
+
+
+@register.filter
+def across(ticks: Iterable[Tick]) -> SafeString:
+    """Return what is written under a picture."""
+    text = '<text class="x" x="{}%" y="100%" dy="20" text-anchor="middle">{}</text>'
+    return format_html_join("", text, ((tick.at, tick.label) for tick in ticks))
+
+
+@register.filter
+def dots(places: Iterable[Dot]) -> SafeString:
+    return format_html_join("", '<circle class="dev" cx="{}%" cy="{}%" r="3.500"/>', places)
 
 
 @register.filter

@@ -17,7 +17,7 @@ from leaderboard.models import Bounty, Run, Track
 from leaderboard.pictures import charts
 from leaderboard.pictures import multiplier_pictures as pictures
 from leaderboard.timetable.calendar import next_night
-from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, with_job
+from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, revision_of, with_job
 from leaderboard.views.results import axis_of, results, results_etag
 from trainer.scoring.multiplier import AXES
 
@@ -57,14 +57,14 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "table": board_table.table(found, wish),
         "frontier": frontier(found, now),
         "leader": leader(found),
-        "ladder": pictures.ladder_picture(found),
+        "ladder": found.once("ladder", lambda: pictures.ladder_picture(found)),
         "bounties": Bounty.objects.shown(track)[:BOUNTIES],
         **train(here),
         "also": here[1:],
         "waiting": waiting,
         "next_night": None if here else next_night(now),
         "failures": Run.objects.failed().filter(track=track)[:FAILURES],
-        "revision": latest_event(),
+        "revision": revision_of(request),
     }
     return render(request, "leaderboard/board.html", context)
 

@@ -21,7 +21,7 @@ from leaderboard.kinds import smoking
 from leaderboard.models import Entry, Run
 from leaderboard.pictures import multiplier_pictures as pictures
 from leaderboard.review import changes, estimates
-from leaderboard.views.live import latest_event
+from leaderboard.views.live import revision_of
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.models import Event
 from trainer.scoring.multiplier import AXES, Estimate
@@ -61,7 +61,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "smoking": smoking.under_way(found),
         "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
         "events": Event.objects.about(found),
-        "revision": latest_event(),
+        "revision": revision_of(request),
     }
     return render(request, "leaderboard/entry.html", context)
 

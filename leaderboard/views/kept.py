@@ -69,7 +69,8 @@ def kept(view: View) -> View:
 def name_of(request: HttpRequest) -> str:
     """Return what this page is kept under: another name after any change of state, and when its moment is over."""
     tick = int(time.time() / settings.PAGES_KEPT_SECONDS)
-    said = f"{request.get_host()} {request.get_full_path()} {latest_event()} {tick}"
+    request.revision = latest_event()  # type: ignore[attr-defined]
+    said = f"{request.get_host()} {request.get_full_path()} {request.revision} {tick}"  # type: ignore[attr-defined]
     return hashlib.sha256(said.encode()).hexdigest()
 
 

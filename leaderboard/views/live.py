@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db.models import QuerySet
+from django.http import HttpRequest
 
 from leaderboard.models import Run
 from scheduler.models import Event, Node
@@ -15,6 +16,13 @@ IDLE_SECONDS = 10
 def latest_event() -> int:
     """Return the number of the last change of any state: when it grows, a page loads itself anew."""
     return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def revision_of(request: HttpRequest) -> int:
+    """Return the last event before this page was begun: nothing that happens meanwhile is missed. A page that is kept
+    for others has asked already."""
+    known: int | None = getattr(request, "revision", None)
+    return latest_event() if known is None else known
 
 
 def online_nodes() -> int:

@@ -21,13 +21,13 @@ from leaderboard.judging.standings import Standings
 from leaderboard.models import Entry, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.pictures import charts
-from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import CHECKPOINT_FILES
 from leaderboard.runs import RunError
 from leaderboard.timetable.departures import departure_of, in_queue
 from leaderboard.views import notebooks
-from leaderboard.views.live import LIVE_SECONDS, latest_event, with_job
+from leaderboard.views.live import LIVE_SECONDS, latest_event, revision_of, with_job
 from leaderboard.views.pacing import refusal
 from scheduler.models import Event, Lease
 
@@ -65,7 +65,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "wishes": asking.possible(request.user, found),
         **curves(request, found, others, offered(found, place)),
         **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
-        "revision": latest_event(),
+        "revision": revision_of(request),
     }
     return render(request, "leaderboard/run.html", context)
 
@@ -91,7 +91,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
         "over": {other.pk for other in others},
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "evaluations": curves[run.pk].dev,
+        "evaluations": evaluations(curves[run.pk]),
         "numbers": table(curves[run.pk]),
     }
 
