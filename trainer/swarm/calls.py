@@ -8,8 +8,9 @@ import zlib
 from collections.abc import Iterable
 
 from trainer.swarm import wire
+from trainer.swarm.frames import CallFailed, Frame, Refused
 from trainer.swarm.router import NoPeers, Router
-from trainer.swarm.transport import CallFailed, Frame, Refused, Transport, short
+from trainer.swarm.transport import Transport, short
 
 BAN = 30.0
 """Seconds that a peer which failed is left alone."""

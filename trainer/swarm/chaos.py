@@ -11,7 +11,6 @@ micro-batches are back), `covered` (each is held once), `voted`, `journaled`, `c
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -25,7 +24,8 @@ from trainer.wire import Message
 
 class Fault(Message):
     kind: Literal["kill", "drop", "stall", "freeze"]
-    """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: this task waits; `freeze`: the whole process."""
+    """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: the lane stands still, and nobody can take back
+    what it was about to do; `freeze`: the whole process does."""
     point: str
     step: int = Field(ge=0)
     """From this step on, at the first opportunity."""
@@ -48,19 +48,24 @@ class Chaos:
         return cls(TypeAdapter(list[Fault]).validate_json(text) if text else ())
 
     async def at(self, point: str, step: int) -> None:
-        for fault in [f for f in self.faults if f.point == point and step >= f.step]:
+        """Do what is due here, but for what is due in the lane."""
+        for fault in self.due(point, step, in_lane=False):
+            if fault.kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fault.kind == "drop":
+                raise Dropped("lost on purpose")
+            else:
+                time.sleep(fault.seconds)
+
+    def in_lane(self, point: str, step: int) -> None:
+        for fault in self.due(point, step, in_lane=True):
+            time.sleep(fault.seconds)
+
+    def due(self, point: str, step: int, in_lane: bool) -> list[Fault]:
+        """Return the faults whose time has come, each for the only time."""
+        here = [f for f in self.faults if f.point == point and step >= f.step and (f.kind == "stall") == in_lane]
+        for fault in here:
             self.passed[fault] = self.passed.get(fault, 0) + 1
-            if self.passed[fault] > fault.after:
-                self.faults.remove(fault)
-                await happen(fault)
-
-
-async def happen(fault: Fault) -> None:
-    if fault.kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif fault.kind == "drop":
-        raise Dropped("lost on purpose")
-    elif fault.kind == "stall":
-        await asyncio.sleep(fault.seconds)
-    else:
-        time.sleep(fault.seconds)
+        due = [fault for fault in here if self.passed[fault] > fault.after]
+        self.faults = [fault for fault in self.faults if fault not in due]
+        return due

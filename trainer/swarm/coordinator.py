@@ -2,10 +2,9 @@
 
     python -m trainer.swarm.coordinator --folder RUN --dataset DATASET --config config.json --port 7000
 
-A step: all micro-batches run; ledgers are compared, what is held twice is forgotten and what is missing runs again,
-until each (stage, micro-batch) is held once; all members promise to hold still, add up their stage's sums and vote on
-the result; the step is written to the journal; all make the update. Before that line nothing has happened that could
-not be taken back, and after it nothing that could not be made up for. It may be killed at any point and started again.
+Between two steps machines come and go, move and are saved (`boundary`); a step is a transaction (`trainer.swarm.
+transaction`). Before a step's line in the journal nothing has happened that could not be taken back, and after it
+nothing that could not be made up for: the coordinator may be killed at any point and started again.
 """
 
 from __future__ import annotations
@@ -13,47 +12,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import math
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainer.arguments import Parser
 from trainer.data.dataset import Dataset
 from trainer.run import write_whole
-from trainer.swarm import buffers, checkpoint, cover, rebalance, wire
+from trainer.swarm import checkpoint, rebalance, wire
+from trainer.swarm.asking import evaluate
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
+from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
 from trainer.swarm.journal import History, Journal, read
-from trainer.swarm.membership import SLOW, Guest, Member, Membership, as_peer, now, raised
-from trainer.swarm.transport import CallFailed, Frame, Refused, Route, Transport, Unreachable, short
+from trainer.swarm.membership import SLOW, Guest, Member, Membership, as_peer, now
+from trainer.swarm.transaction import StageLost, Transaction
+from trainer.swarm.transport import Route, Transport
 from trainer.swarm.worker import STATE_BYTES
 
 ADDRESS = "address.json"
 """In the run's folder: where this coordinator can be reached."""
-BLAMES = 2
-"""Attempts in which a peer's sum could not be read by another, after which it goes."""
-SLOWEST = 5e5
-"""Bytes a second that a peer's network should have: a step's end waits so long for its sums."""
 
 log = logging.getLogger(__name__)
-
-
-class StageLost(Exception):
-    """A stage has nobody left who knows its weights."""
-
-
-class Diverged(ValueError):
-    """The gradient is not finite any more; there is nothing to go on with. Lower the learning rate."""
 
 
 class Coordinator:
@@ -79,9 +66,10 @@ class Coordinator:
         self.membership.before_join = lambda step: self.chaos.at("loaded", step)
         self.top = Below(transport)
         self.version = 0
-        self.blames: Counter[str] = Counter()
         self.looked = time.monotonic()
         """When it was last looked whether somebody should change stages."""
+        self.resumed = False
+        """Whether an earlier start of this process has begun this step."""
         self.stopping = False
 
     # --- the run ---
@@ -100,6 +88,7 @@ class Coordinator:
             try:
                 await self.boundary()
                 await self.step()
+                self.version += 1
             except StageLost:
                 self.roll_back()
         await self.end()
@@ -121,7 +110,7 @@ class Coordinator:
             raise ValueError(f"{self.folder} holds another run: take another folder, or the configuration it has")
         self.membership.generation = history.generation + 1
         self.journal.write("start", generation=self.membership.generation)
-        self.version = history.version
+        self.version, self.resumed = history.version, bool(history.members)
         for line in history.members.values():
             peer = as_peer(line)
             self.transport.know(peer.name, peer.addresses)
@@ -158,12 +147,13 @@ class Coordinator:
 
     async def boundary(self) -> None:
         """Let come and go who wants to, until every stage has somebody; then save and evaluate what is due."""
-        await self.rearrange()
-        while self.membership.empty() or (self.version == 0 and len(self.membership.members) < self.peers):
+        while True:
             if self.membership.empty() and not self.recoverable():
                 raise StageLost
-            await asyncio.sleep(0.05)
             await self.rearrange()
+            if not self.membership.empty() and (self.version or len(self.membership.members) >= self.peers):
+                break
+            await asyncio.sleep(0.05)
         if self.version % self.config.checkpoint_every == 0:
             await self.save()
         if self.evaluate_every and self.version % self.evaluate_every == 0:
@@ -254,203 +244,25 @@ class Coordinator:
             guest = self.membership.guests[member.name]
             guest.hello, guest.seen = guest.hello.model_copy(update={"wish": member.stage}), now()
 
-    # --- a step ---
+    async def evaluate(self) -> None:
+        """Note the loss on dev. If somebody is lost meanwhile it is found out who, and begun again."""
+        while True:
+            try:
+                loss, targets = await evaluate(self.top, self.config, self.batches, self.version, self.patience)
+                self.journal.write("evaluation", step=self.version, loss=loss, targets=targets)
+                return
+            except Refused as error:
+                log.info("the evaluation broke off: %s", error)
+                await self.transaction().ledgers()
+
+    def transaction(self) -> Transaction:
+        return Transaction(self.version, self.config, self.batches, self.membership, self.top, self.chaos)
 
     async def step(self) -> None:
-        started, sent = time.monotonic(), self.transport.bytes_out
-        self.blames.clear()
-        await self.run_all(dict.fromkeys(range(self.config.micro_batches), tuple(range(self.config.stages))))
-        votes: dict[str, wire.Vote] | None = None
-        while votes is None:
-            ledgers = await self.covered()
-            await self.chaos.at("covered", self.version)
-            attempt = self.membership.next_attempt()
-            votes = await self.prepared(attempt, ledgers)
-        await self.chaos.at("voted", self.version)
-        norm = sum(votes[self.membership.at_stage(stage)[0].name].squared_norm for stage in range(self.config.stages))
-        if not math.isfinite(norm):
-            raise Diverged(f"step {self.version}: the gradient is not finite any more; try a lower learning rate")
-        self.journal.write(
-            "commit",
-            step=self.version,
-            attempt=attempt,
-            factor=self.config.rate(self.version),
-            clip_scale=self.config.clip_scale(norm),
-            norm=math.sqrt(norm),
-            loss=loss_of(ledgers[self.config.stages - 1].values()),
-            cover=held_by(ledgers),
-            votes={str(stage): self.digests(stage, votes) for stage in range(self.config.stages)},
-            seconds=round(time.monotonic() - started, 4),
-            bytes_out=self.transport.bytes_out - sent,
-        )
-        await self.chaos.at("journaled", self.version)
-        await self.commit(attempt, norm)
+        await self.transaction().make(resumed=self.resumed)
+        self.resumed = False
 
-    def digests(self, stage: int, votes: Mapping[str, wire.Vote]) -> dict[str, str]:
-        return {member.name: votes[member.name].digest for member in self.membership.at_stage(stage)}
-
-    async def run_all(self, needs: Mapping[int, tuple[int, ...]]) -> int:
-        """Send micro-batches on their way, as many at once as there is room for; return how many came back."""
-        stages = [self.membership.at_stage(stage) for stage in range(self.config.stages)]
-        rooms = {number: [member.slots for member in peers] for number, peers in enumerate(stages)}
-        gate = asyncio.Semaphore(buffers.in_flight(rooms, wanted=2 * max(map(len, stages)) + self.config.stages))
-
-        async def one(number: int, need: tuple[int, ...]) -> bool:
-            async with gate:
-                x, y = self.batches.tokens(self.version, number)
-                ask = wire.Run(step=self.version, micro_batch=number, need=need, patience=self.patience)
-                try:
-                    await self.top.run(wire.written(ask, x, y), self.config.stages, self.patience, x.numel())
-                except Refused as error:
-                    log.info("micro-batch %d did not come back: %s", number, error)
-                    return False
-                await self.chaos.at("runs", self.version)
-                return True
-
-        return sum(await asyncio.gather(*(one(number, need) for number, need in needs.items())))
-
-    async def covered(self) -> dict[int, dict[str, wire.Ledger]]:
-        """Have every (stage, micro-batch) held exactly once; return the ledgers that say so."""
-        while True:
-            ledgers = await self.ledgers()
-            held = {s: {n: numbers(ledger) for n, ledger in peers.items()} for s, peers in ledgers.items()}
-            forget = cover.to_forget(held)
-            ask = wire.Ask(attempt=self.membership.next_attempt(), step=self.version)
-            answers = await self.membership.ask_each(dict.fromkeys(forget, ask), "drop")
-            self.evict_failed(answers)
-            held = {s: {n: set() if n in forget else got for n, got in peers.items()} for s, peers in held.items()}
-            needs = cover.missing(held, self.config.micro_batches)
-            if not needs and not forget:
-                return ledgers
-            await self.told()
-            log.info("step %d: %d to run again, forgotten by %s", self.version, len(needs), list(map(short, forget)))
-            if not await self.run_all(needs):
-                await asyncio.sleep(0.05)
-
-    async def ledgers(self) -> dict[int, dict[str, wire.Ledger]]:
-        """Ask everybody what they hold; who does not say so in time is let go."""
-        ask = wire.Ask(attempt=self.membership.next_attempt(), step=self.version)
-        answers = await self.membership.ask_each(dict.fromkeys(self.membership.members, ask), "ledger")
-        found: dict[int, dict[str, wire.Ledger]] = {stage: {} for stage in range(self.config.stages)}
-        for name, answer in answers.items():
-            member = self.membership.members[name]
-            try:
-                ledger = wire.read(wire.Ledger, raised(answer))
-            except CallFailed as error:
-                self.membership.evict(name, f"no ledger: {error}")
-                continue
-            found[member.stage][name], member.throughput = ledger, ledger.throughput
-        await self.told()
-        return {s: {n: one for n, one in peers.items() if n in self.membership.members} for s, peers in found.items()}
-
-    async def told(self) -> None:
-        """Tell the members who belongs, if that has changed; raise StageLost if a stage has nobody left."""
-        await self.membership.publish()
-        self.top.now_are(member.name for member in self.membership.at_stage(0))
-        if self.membership.empty():
-            raise StageLost
-
-    def evict_failed(self, answers: Mapping[str, Frame | CallFailed]) -> None:
-        for name, answer in answers.items():
-            if isinstance(answer, CallFailed):
-                self.membership.evict(name, str(answer))
-
-    async def prepared(
-        self, attempt: int, ledgers: Mapping[int, Mapping[str, wire.Ledger]]
-    ) -> dict[str, wire.Vote] | None:
-        """Have everybody promise and vote; None if that failed, or not all of a stage voted alike."""
-        orders, wait = {}, self.patience + self.reading_seconds()
-        for peers in ledgers.values():
-            for name, ledger in peers.items():
-                held, names = sorted(numbers(ledger)), tuple(sorted(peers))
-                orders[name] = wire.Prepare(
-                    attempt=attempt, step=self.version, held=tuple(held), peers=names, patience=wait
-                )
-        answers = await self.membership.ask_each(orders, "prepare", wait + self.patience / 2)
-        votes = {}
-        for name, answer in answers.items():
-            try:
-                votes[name] = wire.read(wire.Vote, raised(answer))
-            except CallFailed as error:
-                self.blame(name, error)
-        if len(votes) < len(answers):
-            return None
-        odd = [name for stage in ledgers for name in self.outvoted(stage, votes)]
-        for name in odd:
-            self.membership.evict(name, "computed something else than the others of its stage")
-        return None if odd else votes
-
-    def reading_seconds(self) -> float:
-        """Return how long reading all sums of a stage may take, beyond the usual patience."""
-        members = [self.membership.at_stage(stage) for stage in range(self.config.stages)]
-        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in members) / SLOWEST
-
-    def blame(self, name: str, error: CallFailed) -> None:
-        """Take in why somebody did not vote: itself, or whose sum it could not read."""
-        culprit = str(error).removeprefix("unread: ").partition(":")[0] if refused(error, "unread") else name
-        if refused(error, "stale", "mismatch") or culprit not in self.membership.members:
-            return
-        self.blames[culprit] += 1 if isinstance(error, Refused) else BLAMES
-        if self.blames[culprit] >= BLAMES:
-            self.membership.evict(culprit, f"no vote: {error}")
-
-    def outvoted(self, stage: int, votes: Mapping[str, wire.Vote]) -> list[str]:
-        """Return who of a stage voted otherwise than most; of two halves the one with the oldest member is right."""
-        peers = [m for m in self.membership.at_stage(stage) if m.name in votes]
-        counts = Counter(votes[m.name].digest for m in peers)
-        oldest = min(peers, key=lambda member: (member.since, member.name))
-        right = max(counts, key=lambda digest: (counts[digest], digest == votes[oldest.name].digest))
-        return [member.name for member in peers if votes[member.name].digest != right]
-
-    async def commit(self, attempt: int, norm: float) -> None:
-        """Have everybody make the update. Who does not say that it did goes; the others have the whole sum."""
-        order = wire.Commit(
-            attempt=attempt,
-            step=self.version,
-            factor=self.config.rate(self.version),
-            clip_scale=self.config.clip_scale(norm),
-        )
-        waiting = [asyncio.ensure_future(self.committed(name, order)) for name in list(self.membership.members)]
-        for done in asyncio.as_completed(waiting):
-            await done
-            await self.chaos.at("committed", self.version)
-        self.version += 1
-
-    async def committed(self, name: str, order: wire.Commit) -> None:
-        for last in (False, True):
-            try:
-                wire.read(wire.Committed, await self.membership.ask(name, "commit", order))
-                return
-            except CallFailed as error:
-                if last or isinstance(error, Refused):
-                    self.membership.evict(name, f"no update: {error}")
-                    return
-
-    # --- what else it can do ---
-
-    async def evaluate(self, rows: int = 32) -> float:
-        """Return the loss on dev, in nats a target; the same way as a step, with nothing added anywhere."""
-        nats, targets = 0.0, 0
-        for number, (x, y) in enumerate(self.batches.dev(rows)):
-            ask = wire.Run(step=self.version, micro_batch=number, mode="nats", patience=self.patience)
-            answer, _, _ = await self.top.run(wire.written(ask, x, y), self.config.stages, self.patience, x.numel())
-            nats, targets = nats + float(answer.tensors[0].double().sum()), targets + int((y >= 0).sum())
-        self.journal.write("evaluation", step=self.version, loss=nats / max(targets, 1), targets=targets)
-        return nats / max(targets, 1)
-
-    async def sample(self, tokens: Sequence[int], count: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
-        """Return tokens and what the model goes on with; a temperature of 0 takes the likeliest."""
-        text, chance = list(tokens), torch.Generator().manual_seed(seed)
-        for _ in range(count):
-            x = torch.tensor([text[-self.config.sequence_length :]])
-            ask = wire.Run(step=self.version, micro_batch=0, mode="logits", patience=self.patience)
-            answer, _, _ = await self.top.run(wire.written(ask, x), self.config.stages, self.patience, x.numel())
-            logits = answer.tensors[0][0]
-            if temperature:
-                text.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=chance)))
-            else:
-                text.append(int(logits.argmax()))
-        return text
+    # --- the end ---
 
     async def end(self) -> None:
         """Save the last version and send everybody home."""
@@ -475,24 +287,6 @@ class Coordinator:
             if isinstance(answer, Frame):
                 found[str(self.membership.members[name].stage)][name] = wire.read(wire.Where, answer).digest
         return found
-
-
-def numbers(ledger: wire.Ledger) -> set[int]:
-    return {held.micro_batch for held in ledger.held}
-
-
-def held_by(ledgers: Mapping[int, Mapping[str, wire.Ledger]]) -> dict[str, dict[str, list[int]]]:
-    return {str(s): {n: sorted(numbers(ledger)) for n, ledger in peers.items()} for s, peers in ledgers.items()}
-
-
-def loss_of(ledgers: Iterable[wire.Ledger]) -> float:
-    """Return a step's loss by the last stage's ledgers: nats a target, summed in the order of the micro-batches."""
-    held = sorted((held for ledger in ledgers for held in ledger.held), key=lambda held: held.micro_batch)
-    return sum(one.nats for one in held) / max(1, sum(one.targets for one in held))
-
-
-def refused(error: CallFailed, *codes: str) -> bool:
-    return isinstance(error, Refused) and error.code in codes
 
 
 def order_of(line: Mapping[str, Any]) -> wire.Commit:

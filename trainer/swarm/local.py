@@ -86,13 +86,15 @@ def drop(size: Size) -> Plan:
 
 
 def stall(size: Size) -> Plan:
-    """Each stage has a worker that waits longer than anybody waits for it; then one that stands still altogether."""
-    late = 1.3 * size.patience * size.stages
+    """A worker of each stage adds a gradient when nobody waits for it any more; then one stands still, and goes."""
     plan = Plan()
     for stage in range(size.stages):
-        slow = Fault(kind="stall", point="adding", step=size.at(0.2), seconds=late)
-        frozen = Fault(kind="freeze", point="adding", step=size.at(0.6), seconds=late)
-        plan.workers[size.worker(stage)] = [slow, *([frozen] if stage == size.stages - 1 else [])]
+        late = size.patience * (size.stages - stage + 0.3)
+        plan.workers[size.worker(stage)] = [
+            Fault(kind="stall", point="adding", step=size.at(0.2 + 0.2 * stage / size.stages), seconds=late)
+        ]
+    frozen = Fault(kind="freeze", point="adding", step=size.at(0.6), seconds=size.patience * (size.stages + 2))
+    plan.workers[size.worker(size.stages - 1)].append(frozen)
     return plan
 
 
@@ -133,10 +135,15 @@ def everything(size: Size) -> Plan:
     """Faults of all kinds in random places, by the seed; workers that come and go."""
     chance = random.Random(size.seed)
     plan = Plan(rebalance_every=2.0)
-    points = {"kill": ["forward", "added", "promised", "committing"], "drop": ["added"], "stall": ["adding"]}
+    points = {
+        "kill": ["forward", "added", "promised", "committing"],
+        "drop": ["added"],
+        "stall": ["adding"],
+        "freeze": ["adding"],
+    }
     for number in range(10_000):  # also those who come later
         kind = chance.choice(list(points))
-        step, seconds = chance.randrange(size.steps), 1.3 * size.patience * size.stages
+        step, seconds = chance.randrange(size.steps), chance.uniform(0.5, 3) * size.patience
         fault = Fault(kind=kind, point=chance.choice(points[kind]), step=step, seconds=seconds)
         if number >= size.stages and chance.random() < 0.7:  # the first ones have none: a swarm of the dying is no test
             plan.workers[f"worker-{number}"] = [fault]
@@ -204,14 +211,19 @@ def largest_difference(found: Sequence[float], config: SwarmConfig, dataset: Pat
 
 
 def compare(
-    config: SwarmConfig, dataset: Path, workers: int, chaos: str, patience: float = 3.0, seconds: float = 600
+    config: SwarmConfig,
+    dataset: Path,
+    workers: int,
+    chaos: str,
+    patience: float = 3.0,
+    seconds: float = 600,
+    out: Path | None = None,
 ) -> tuple[Result, list[Line]]:
     """Run a swarm with faults, and one process without any. Raise Stuck if the swarm does not end in time."""
     plan = CHAOS[chaos](Size(config.stages, workers, config.steps, patience, config.seed))
     wishes = plan.wishes or [stage for _ in range(workers) for stage in range(config.stages)]
-    world = World(
-        config, dataset, wishes, plan.workers, plan.coordinator, patience, rebalance_every=plan.rebalance_every
-    )
+    every = plan.rebalance_every
+    world = World(config, dataset, wishes, plan.workers, plan.coordinator, patience, rebalance_every=every, out=out)
     with world:
         lines = world.run(seconds, plan.meanwhile)
         left = tuple(world.left_behind())
@@ -258,6 +270,7 @@ def parser() -> Parser:
     flags.add_argument("--chaos", choices=CHAOS, default="none", help="what shall go wrong")
     flags.add_argument("--patience", type=float, default=3.0, help="seconds after which a peer counts as lost")
     flags.add_argument("--seconds", type=float, default=900, help="after which it counts as stuck")
+    flags.add_argument("--out", type=Path, help="folder to keep journal, checkpoints and logs in")
     flags.add_argument("--json", action="store_true", help="print JSON")
     return flags
 
@@ -280,7 +293,7 @@ def run(args: argparse.Namespace) -> int:
         place = Path(folder) / "dataset"
         dataset = prepare(args.corpus, values["tokenizer"], place, parse_size(values.get("limit_bytes", "1GiB")))
         config = configured(args, dataset)
-        result, lines = compare(config, place, args.workers, args.chaos, args.patience, args.seconds)
+        result, lines = compare(config, place, args.workers, args.chaos, args.patience, args.seconds, args.out)
     fields = ("max_abs_loss_difference", "steps", "kills", "exact_cover", "hashes_equal")
     if args.json:
         print(json.dumps({name: getattr(result, name) for name in fields}))  # noqa: T201

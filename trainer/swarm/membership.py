@@ -15,12 +15,15 @@ from typing import Any
 
 from trainer.swarm import rebalance, wire
 from trainer.swarm.config import SwarmConfig
+from trainer.swarm.frames import CallFailed, Frame, Refused
 from trainer.swarm.journal import Journal
-from trainer.swarm.transport import CallFailed, Frame, Refused, Transport, short
+from trainer.swarm.transport import Transport, short
 from trainer.wire import Message
 
 FRESH = 10.0
 """Seconds after its last hello in which a worker may get a seat."""
+AGAIN = 1.0
+"""Seconds until a guest whose joining failed may try again."""
 SLOW = 120.0
 """Seconds for a newcomer to read its stage's state, for each 100 MB of it, and to begin with."""
 
@@ -149,6 +152,7 @@ class Membership:
             failed = {name: error for name, error in answers.items() if isinstance(error, CallFailed)}
             for name, error in failed.items():
                 self.evict(name, f"not there: {error}")
+                self.guests[name].not_before = now() + AGAIN
             joining = [name for name in joining if name not in failed]
             if not failed.keys() & {name for name, _ in now_are}:
                 self.published = (now_are, told.attempt)
@@ -211,7 +215,7 @@ class Membership:
         try:
             loaded = wire.read(wire.Loaded, raised(answer))
         except CallFailed as error:
-            guest.not_before = now() + 1
+            guest.not_before = now() + AGAIN
             log.info("%s could not take stage %d: %s", short(name), stage, error)
             return
         await self.before_join(step)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from trainer.swarm.config import SwarmConfig
+from trainer.swarm.frames import DTYPES, Refused
 from trainer.swarm.router import SMOOTHING
 from trainer.swarm.stage import Passage, Stage, squared_norm
-from trainer.swarm.transport import DTYPES, Refused
 from trainer.swarm.wire import Ask, AskWhere, Commit, Committed, Held, Ledger, Prepare, Run, Vote, Where
 
 

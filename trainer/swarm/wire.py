@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.transport import Frame, Malformed
+from trainer.swarm.frames import Frame, Malformed
 from trainer.wire import Message
 
 Name = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]

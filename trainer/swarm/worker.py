@@ -27,9 +27,10 @@ from trainer.arguments import Parser
 from trainer.swarm import buffers, reduce, wire
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
+from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused
 from trainer.swarm.seat import Seat
 from trainer.swarm.stage import Passage, StateError
-from trainer.swarm.transport import DTYPES, CallFailed, Frame, Malformed, Refused, Route, Transport
+from trainer.swarm.transport import Route, Transport
 
 GIVE_UP = 900.0
 """Seconds without a word from the coordinator after which a worker ends."""
@@ -100,7 +101,6 @@ class Worker:
 
     async def welcomed(self, welcome: wire.Welcome) -> float:
         if self.seat is None:
-            torch.manual_seed(0)
             self.seat = Seat(welcome.config, self.device)
         if welcome.finished:
             self.stop("The run is finished.")
@@ -237,10 +237,14 @@ class Worker:
 
     async def way_back(self, ask: wire.Run, passage: Passage, gradient: Tensor | None, ran: wire.Ran) -> Frame:
         await self.chaos.at("adding", ask.step)
-        found = await self.in_lane(self.seated.finish, ask, passage, gradient)
+        found = await self.in_lane(self.finished, ask, passage, gradient)
         await self.chaos.at("added", ask.step)
         ran = ran.model_copy(update={"path": (self.transport.peer, *ran.path)})
         return wire.written(ran, *([] if found is None else [found.to(DTYPES[self.seated.config.wire])]))
+
+    def finished(self, ask: wire.Run, passage: Passage, gradient: Tensor | None) -> Tensor | None:
+        self.chaos.in_lane("adding", ask.step)
+        return self.seated.finish(ask, passage, gradient)
 
     def checked(self, ask: wire.Run, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return tokens, targets and hidden state; raise Malformed for anything that is not exactly what may come."""

@@ -65,7 +65,7 @@ class World:
     replace: bool = True
     """Whether a worker that was killed is followed by a newcomer."""
     out: Path | None = None
-    """Where the run is kept; None: nowhere."""
+    """Where journal, checkpoints and logs are kept; None: nowhere."""
     threads: int = 1
     kills: int = 0
     workers: list[Started] = field(default_factory=list)
@@ -101,7 +101,7 @@ class World:
     def start(self, name: str, module: str, flags: Sequence[Any], faults: Sequence[Fault]) -> BaseProcess:
         given = ["--faults", json.dumps([fault.model_dump() for fault in faults])] if faults else []
         argv = [*map(str, flags), *given]
-        log = self.base / f"{name}.log"
+        log = self.folder / f"{name}.log"
         process = self.context.Process(
             target=become, args=(module, argv, log, self.sockets, self.threads), name=name, daemon=True
         )
@@ -149,9 +149,18 @@ class World:
             if time.monotonic() > deadline:
                 raise Stuck(f"not finished after {seconds:.0f} s, at step {self.step()}: {self.said('coordinator-0')}")
             time.sleep(0.02)
+        self.go_home()
+        return self.journal()
+
+    def go_home(self) -> None:
+        """Wait for the workers, who have been told that it is over; who came too late for that is told now."""
+        deadline = time.monotonic() + 2
+        for worker in self.workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.terminate()
         for worker in self.workers:
             worker.process.join(10)
-        return self.journal()
 
     def finished(self) -> bool:
         return self.leader is not None and self.leader.exitcode == 0
@@ -181,7 +190,7 @@ class World:
 
     def said(self, name: str) -> str:
         """Return the last lines of a process."""
-        file = self.base / f"{name}.log"
+        file = self.folder / f"{name}.log"
         return file.read_text(errors="replace")[-1500:] if file.exists() else "nothing"
 
     def left_behind(self) -> list[str]:
