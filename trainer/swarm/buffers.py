@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.devices import free_bytes
 from trainer.memory import PART, kept_bytes
@@ -34,9 +34,18 @@ def passage_bytes(stage: Stage) -> tuple[int, int]:
         inputs = None if hidden is None else hidden.to(stage.device).requires_grad_()
         return stage.compute(tokens.to(stage.device), inputs, tokens.to(stage.device) if stage.last else None)
 
-    graph = kept_bytes(compute, stage.parameters.values())
+    graph = kept_bytes(compute, stage.parameters.values()) + head_bytes(stage)
     output = tokens.numel() * stage.output_width * 4
     return (given + output, graph) if stage.recompute else (given + output + graph, 0)
+
+
+def head_bytes(stage: Stage) -> int:
+    """Return the bytes of the head's gradients, which are found with the loss (`trainer.loss`) and kept with it."""
+    if not stage.last:
+        return 0
+    _, behind = stage.cut.ends(stage.model)
+    parts = (getattr(holder, name) for holder, name in behind)
+    return sum(p.nbytes for part in parts if isinstance(part, nn.Module) for p in part.parameters())
 
 
 def room(stage: Stage, free: int | None = None) -> int:

@@ -1,0 +1,38 @@
+"""With rebalancing a swarm of peers that come and go does nearly what the best assignment would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_rebalancing_comes_near_the_best_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.swarm import churn
+    from benchmarks.swarm.churn_picture import picture
+
+    assert churn.trace(5, 2) == churn.trace(5, 2)
+    story = churn.simulate(5, 2)
+    assert story["with"]["share"] > 0.92
+    assert story["with"]["share"] > story["without"]["share"]
+    assert story["best"]["even"] > 0.95
+    assert story["with"]["even"] > story["without"]["even"]
+    assert story["with"]["moves"] > 0
+    ElementTree.fromstring(picture(story))  # noqa: S314 (our own)
+
+
+def test_nothing_is_lost_and_nothing_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.swarm.churn import Churn, Visit
+
+    visits = [Visit(f"p{n}", 1.0, 0.0, 10_000.0 if n > 5 else 500.0) for n in range(24)]
+    churn = Churn(visits, 1, "with")
+    churn.run(3000.0)
+    assert churn.lost > 0
+    under_way = {batch for batch in churn.under_way if all(peer.name in churn.peers for peer in batch.path)}
+    assert under_way == churn.under_way
+    assert len(churn.done) > 3000
