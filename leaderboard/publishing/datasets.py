@@ -2,12 +2,13 @@
 
 An effect for each campaign, wanted whenever there is something that the Hub does not have. What it has is noted shard
 by shard after each commit; where that note was lost, the same files again make no new commit. So a row is on the Hub
-once, in the file of its shard, whatever dies on the way; a shard that lost rows replaces its file.
+once, in the file of its shard, whatever dies on the way; a shard that lost rows replaces its file. The manifest and the
+card come with the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -86,37 +87,38 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
 
 
 def brought(campaign: Campaign, repository: hub.Repository, folder: Path) -> str:
-    """Bring what is missing to the Hub; return the last commit."""
+    """Bring what is missing to the Hub, what is said of it last; return the last commit."""
     repository.ensure()
     refuse_others(campaign, repository)
     written = dataset.shards(campaign)
-    there = [shard for shard in written if shard.blob and shard.published == shard.blob.sha256]
-    missing = [shard for shard in written if shard not in there]
-    commit = ""
-    for batch in batches(missing):
-        there = sorted([*there, *batch], key=lambda shard: shard.number)
-        commit = send(campaign, repository, batch, there, folder)
-        for shard in batch:
-            assert shard.blob is not None, "it is written"
-            Shard.objects.filter(pk=shard.pk).update(published=shard.blob.sha256)
-        Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} went to {repository.name}.")
-    return commit
+    missing = [shard for shard in written if shard.blob and shard.published != shard.blob.sha256]
+    words = [hub.Addition(path, content) for path, content in dataset.words(campaign, written).items()]
+    rows = sum(shard.rows for shard in written)
+    *batches, last = [missing[begin : begin + IN_ONE_COMMIT] for begin in range(0, len(missing), IN_ONE_COMMIT)] or [[]]
+    for batch in batches:
+        send(campaign, repository, files(batch, folder), f"Shards {batch[0].number} to {batch[-1].number}", batch)
+    return send(campaign, repository, [*files(last, folder), *words], f"{rows:,} rows", last)
 
 
-def batches(missing: Sequence[Shard]) -> Iterator[Sequence[Shard]]:
-    """Yield the shards of each commit; one commit without any where only the words have changed."""
-    for begin in range(0, max(len(missing), 1), IN_ONE_COMMIT):
-        yield missing[begin : begin + IN_ONE_COMMIT]
+def files(batch: Sequence[Shard], folder: Path) -> list[hub.Addition]:
+    return [hub.Addition(shard.name, hub_files.on_disk(shard.blob, folder)) for shard in batch if shard.blob]
 
 
 def send(
-    campaign: Campaign, repository: hub.Repository, batch: Sequence[Shard], there: list[Shard], folder: Path
+    campaign: Campaign,
+    repository: hub.Repository,
+    additions: Sequence[hub.Addition],
+    title: str,
+    batch: Sequence[Shard],
 ) -> str:
-    """Make one commit: these shards, and what is said of all that are there with it."""
-    files = [hub.Addition(path, content) for path, content in dataset.words(campaign, there).items()]
-    files += [hub.Addition(shard.name, hub_files.on_disk(shard.blob, folder)) for shard in batch if shard.blob]
-    rows = sum(shard.rows for shard in there)
-    return repository.publish(files, f"{rows:,} rows", mark(campaign), repository.commits())
+    """Make one commit, and note which shards are there with it; return it."""
+    commit = repository.publish(additions, title, mark(campaign), repository.commits())
+    for shard in batch:
+        assert shard.blob is not None, "it is written"
+        Shard.objects.filter(pk=shard.pk).update(published=shard.blob.sha256)
+    if batch:
+        Event.record(SITE, campaign, f"{len(batch)} shards of {campaign.name} went to {repository.name}.")
+    return commit
 
 
 def refuse_others(campaign: Campaign, repository: hub.Repository) -> None:

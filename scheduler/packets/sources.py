@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from django.conf import settings
 
@@ -152,23 +153,30 @@ def fetched(campaign: Campaign, name: str) -> Path:
     """Return where a file of the source lies on this disk."""
     if campaign.source == Campaign.Source.FILES:
         return Path(settings.REPHRASE_FILES) / name
-    from huggingface_hub import hf_hub_download
+    path = folder_of(campaign) / name
+    if not path.exists():
+        download(campaign, name, path)
+    return path
 
+
+def download(campaign: Campaign, name: str, path: Path) -> None:
+    """Fetch a file of a dataset on the Hub: whole, or not there."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    address = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
+    aside = path.with_name(f".{path.name}.part")
+    aside.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with explained(campaign.dataset):
-            return Path(
-                hf_hub_download(
-                    campaign.dataset,
-                    name,
-                    repo_type="dataset",
-                    revision=campaign.revision,
-                    local_dir=folder_of(campaign),
-                    endpoint=settings.HUB_ENDPOINT,
-                    token=settings.HF_TOKEN or False,
-                )
-            )
+        with explained(campaign.dataset), aside.open("wb") as file:
+            http_get(address, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
+        aside.rename(path)
     except HubError as error:
         raise SourceError(str(error)) from error
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def forget(campaign: Campaign, path: Path) -> None:

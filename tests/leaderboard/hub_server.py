@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 TOKEN, ORGANISATION = "hf_of_the_train", "trains"
 REGULAR_BYTES = 10_000
 """Smaller text files are kept in git itself."""
@@ -43,6 +45,9 @@ class Repository:
     @property
     def head(self) -> Commit:
         return self.commits[-1]
+
+    def at(self, revision: str) -> Commit:
+        return next((commit for commit in self.commits if commit.id == revision), self.head)
 
     def add(self, title: str, message: str, files: dict[str, bytes]) -> Commit:
         number = f"{len(self.commits)} {title} {message}"
@@ -118,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.serve()
 
-    do_POST = do_PUT = do_GET
+    do_POST = do_PUT = do_HEAD = do_GET
 
     def serve(self) -> None:
         parts = urlsplit(self.path)
@@ -136,7 +141,9 @@ class Handler(BaseHTTPRequestHandler):
             self.respond(answer)
 
     def respond(self, answer: Answer) -> None:
-        content = b"" if answer.body is None else json.dumps(answer.body).encode()
+        content = b"" if answer.body is None else answer.body
+        if not isinstance(content, bytes):
+            content = json.dumps(content).encode()
         self.send_response(answer.status)
         headers = {"Content-Type": "application/json", **answer.headers, "Content-Length": str(len(content))}
         if isinstance(answer.body, dict) and "error" in answer.body:
@@ -144,26 +151,31 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
     def route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         if path.startswith("/storage/"):
             self.store(path, query, body)
+        if found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self.resolve(self.repository(f"datasets/{found[1]}"), found[2], found[3])
+        if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/revision/([^/]+)", path):
+            self.about(self.repository(f"datasets/{found[1]}"), found[1], found[2])
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise Answer(401, {"error": "Invalid credentials in Authorization header"})
         if path == "/api/validate-yaml":
             raise Answer(200, {"errors": [], "warnings": []})
         if path == "/api/repos/create":
             self.create(json.loads(body))
-        if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+        if found := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             self.batch(found[1], json.loads(body))
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(\w+)/([^/]+)(?:/(.*))?", path):
-            repository = self.repository(found[1])
+        if found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/(\w+)/([^/]+)(?:/(.*))?", path):
+            repository = self.repository(("datasets/" if found[1] == "datasets" else "") + found[2])
             {"commits": self.commits, "preupload": self.preupload, "commit": self.commit, "tag": self.tag}.get(
-                found[2], self.tree
-            )(repository, found[3], query, body)
+                found[3], self.tree
+            )(repository, found[4], query, body)
         raise Answer(404, {"error": "Not found"})
 
     def repository(self, name: str) -> Repository:
@@ -177,12 +189,28 @@ class Handler(BaseHTTPRequestHandler):
     def create(self, wanted: dict[str, Any]) -> None:
         if wanted["organization"] != ORGANISATION:
             raise Answer(403, {"error": f"You don't have the rights to create a model under {wanted['organization']}"})
-        name = f"{wanted['organization']}/{wanted['name']}"
+        kind = "datasets/" if wanted.get("type") == "dataset" else ""
+        name = f"{kind}{wanted['organization']}/{wanted['name']}"
         if name in self.hub.repositories:
             raise Answer(409, {"error": "You already created this model repo", "url": f"{self.hub.url}/{name}"})
         made = self.hub.repositories[name] = Repository()
         made.add("initial commit", "", {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
         raise Answer(200, {"url": f"{self.hub.url}/{name}", "name": name})
+
+    def about(self, repository: Repository, name: str, revision: str) -> None:
+        """What `dataset_info` asks."""
+        commit = repository.at(revision)
+        card = yaml.safe_load(commit.files.get("README.md", b"---\n{}\n---").decode().split("---\n")[1])
+        siblings = [{"rfilename": path} for path in sorted(commit.files)]
+        raise Answer(200, {"id": name, "sha": commit.id, "siblings": siblings, "cardData": card, "tags": []})
+
+    def resolve(self, repository: Repository, revision: str, path: str) -> None:
+        """A file, as it is."""
+        commit = repository.at(revision)
+        if path not in commit.files:
+            raise Answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
+        content = commit.files[path]
+        raise Answer(200, content, X_Repo_Commit=commit.id, ETag=f'"{git_id(content)}"')
 
     def commits(self, repository: Repository, revision: str, query: dict[str, list[str]], body: bytes) -> None:
         page, size = int(query.get("p", ["0"])[0]), self.hub.page
@@ -202,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, repository: Repository, revision: str, query: dict[str, list[str]], body: bytes) -> None:
         answers = []
         for file in json.loads(body)["files"]:
-            large = file["path"].endswith((".safetensors", ".png", ".tar")) or file["size"] > REGULAR_BYTES
+            large = file["path"].endswith((".safetensors", ".png", ".tar", ".parquet")) or file["size"] > REGULAR_BYTES
             answer = {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
             there = repository.head.files.get(file["path"])
             if there is not None:
