@@ -3,6 +3,7 @@
 `speed`: the chunked form beside the naive recurrence (T = 1024, width 256), and training of `rwkv5` beside `gpt` of as
 many parameters; in turns, so that a slow minute is slow for all, and of CPU seconds, which others' work does not fill.
 `memory`: the most memory of a training step on one row of 1k to 64k tokens, each in a process of its own.
+`context`: the same and tokens a CPU second, rows of 1k to 8k, beside a `gpt` of as many parameters; `--picture FILE`.
 `generation`: time and memory of each of 100,000 tokens, one after another; `--picture FILE` draws it.
 """
 
@@ -28,8 +29,9 @@ from trainer.models.base import LanguageModel
 
 VOCABULARY = 8192
 LENGTHS = (1024, 4096, 16384, 65536)
-WAYS = {"truncated": (512, False), "through": (512, True), "whole": (0, False)}
-"""Chunk, and whether gradients pass through it."""
+CONTEXTS = (1024, 2048, 4096, 8192)
+WAYS = {"truncated": (512, False), "through": (512, True), "whole": (0, False), "gpt": (0, False)}
+"""Chunk, and whether gradients pass through it; `gpt` is the transformer, on whole rows."""
 WHOLE = 4096
 """The longest row that is also passed whole."""
 MIB = 2**20
@@ -37,24 +39,25 @@ MIB = 2**20
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rwkv5", description=__doc__)
-    parser.add_argument("part", choices=("speed", "memory", "row", "generation"))
+    parser.add_argument("part", choices=("speed", "memory", "context", "row", "generation"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=100_000, help="of a generation, or of a row")
     parser.add_argument("--way", choices=tuple(WAYS), default="truncated", help="of a row")
-    parser.add_argument("--picture", type=Path, help="where to draw a generation, as SVG")
+    parser.add_argument("--picture", type=Path, help="where to draw a generation or the contexts, as SVG")
     parser.add_argument("--json", action="store_true", help="is what is printed in any case")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     parts: dict[str, Callable[[], Any]] = {
         "speed": lambda: {"forms": forms(options.rounds), "training": training(options.rounds)},
-        "memory": memory,
+        "memory": lambda: rows([(n, way) for n in LENGTHS for way in ("truncated", "through", "whole")]),
+        "context": lambda: rows([(n, way) for n in CONTEXTS for way in ("truncated", "whole", "gpt")]),
         "row": lambda: row(options.tokens, options.way),
         "generation": lambda: generation(options.tokens),
     }
     found = parts[options.part]()
     if options.picture:
-        options.picture.write_text(picture(found))
+        options.picture.write_text(contexts(found) if options.part == "context" else picture(found))
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 0
 
@@ -62,6 +65,12 @@ def main(argv: list[str] | None = None) -> int:
 def tiny() -> rwkv5.Model:
     config = architecture("rwkv5-tiny").Config.sized(4, VOCABULARY, 256)
     return rwkv5.Model(config)  # type: ignore[arg-type]
+
+
+def transformer(length: int) -> gpt.Model:
+    """A `gpt` of about as many parameters, every block of which sees the whole row."""
+    config = gpt.Config.sized(4, VOCABULARY, length)
+    return gpt.Model(dataclasses.replace(config, value_embeddings=False, windows="L"))
 
 
 def in_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -123,8 +132,7 @@ def naive(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def training(rounds: int) -> dict[str, Any]:
     """Forward and backward of 8 rows of 256 tokens, loss and head included, by two models of as many parameters."""
-    config = dataclasses.replace(gpt.Config.sized(4, VOCABULARY, 256), value_embeddings=False)
-    models: dict[str, LanguageModel] = {"rwkv5": tiny(), "gpt": gpt.Model(config)}
+    models: dict[str, LanguageModel] = {"rwkv5": tiny(), "gpt": transformer(256)}
     tokens = torch.randint(0, VOCABULARY, (8, 256))
     seconds = in_turns({name: stepper(Objective(model), tokens) for name, model in models.items()}, rounds)
     return {
@@ -147,36 +155,37 @@ def stepper(objective: Objective, tokens: torch.Tensor) -> Callable[[], None]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def memory() -> list[dict[str, Any]]:
+def rows(wanted: list[tuple[int, str]]) -> list[dict[str, Any]]:
     """One process for each length and way: the most memory of a process only grows."""
     found = []
-    for length in LENGTHS:
-        for way in WAYS:
-            if way != "whole" or length <= WHOLE:
-                flags = ["row", "--tokens", str(length), "--way", way]
-                done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.rwkv5", *flags], capture_output=True, text=True, check=True
-                )
-                found.append(json.loads(done.stdout))
-                sys.stderr.write(f"{found[-1]}\n")
+    for length, way in wanted:
+        if way != "whole" or length <= WHOLE:
+            flags = ["row", "--tokens", str(length), "--way", way]
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.rwkv5", *flags], capture_output=True, text=True, check=True
+            )
+            found.append(json.loads(done.stdout))
+            sys.stderr.write(f"{found[-1]}\n")
     return found
 
 
 def row(length: int, way: str) -> dict[str, Any]:
     """Forward and backward over one row, with memory beyond that of the process with its model and its tokens."""
     chunk, through = WAYS[way]
-    objective = Objective(tiny(), chunk=chunk, through=through)
+    objective = Objective(transformer(length) if way == "gpt" else tiny(), chunk=chunk, through=through)
     tokens = torch.randint(0, VOCABULARY, (1, length))
     stepper(objective, tokens[:, :64])()  # the libraries' own memory
     before, started = used_bytes(), time.process_time()
     stepper(objective, tokens)()
+    seconds = time.process_time() - started
     more = memory_bytes(torch.device("cpu")) - before
     return {
         "tokens": length,
         "way": way,
         "mib": round(more / MIB, 1),
         "process_mib": round((before + more) / MIB, 1),
-        "cpu_seconds": round(time.process_time() - started, 2),
+        "cpu_seconds": round(seconds, 2),
+        "tokens_per_cpu_second": round(length / seconds),
     }
 
 
@@ -233,13 +242,71 @@ def panel(points: list[dict[str, float]], name: str, title: str, top: int) -> st
     places = " ".join(
         f"{64 + 560 * point['tokens'] / last:.1f},{top + 130 * (1 - point[name] / most):.1f}" for point in points
     )
-    lines = "".join(
+    drawn = f'<polyline class="curve" points="{places}"/>'
+    return f'<text x="64" y="{top - 8}">{title}</text>{scale(most, top)}{drawn}\n'
+
+
+def scale(most: float, top: int) -> str:
+    """Draw three lines, at zero, half-way and the top."""
+    return "".join(
         f'<line class="faint" x1="64" x2="624" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text class="end" x="56" y="{y + 4:.1f}">{most * part / 2:.3g}</text>'
         for part in range(3)
         for y in [top + 130 * (1 - part / 2)]
     )
-    return f'<text x="64" y="{top - 8}">{title}</text>{lines}<polyline class="curve" points="{places}"/>\n'
+
+
+COLOURS = {"truncated": "rwkv", "whole": "whole", "gpt": "gpt"}
+NAMES = {"truncated": "rwkv5-tiny, chunks of 512", "whole": "rwkv5-tiny, whole rows", "gpt": "gpt, whole rows"}
+
+
+def contexts(found: list[dict[str, Any]]) -> str:
+    """Draw memory and speed over the row's length, which is on a logarithmic scale."""
+    panels = "".join(
+        lines(found, name, title, top)
+        for name, title, top in (
+            ("mib", "memory of a training step beyond the model, MiB", 76),
+            ("tokens_per_cpu_second", "tokens a CPU second", 246),
+        )
+    )
+    ticks = "".join(
+        f'<text class="middle" x="{64 + 560 * place / (len(CONTEXTS) - 1):.0f}" y="396">{length:,}</text>'
+        for place, length in enumerate(CONTEXTS)
+    )
+    legend = "".join(
+        f'<line class="{COLOURS[way]}" x1="{16 + 200 * n}" x2="{40 + 200 * n}" y1="20" y2="20"/>'
+        f'<text x="{46 + 200 * n}" y="24">{NAMES[way]}</text>'
+        for n, way in enumerate(COLOURS)
+    )
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 424" width="640" role="img">
+<title>Memory and speed of a training step against the length of its row: RWKV-5 and a transformer</title>
+<style>
+text{{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nums}}
+.paper{{fill:#fff}}.faint{{stroke:#d0d7de;stroke-width:1}}.end{{text-anchor:end}}.middle{{text-anchor:middle}}
+.rwkv,.whole,.gpt{{stroke-width:2;fill:none;stroke:#0072b2}}.whole{{stroke-dasharray:5 4}}.gpt{{stroke:#d55e00}}
+@media (prefers-color-scheme:dark){{text{{fill:#e6edf3}}.paper{{fill:#0d1117}}.faint{{stroke:#30363d}}
+.rwkv,.whole{{stroke:#56b4e9}}.gpt{{stroke:#f0913a}}}}
+</style>
+<rect class="paper" width="640" height="424"/>
+{legend}
+{panels}{ticks}
+<text class="middle" x="344" y="416">tokens in the row</text>
+</svg>
+"""
+
+
+def lines(found: list[dict[str, Any]], name: str, title: str, top: int) -> str:
+    most = 1.05 * max(float(one[name]) for one in found)
+    drawn = []
+    for way, colour in COLOURS.items():
+        places = " ".join(
+            f"{64 + 560 * CONTEXTS.index(one['tokens']) / (len(CONTEXTS) - 1):.1f},{top + 130 * share:.1f}"
+            for one in found
+            if one["way"] == way
+            for share in [1 - one[name] / most]
+        )
+        drawn.append(f'<polyline class="{colour}" points="{places}"/>')
+    return f'<text x="64" y="{top - 10}">{title}</text>{scale(most, top)}{"".join(drawn)}\n'
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import transaction
 from django.db.models import F
 
-from leaderboard import bases, runs
+from leaderboard import runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
@@ -36,7 +36,7 @@ class Wish:
     of_maintainers: bool = False
     """Not the author's to ask."""
     of_steps: bool = False
-    """One of the run's kept checkpoints is to be chosen (`bases.steps`)."""
+    """One of the run's kept checkpoints is to be chosen (`runs.rewinds`)."""
 
 
 def may_ask(user: Asker, run: Run) -> bool:
@@ -133,7 +133,7 @@ def rewind(run: Run, actor: str, step: int) -> None:
 
 
 def may_be_rewound(run: Run) -> bool:
-    return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(bases.steps(run))
+    return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(runs.rewinds(run))
 
 
 def has_another(run: Run) -> bool:

@@ -345,9 +345,20 @@ def rewind(run: Run, step: int, *, actor: str) -> Run:
     return made
 
 
+def rewinds(run: Run) -> list[int]:
+    """Return the steps of a run that one can go back to, the last one first."""
+    return [step for step in bases.steps(run) if used_at(run, step) <= 1 - LEAST_LEFT]
+
+
+def used_at(run: Run, step: int) -> float:
+    """Return how much of a run's budget was used at a step: exact for steps, tokens and FLOPs, about right for
+    seconds."""
+    return run.fraction * step / run.step if run.step else 0.0
+
+
 def left_at(run: Run, step: int) -> str:
-    """Return what was left of a run's budget at a step. Exact for steps, tokens and FLOPs, about right for seconds."""
-    used = run.fraction * step / run.step if run.step else 0.0
+    """Return what was left of a run's budget at a step."""
+    used = used_at(run, step)
     if used > 1 - LEAST_LEFT:
         raise RunError(f"At step {step} the budget of run {run.pk} is used up: nothing is left to go on with.")
     return str(Budget.parse(run.budget).times(1 - used))

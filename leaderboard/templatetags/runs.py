@@ -11,10 +11,11 @@ from typing import Any
 from django import template
 from django.utils.html import format_html
 
-from leaderboard import bases, figures, reproducing
+from leaderboard import figures, reproducing
 from leaderboard.kinds.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
+from leaderboard.runs import rewinds
 from scheduler.models import Job
 
 register = template.Library()
@@ -180,7 +181,7 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
         yield "Training FLOPs", figures.power(run.train_flops)
 
 
-register.filter("steps_kept", bases.steps)
+register.filter("rewinds", rewinds)
 register.filter("commands", reproducing.commands)
 register.filter("environment", reproducing.environment)
 register.filter("lock", reproducing.lock)
