@@ -53,8 +53,11 @@ def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path:
     assert stopped == whole
 
 
-def test_adapters_go_on_exactly(tiny_run: Path, dataset_folder: Path, tmp_path: Path) -> None:
-    flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, "--lora.rank", "2")
+@pytest.mark.parametrize("adapters", [(), ("--lora.rank", "2")], ids=["all weights", "adapters"])
+def test_fine_tuning_goes_on_exactly(
+    adapters: tuple[str, ...], tiny_run: Path, dataset_folder: Path, tmp_path: Path
+) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, *adapters)
     assert train(tmp_path / "whole", *flags) == 0
     assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
     assert train(tmp_path / "stopped", *flags) == 0
