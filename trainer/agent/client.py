@@ -153,7 +153,7 @@ class Client:
         return f"{self.server}{PREFIX}{path}"
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
 def connect(server: str) -> httpx.Client:

@@ -94,6 +94,7 @@ class Sitting:
         try:
             while not self._over():
                 self._step()
+            self._hand_in(everything=True)
         finally:
             self._ending.set()
             for _ in self._threads:
@@ -109,7 +110,7 @@ class Sitting:
             self._ending.set()
             self._hand_in(everything=True)
             raise Failed(self._trouble)
-        self._hand_in()
+        self._hand_in(everything=bool(self._done))
         if self._wants_more():
             self._take()
         with self._changed:

@@ -104,6 +104,7 @@ class Service:
         self.name = name
         self.asked = 0
         """Questions so far."""
+        self.closed = False
         self.batcher = Batcher(engine, most)
         self.batcher.start()
         service = self
@@ -113,6 +114,9 @@ class Service:
 
             def log_message(self, *_: object) -> None:
                 pass
+
+            def parse_request(self) -> bool:
+                return super().parse_request() and not service.closed
 
             def do_GET(self) -> None:
                 known = {"/health": {}, "/v1/models": service.models()}
@@ -127,6 +131,9 @@ class Service:
                 self.reply(*service.complete(content))
 
             def reply(self, status: int, body: dict[str, Any]) -> None:
+                if service.closed:
+                    self.close_connection = True
+                    return
                 content = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -179,6 +186,8 @@ class Service:
         return self
 
     def close(self) -> None:
+        """Leave, in the middle of whatever it is."""
+        self.closed = True
         self.server.shutdown()
         self.server.server_close()
 
@@ -190,6 +199,8 @@ def complaint(status: int, sentence: str, code: str = "") -> tuple[int, dict[str
 def read(content: bytes, name: str) -> Asked:
     """Read a question. Raise ValueError, TypeError or KeyError."""
     found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
     if found.get("model") != name:
         raise ValueError(f"there is no model {found.get('model')!r} here, only {name!r}")
     prompt = "\n\n".join(str(message["content"]) for message in found["messages"])

@@ -22,19 +22,13 @@ LABEL = (
     r"|(?:the )?(?:rewritten|reworded|restated|simplified|new|easy|medium|hard|terse|erudite|scholarly)"
     r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation"
 )
-INTRODUCTION = re.compile(
-    rf"""
-    \s*[*_#>\s]*                                        # Markdown's marks
-    (?:
-        (?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n:]*?(?P<colon>:)
-      | (?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n]*?(?P<line>[.!]?)[*_ ]*(?=\n\s*\n)
-      | (?:{LABEL})\s*(?P<label>:)
-      | {YES}[.!](?=\s*\n)
-    )
-    [*_\s]*
-    """,
-    re.IGNORECASE | re.VERBOSE,
+FORMS = (
+    rf"(?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n:]*?:",
+    rf"(?:{YES}[\s,.!]+)?{HERE}\b[^\n:]*?\b{MADE}\b[^\n]*?(?=\n\s*\n)",
+    rf"(?:{LABEL})\s*:",
+    rf"{YES}[.!](?=\s*\n)",
 )
+INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
 QUOTES = (('"', '"'), ("“", "”"))
 
 

@@ -12,7 +12,7 @@ REFUSALS = re.compile(
     \s*(?:(?:i\s*(?:'|’)?\s*a?m\s+(?:very\s+|so\s+)?sorry|sorry|i\s+apologi[sz]e|my\s+apologies|unfortunately)\b[^.!?\n]{0,60}?)?
     \bi\s*(?:\s*(?:can(?:'|’)?t|cannot|can\s+not|won(?:'|’)t|will\s+not|could\s+not)
         |(?:'|’)?\s*a?m\s+(?:unable|not\s+able|not\s+comfortable|not\s+allowed))\s*(?:to\s+|with\s+)?
-    (?:\w+\s+)?
+    (?:be\s+able\s+to\s+|\w+\s+)?
     (?:assist|help|fulfil\w*|comply|complet\w*|provid\w*|paraphras\w*|rephras\w*|rewrit\w*|reword\w*|restat\w*|process\w*
         |generat\w*|creat\w*|produc\w*|writ\w*|engag\w*|do\s+that|see\s+(?:any|the|a)\s+text|access\w*)\b
     """,
