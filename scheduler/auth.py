@@ -15,7 +15,7 @@ from typing import Literal
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
-from django.db.models import CharField, Q
+from django.db.models import CharField, Exists, OuterRef, Q
 from django.utils import timezone
 
 from scheduler.models import Event, JoinToken, Lease, Node
@@ -126,11 +126,16 @@ def admit(node: Node, join: JoinToken, message: wire.Register) -> str:
 # --- asking --------------------------------------------------------------------------------------------------------
 
 
-OF_TOKEN = Prepared(lambda: Node.objects.filter(token_hash=Later("token_hash", CharField())).order_by())
+HELD = Lease.objects.filter(node=OuterRef("pk"), state=Lease.State.ACTIVE)
+OF_TOKEN = Prepared(
+    lambda: Node.objects.filter(token_hash=Later("token_hash", CharField())).annotate(holds=Exists(HELD)).order_by()
+)
 
 
 def node_of(token: str) -> Node:
-    """Return the node whose token this is; raise Unknown or Forbidden with a sentence."""
+    """Return the node whose token this is; raise Unknown or Forbidden with a sentence.
+
+    It has an attribute more: whether it `holds` a lease."""
     node = OF_TOKEN.first(token_hash=digest(token))
     if node is None:
         if token.startswith("dtn_lease_"):

@@ -63,8 +63,10 @@ HELD = Prepared(lambda: Lease.objects.filter(node=Later("node", BigIntegerField(
 
 
 def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
-    """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds."""
-    for lease in HELD.rows(node=node.pk):
+    """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds.
+
+    No query for a node of which it is known that it holds none (`auth.node_of`)."""
+    for lease in HELD.rows(node=node.pk) if vars(node).get("holds", True) else ():
         if lease.pk in message.abandoned:
             leases.lose(lease, f"{node.name} was restarted.")
         elif lease.lane != message.lane:

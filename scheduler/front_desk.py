@@ -14,7 +14,7 @@ from typing import Any
 
 from django.conf import settings
 
-from scheduler import node_api, polls
+from scheduler import node_api, polls, presence
 from scheduler.clerks import CLERKS
 from scheduler.lobby import LOBBY
 from trainer import wire
@@ -25,12 +25,15 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 POLL = "/api/node/v1/poll"
+NOTES = presence.Notes()
+"""Of this process."""
 
 
 class FrontDesk:
     def __init__(self, otherwise: Application) -> None:
         """`otherwise`: what answers a question that is not in order."""
         self._otherwise = otherwise
+        self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await whole(receive)
@@ -39,12 +42,24 @@ class FrontDesk:
         deadline = asyncio.get_running_loop().time()
         try:
             question, action = await CLERKS.do(partial(hear, token_of(scope), body))
+            self._write_soon()
             deadline += question.message.wait_seconds
             action = action or await held_open(question, deadline, receive)
         except Exception:  # said, and logged, over there
             await self._otherwise(scope, once_more(body, receive), send)
             return
         await answer(send, action.model_dump_json(exclude_none=True).encode())
+
+    def _write_soon(self) -> None:
+        """See to what has been noted of nodes being written down."""
+        if NOTES and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(write_soon())
+
+
+async def write_soon() -> None:
+    await asyncio.sleep(presence.WRITTEN_EVERY)
+    if NOTES:
+        await CLERKS.do(NOTES.write)
 
 
 def hear(token: str, body: bytes) -> tuple[polls.Question, wire.Action | None]:
@@ -53,7 +68,7 @@ def hear(token: str, body: bytes) -> tuple[polls.Question, wire.Action | None]:
         raise ValueError("No question is so long.")
     node = node_api.admitted(token)
     question = polls.Question(node, wire.Poll.model_validate(node_api.plain_json(body)))
-    return question, question.first()
+    return question, question.first(NOTES)
 
 
 async def held_open(question: polls.Question, deadline: float, receive: Receive) -> wire.Action:
@@ -129,3 +144,4 @@ def rest() -> None:
     """Send away who waits, and let threads and connections go; the next question has new ones."""
     LOBBY.close()
     CLERKS.rest()
+    NOTES.clear()

@@ -16,10 +16,11 @@ NOTABLE = {
 
 
 def fields(node: Node, health: wire.Health | None) -> dict[str, Any]:
-    """Return what is to be written to the node's row, with its Events; nothing where an older agent says nothing."""
-    if health is None:
+    """Return what is to be written to the node's row, with its Events; nothing where an older agent says nothing, or
+    what the row says already."""
+    said = node.health if health is None else health.model_dump(mode="json")
+    if said == node.health:
         return {}
-    said = health.model_dump(mode="json")
     for sentence in news(node.health, said):
         Event.record(f"node:{node.name}", node, sentence.format(name=node.name, trouble=said["trouble"]))
     node.health = said

@@ -8,18 +8,36 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any, Literal
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
-from django.db.models import BigIntegerField, DateTimeField, F, FloatField, TextField
+from django.db.models import (
+    BigIntegerField,
+    DateTimeField,
+    F,
+    FloatField,
+    OuterRef,
+    QuerySet,
+    Subquery,
+    TextField,
+)
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, storage, uploads
+from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, uploads
 from scheduler.kinds import kind_of
-from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from scheduler.models import Blob, Checkpoint, Event, Job, Lease, Node, events
 from scheduler.models.jobs import LeaseQuerySet
-from scheduler.prepared import Later, Prepared, PreparedInsert, PreparedUpdate
+from scheduler.prepared import (
+    Later,
+    NextNumber,
+    Prepared,
+    PreparedInsert,
+    PreparedInserts,
+    PreparedTake,
+    PreparedUpdate,
+)
 from scheduler.refusals import Over
 from trainer import wire
 
@@ -68,10 +86,11 @@ def take(
     job: Job | None = None
     try:
         with transaction.atomic():
-            job = lines.first_of(line, node, timezone.now())
+            job = claimed(line, node)
             if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
                 queue.forget(line)
             if job is None or endings.too_soon(job, node, seeker):
+                transaction.set_rollback(True)
                 return None
             return grant(job, node, lane)
     except IntegrityError:
@@ -85,53 +104,68 @@ def take(
         return None
 
 
-TAKEN = {"state": Job.State.LEASED, "reason": "", **jobs.UNASKED}
-CLAIM = PreparedUpdate(
-    lambda: (
-        Job.objects.filter(pk=Later("job", BigIntegerField()), state=Job.State.QUEUED),
-        {**TAKEN, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())},
+def claimed(line: matching.Line, node: Node) -> Job | None:
+    """Claim the first job of the line with one conditional UPDATE; None where there is none left for this node.
+
+    Not one that has had this node's hours. The job has attributes more: its `lease_number`, and two sizes."""
+    now, alike = timezone.now(), lines.alike(line)
+    if node.max_hours is None:
+        return CLAIM.first(**alike, now=now)
+    half = timedelta(hours=node.max_hours) / 2
+    return CLAIM_FOR_HOURS.first(**alike, now=now, node=node.pk, since=now - lines.HANDED_ON, half=half)
+
+
+def claiming(chosen: QuerySet[Job]) -> tuple[QuerySet[Job], dict[str, Any], QuerySet[Job]]:
+    taken = {"state": Job.State.LEASED, "reason": "", **jobs.UNASKED}
+    changes = {**taken, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())}
+    return (
+        chosen,
+        changes,
+        Job.objects.annotate(
+            lease_number=NextNumber(Lease), release_size=size_of("release"), entry_size=size_of("entry")
+        ),
     )
-)
-ADD = PreparedInsert(lambda: Lease)
-SPECIFY = PreparedUpdate(
-    lambda: (Lease.objects.filter(pk=Later("lease", BigIntegerField())), {"spec": Later("spec", TextField())})
-)
+
+
+def size_of(blob: str) -> Subquery:
+    return Subquery(Blob.objects.filter(pk=OuterRef(blob)).values("size"))
+
+
+CLAIM = PreparedTake(lambda: claiming(lines.in_line()))
+CLAIM_FOR_HOURS = PreparedTake(lambda: claiming(lines.not_handed_on()))
+TAKE = PreparedInserts(PreparedInsert(lambda: Lease, numbered=True), events.ADD)
 LAST = Prepared(lambda: Checkpoint.objects.filter(job=Later("job", BigIntegerField())).order_by("-step")[:1])
 
 
-def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease | None:
-    """Claim the job with one conditional UPDATE and make its lease; None when another asker was faster."""
-    now = timezone.now()
-    if CLAIM.run(job=job.pk, now=now) != 1:
-        return None
-    for name, value in {**TAKEN, "state_since": now, "attempts": job.attempts + 1}.items():
-        setattr(job, name, value)  # nobody else can have changed it
+def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease:
+    """Make the lease of a job that has just been claimed."""
     token = auth.new_token("lease")
     gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
-    lease = ADD.add(
-        Lease(
-            job=job,
-            node=node,
-            attempt=job.attempts,
-            lane=lane,
-            gpus=gpus,
-            accelerator=accelerator,
-            token_hash=auth.digest(token),
-            started_at=now,
-            expires_at=now + lease_time(),
-        )
+    lease = Lease(
+        pk=vars(job)["lease_number"],
+        job=job,
+        node=node,
+        attempt=job.attempts,
+        lane=lane,
+        gpus=gpus,
+        accelerator=accelerator,
+        token_hash=auth.digest(token),
+        started_at=job.state_since,
+        expires_at=job.state_since + lease_time(),
     )
-    spec = wire.encode(specify(job, lease, now))
-    SPECIFY.run(lease=lease.pk, spec=spec)
-    lease.spec = spec
+    lease.spec = wire.encode(specify(job, lease))
+    TAKE.add(lease, Event.of(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}."))
     kind_of(job).leased(job, lease)
-    Event.record(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}.")
     return wire.Lease(
-        lease=lease.pk, token=token, seconds=settings.LEASE_SECONDS, spec=spec, signature=signing.sign(spec.encode())
+        lease=lease.pk,
+        token=token,
+        seconds=settings.LEASE_SECONDS,
+        spec=lease.spec,
+        signature=signing.sign(lease.spec.encode()),
     )
 
 
-def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
+def specify(job: Job, lease: Lease) -> wire.JobSpec:
     """Return what the node is told to do; raise Unorderable when the kind cannot say."""
     last = LAST.first(job=job.pk) if lease.attempt > 1 else None  # who has not had it yet has left none
     try:
@@ -141,16 +175,22 @@ def specify(job: Job, lease: Lease, now: datetime) -> wire.JobSpec:
             lease=lease.pk,
             node=lease.node_id,
             attempt=lease.attempt,
-            release=storage.reference(job.release, "release.tar"),
-            entry=storage.reference(job.entry, "entry.tar") if job.entry else None,
+            release=reference(job, "release"),
+            entry=reference(job, "entry") if job.entry_id else None,
             order=kind_of(job).order(job, resume),
             limits=wire.Limits.model_validate(job.limits),
-            issued_at=now.timestamp(),
+            issued_at=lease.started_at.timestamp(),
         )
     except DatabaseError:
         raise
     except Exception as error:  # a job that cannot be ordered must not stop the queue
         raise Unorderable from error
+
+
+def reference(job: Job, blob: Literal["release", "entry"]) -> wire.FileRef:
+    """Return one of the job's two files, by what the claim has told of it."""
+    facts = vars(job)
+    return wire.FileRef(path=f"{blob}.tar", sha256=facts[f"{blob}_id"], size=facts[f"{blob}_size"])
 
 
 # --- keeping it ----------------------------------------------------------------------------------------------------

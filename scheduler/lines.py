@@ -30,8 +30,8 @@ from django.db.models import (
 from django.db.models.functions import Cast, Greatest
 
 from scheduler import matching
-from scheduler.models import Job, Lease, Node
-from scheduler.prepared import Later, Prepared
+from scheduler.models import Job, Lease
+from scheduler.prepared import Later
 
 SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
@@ -169,33 +169,24 @@ def read(now: datetime) -> matching.Queue:
 # --- from a line to a job --------------------------------------------------------------------------------------------
 
 
-def first_of(line: matching.Line, node: Node, now: datetime) -> Job | None:
-    """Return the job of this line that has waited longest, that nobody else is just taking, and that this node has not
-    given its hours already. Bring a transaction."""
-    alike = {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
-    if node.max_hours is None:
-        return FIRST.first(**alike, now=now)
-    half = timedelta(hours=node.max_hours) / 2
-    return FIRST_FOR_HOURS.first(**alike, node=node.pk, since=now - HANDED_ON, half=half, now=now)
+def alike(line: matching.Line) -> dict[str, Any]:
+    """Return what the jobs of a line have in common, as values of their fields."""
+    return {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
 
 
-def firsts() -> QuerySet[Job]:
-    """Return the first job of a line whose FIELDS are told later."""
-    alike = {name: Later(name, Job._meta.get_field(name)) for name in FIELDS}
-    begins = in_its_hours(Later("now", DateTimeField()))
-    waiting = Job.objects.filter(begins, state=Job.State.QUEUED, **alike).select_related("release", "entry")
+def in_line() -> QuerySet[Job]:
+    """Return the jobs of a line whose FIELDS are told later, who has waited longest first, without those that somebody
+    else is just taking."""
+    fields = {name: Later(name, Job._meta.get_field(name)) for name in FIELDS}
+    jobs = Job.objects.filter(in_its_hours(Later("now", DateTimeField())), state=Job.State.QUEUED, **fields)
     if connection.features.has_select_for_update_skip_locked:
-        waiting = waiting.select_for_update(skip_locked=True, of=("self",))
-    return waiting.order_by("queued_at", "pk")
+        jobs = jobs.select_for_update(skip_locked=True)
+    return jobs.order_by("queued_at", "pk")
 
 
-def hours_given() -> QuerySet[Lease]:
-    """Return a node's leases of the outer job that lately took more than half of what its owner lends to one run."""
+def not_handed_on() -> QuerySet[Job]:
+    """Return those of them that a node has not lately given more than half of what its owner lends to one run."""
     lasted = ExpressionWrapper(F("ended_at") - F("started_at"), output_field=DurationField())
     node, since = Later("node", BigIntegerField()), Later("since", DateTimeField())
     ended = Lease.objects.filter(job=OuterRef("pk"), node=node, ended_at__gt=since)
-    return ended.alias(lasted=lasted).filter(lasted__gt=Later("half", DurationField()))
-
-
-FIRST = Prepared(lambda: firsts()[:1])
-FIRST_FOR_HOURS = Prepared(lambda: firsts().filter(~Exists(hours_given()))[:1])
+    return in_line().filter(~Exists(ended.alias(lasted=lasted).filter(lasted__gt=Later("half", DurationField()))))

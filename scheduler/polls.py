@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from django.conf import settings
 from django.utils import timezone
 
-from scheduler import auth, expiry, leases, lines, matching, pool, quota, seekers
+from scheduler import auth, expiry, leases, lines, matching, pool, presence, quota, seekers
 from scheduler.models import Job, Lease, Node, Window
 from trainer import wire
 
@@ -48,11 +48,11 @@ class Question:
     idle_reason: str = field(default="The queue is empty.")
     windows: list[Window] | None = None
 
-    def first(self) -> wire.Action | None:
-        """Look once, thoroughly; return the answer, or None where waiting may help."""
+    def first(self, notes: presence.Notes | None = None) -> wire.Action | None:
+        """Look once, thoroughly; return the answer, or None where waiting may help. `notes`: see `pool.greet`."""
         now = timezone.now()
         message = self.message
-        pool.greet(self.node, message.hardware, message.health, message.lanes_wished)
+        pool.greet(self.node, message.hardware, message.health, message.lanes_wished, notes)
         PATROL.see_to_expired(now)
         if held := expiry.give_up(self.node, self.message, now):
             return idle(BUSY_SECONDS, f"This node still holds lease {held.pk}; it ends when it is not heard of.")
@@ -65,6 +65,7 @@ class Question:
             self.node.refresh_from_db()
         except Node.DoesNotExist:
             return wire.Action(action="stop", reason="This node was removed from the site.")
+        self.node.hardware = self.message.hardware.model_dump(mode="json")  # perhaps not written down yet
         if answer := self.not_now(now):
             return answer
         return self.look(now) if self.looked_at is None or stirred(self.looked_at) else None

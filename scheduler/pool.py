@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import BigIntegerField, DateTimeField, F, Q
+from django.db.models import F, Q
 from django.utils import timezone
 
+from scheduler import presence
 from scheduler.health import fields
 from scheduler.models import Event, Node
-from scheduler.prepared import Later, PreparedUpdate
 from trainer import wire
 
 OFFLINE_AFTER = timedelta(minutes=2)
@@ -36,32 +36,31 @@ def actor(node: Node) -> str:
 
 
 def greet(
-    node: Node, hardware: wire.Hardware, health: wire.Health | None = None, lanes_wished: int | None = None
+    node: Node,
+    hardware: wire.Hardware,
+    health: wire.Health | None = None,
+    lanes_wished: int | None = None,
+    notes: presence.Notes | None = None,
 ) -> None:
-    """The node asks for work: note what it is and how it is now, and that it is here."""
+    """The node asks for work: note what it is and how it is now, and that it is here.
+
+    In its row that stands at once; with `notes` in a moment, where it is nothing that others look for."""
     now = timezone.now()
-    found = hardware.model_dump(mode="json")
+    back = node.state in (Node.State.NEW, Node.State.OFFLINE)
     stale = node.last_seen is None or now - node.last_seen > NOTED_EVERY
-    lanes = lanes_wished or node.lanes
-    if found != node.hardware or stale or lanes != node.lanes:
-        labels = relabelled(node, hardware)
-        told = {"hardware": found, "labels": labels, "lanes": lanes}
-        news = {name: value for name, value in told.items() if value != getattr(node, name)} | fields(node, health)
-        if news:
-            Node.objects.filter(pk=node.pk).update(last_seen=now, **news)
-        else:
-            SEEN.run(node=node.pk, now=now)
-        node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
-    if node.state in (Node.State.NEW, Node.State.OFFLINE):
+    found = hardware.model_dump(mode="json")
+    labels, lanes = relabelled(node, hardware), lanes_wished or node.lanes
+    news = {"hardware": found} if found != node.hardware else {}
+    if stale:
+        news |= fields(node, health)
+    if (labels, lanes) != (node.labels, node.lanes):
+        Node.objects.filter(pk=node.pk).update(last_seen=now, labels=labels, lanes=lanes, **news)
+    elif news or stale:
+        word = presence.Word(now, {"hardware": found, "health": node.health} if news else None)
+        notes.take(node, word) if notes is not None and not back else presence.write({node.pk: word})
+    node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
+    if back:
         change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
-
-
-SEEN = PreparedUpdate(
-    lambda: (
-        Node.objects.filter(pk=Later("node", BigIntegerField())),
-        {"last_seen": Later("now", DateTimeField())},
-    )
-)
 
 
 def relabelled(node: Node, hardware: wire.Hardware) -> list[str]:

@@ -4,21 +4,21 @@ several times what it costs the database to answer. PostgreSQL keeps them prepar
     OF_TOKEN = Prepared(lambda: Node.objects.filter(token_hash=Later("token", Node._meta.get_field("token_hash"))))
     OF_TOKEN.rows(token="...")
 
-Not covered: annotations, deferred fields, prefetching, signals of models, and lookups whose SQL depends on the value
-(None, lists).
+Annotations become attributes of the rows. Not covered: deferred fields, prefetching, signals of models, and lookups
+whose SQL depends on the value (None, lists).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Any, Generic, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Expression, Model, QuerySet
+from django.db.models import BigIntegerField, Expression, Model, QuerySet
 from django.db.models.query import get_related_populators
 from django.db.models.sql import InsertQuery, UpdateQuery
 
@@ -37,6 +37,23 @@ class Later(Expression):
 
     def of(self, values: dict[str, Any], connection: BaseDatabaseWrapper) -> Any:
         return self.output_field.get_db_prep_value(values[self.name], connection, prepared=False)
+
+
+class NextNumber(Expression):
+    """The number that the next row of a model is to have. It is taken: give it to a row that you write with it."""
+
+    def __init__(self, model: type[Model]) -> None:
+        super().__init__(output_field=BigIntegerField())
+        self.model = model
+
+    def as_postgresql(self, compiler: Any, connection: BaseDatabaseWrapper) -> Any:
+        meta = self.model._meta
+        return "nextval(pg_get_serial_sequence(%s, %s))", (f'"{meta.db_table}"', meta.pk.column)
+
+    def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Nobody else can be writing: transactions of ours are immediate."""
+        sql = "(SELECT COALESCE(MAX(seq), 0) + 1 FROM sqlite_sequence WHERE name = %s)"
+        return sql, (self.model._meta.db_table,)
 
 
 @dataclass(frozen=True)
@@ -62,9 +79,11 @@ class Words:
             "".join(map(add, pieces, spoken)) + last, tuple(value for value in given if isinstance(value, Later))
         )
 
+    def given(self, values: dict[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
+        return [value.of(values, connection) if isinstance(value, Later) else value for value in self.values]
+
     def run(self, cursor: Any, values: dict[str, Any], connection: BaseDatabaseWrapper) -> None:
-        given = [value.of(values, connection) if isinstance(value, Later) else value for value in self.values]
-        cursor.execute(self.sql, given)
+        cursor.execute(self.sql, self.given(values, connection))
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,12 @@ class Reading(Generic[Row]):
     words: Words
     compiler: Any
     converters: dict[int, Any]
+
+    @classmethod
+    def made(cls, chosen: QuerySet[Row], connection: BaseDatabaseWrapper) -> Reading[Row]:
+        compiler: Any = chosen.query.get_compiler(connection=connection)
+        sql, values = compiler.as_sql()
+        return cls(Words.made(sql, values, connection), compiler, compiler.get_converters(attrs(compiler.select)))
 
     def objects(self, rows: list[Any], connection: BaseDatabaseWrapper) -> list[Row]:
         compiler = copy.copy(self.compiler)
@@ -87,6 +112,8 @@ class Reading(Generic[Row]):
             one = klass["model"].from_db(connection.alias, names, row[begin:end])
             for populator in related:
                 populator.populate(row, one)
+            for name, column in compiler.annotation_col_map.items():
+                setattr(one, name, row[column])
             found.append(one)
         return found
 
@@ -111,13 +138,7 @@ class Prepared(Generic[Row]):
         return next(iter(self.rows(**values)), None)
 
     def _make(self, connection: BaseDatabaseWrapper) -> Reading[Row]:
-        compiler = self._build().query.get_compiler(connection=connection)
-        sql, values = compiler.as_sql()
-        made = Reading[Row](
-            Words.made(sql, values, connection), compiler, compiler.get_converters(attrs(compiler.select))
-        )
-        self._made[connection.vendor] = made
-        return made
+        return self._made.setdefault(connection.vendor, Reading.made(self._build(), connection))
 
 
 class PreparedUpdate:
@@ -135,40 +156,117 @@ class PreparedUpdate:
             made.run(cursor, values, connection)
             return int(cursor.rowcount)
 
+    def run_each(self, values: list[dict[str, Any]]) -> None:
+        """Run it with each of these, in their order; PostgreSQL is sent all of them at once."""
+        if not values:
+            return
+        connection = connections[DEFAULT_DB_ALIAS]
+        made = self._made.get(connection.vendor) or self._make(connection)
+        with cursor_of(connection) as cursor:
+            cursor.executemany(made.sql, [made.given(some, connection) for some in values])
+
     def _make(self, connection: BaseDatabaseWrapper) -> Words:
-        chosen, changes = self._build()
-        query: Any = chosen.query.chain(UpdateQuery)
-        query.add_update_values(changes)
-        sql, values = query.get_compiler(connection=connection).as_sql()
-        return self._made.setdefault(connection.vendor, Words.made(sql, values, connection))
+        made = Words.made(*update_of(*self._build(), connection), connection)
+        return self._made.setdefault(connection.vendor, made)
+
+
+class PreparedTake(Generic[Row]):
+    """An UPDATE of the first row of a queryset, which returns the row as it is then. `build` gives three things: that
+    queryset, the changes, and another queryset, without conditions, of whose columns and annotations the answer is."""
+
+    def __init__(self, build: Callable[[], tuple[QuerySet[Row], dict[str, Any], QuerySet[Row]]]) -> None:
+        self._build = build
+        self._made: dict[str, Reading[Row]] = {}
+
+    def first(self, **values: Any) -> Row | None:
+        """Return the row, changed; None where there is none."""
+        connection = connections[DEFAULT_DB_ALIAS]
+        made = self._made.get(connection.vendor) or self._make(connection)
+        with cursor_of(connection) as cursor:
+            made.words.run(cursor, values, connection)
+            rows = cursor.fetchall()
+        return made.objects(rows, connection)[0] if rows else None
+
+    def _make(self, connection: BaseDatabaseWrapper) -> Reading[Row]:
+        chosen, changes, returned = self._build()
+        reading = Reading.made(returned.order_by(), connection)
+        columns = [words for _, words, _ in reading.compiler.select]
+        # With `=` the choice is made once; with IN a planner may make it again for every row, and take several.
+        sql, values = update_of(chosen.model._default_manager.filter(pk=chosen.values("pk")[:1]), changes, connection)
+        sql += f" RETURNING {', '.join(column for column, _ in columns)}"
+        words = Words.made(sql, (*values, *(value for _, some in columns for value in some)), connection)
+        return self._made.setdefault(connection.vendor, replace(reading, words=words))
 
 
 class PreparedInsert(Generic[Row]):
-    """An INSERT of one row of a model, whose number the database gives."""
+    """An INSERT of one row of a model, whose number the database gives; or the row has it already (`numbered`)."""
 
-    def __init__(self, model: Callable[[], type[Row]]) -> None:
+    def __init__(self, model: Callable[[], type[Row]], *, numbered: bool = False) -> None:
         self._model = model
+        self._numbered = numbered
         self._made: dict[str, Words] = {}
 
     def add(self, row: Row) -> Row:
         """Write the row; it has its number then."""
         connection = connections[DEFAULT_DB_ALIAS]
-        made = self._made.get(connection.vendor) or self._make(connection)
         with cursor_of(connection) as cursor:
-            made.run(cursor, row.__dict__, connection)
+            self.words(connection).run(cursor, row.__dict__, connection)
             (row.pk,) = cursor.fetchone()
         row._state.adding, row._state.db = False, connection.alias
         return row
 
+    def words(self, connection: BaseDatabaseWrapper) -> Words:
+        return self._made.get(connection.vendor) or self._make(connection)
+
     def _make(self, connection: BaseDatabaseWrapper) -> Words:
         model = self._model()
-        fields: list[Any] = [field for field in model._meta.concrete_fields if not field.primary_key]
+        every: tuple[Any, ...] = model._meta.concrete_fields
+        fields = [field for field in every if self._numbered or not field.primary_key]
         query = InsertQuery(model)
         query.insert_values(fields, [model(**{field.attname: Later(field.attname, field) for field in fields})])
         compiler: Any = query.get_compiler(connection=connection)
         compiler.returning_fields = [model._meta.pk]
         [(sql, values)] = compiler.as_sql()
         return self._made.setdefault(connection.vendor, Words.made(sql, values, connection))
+
+
+class PreparedInserts:
+    """Several INSERTs, a row each, of which only the last may need its number from the database. On PostgreSQL they are
+    one statement, with what the ends of all of them check."""
+
+    def __init__(self, *inserts: PreparedInsert[Any]) -> None:
+        self._inserts = inserts
+        self._sql = ""
+
+    def add(self, *rows: Model) -> None:
+        connection = connections[DEFAULT_DB_ALIAS]
+        if connection.vendor != "postgresql":
+            for insert, row in zip(self._inserts, rows, strict=True):
+                insert.add(row)
+            return
+        words = [insert.words(connection) for insert in self._inserts]
+        self._sql = self._sql or in_one([one.sql for one in words])
+        given = [value for one, row in zip(words, rows, strict=True) for value in one.given(row.__dict__, connection)]
+        with cursor_of(connection) as cursor:
+            cursor.execute(self._sql, given)
+            (rows[-1].pk,) = cursor.fetchone()
+        for row in rows:
+            row._state.adding, row._state.db = False, connection.alias
+
+
+def in_one(statements: list[str]) -> str:
+    """Return one statement of PostgreSQL's that does all of these, and returns what the last returns."""
+    *others, last = statements
+    return f"WITH {', '.join(f'_{number} AS ({one})' for number, one in enumerate(others))} {last}"
+
+
+def update_of(
+    chosen: QuerySet[Any], changes: dict[str, Any], connection: BaseDatabaseWrapper
+) -> tuple[str, tuple[Any, ...]]:
+    query: Any = chosen.query.chain(UpdateQuery)
+    query.add_update_values(changes)
+    sql, values = query.get_compiler(connection=connection).as_sql()
+    return sql, tuple(values)
 
 
 def cursor_of(connection: BaseDatabaseWrapper) -> Any:

@@ -25,10 +25,14 @@ class Tally:
 
 
 def requests(nodes: list[dict[str, Any]], host: str) -> deque[bytes]:
-    """Return every node's question as the bytes of an HTTP request."""
-    made = deque()
+    """Return every node's question as the bytes of an HTTP request. As in life its disk is a little fuller than when
+    the site last heard of it, and its GPU has a temperature."""
+    made, draw = deque(), random.Random(1)
     for node in nodes:
-        body = json.dumps({"version": 1, "hardware": node["hardware"], "wait_seconds": 0, "lanes": 1}).encode()
+        hardware = {**node["hardware"], "disk_free_bytes": node["hardware"]["disk_free_bytes"] - draw.randrange(10**6)}
+        health = {"temperature_celsius": draw.randrange(35, 80), "gpu_used_bytes": 0}
+        said = {"version": 1, "hardware": hardware, "wait_seconds": 0, "lanes": 1, "lanes_wished": 1, "health": health}
+        body = json.dumps(said).encode()
         head = (
             f"POST /api/node/v1/poll HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {node['token']}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -40,8 +40,13 @@ class Event(models.Model):
 
     @classmethod
     def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
+        return ADD.add(cls.of(actor, target, sentence))
+
+    @classmethod
+    def of(cls, actor: str, target: models.Model, sentence: str) -> Event:
+        """Return it unwritten, for who writes it together with other rows (`ADD`)."""
         kind = target._meta.model_name or ""
-        return ADD.add(cls(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500]))
+        return cls(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500])
 
 
 ADD = PreparedInsert(lambda: Event)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db.models import BigIntegerField, DateTimeField, F
+from django.db import transaction
+from django.db.models import BigIntegerField, CharField, DateTimeField, F, OuterRef, Subquery
 from django.utils import timezone
 from station import make_job, make_node
 
-from scheduler.models import Job, Node
-from scheduler.prepared import Later, Prepared, PreparedUpdate
+from scheduler.models import Blob, Event, Job, Node, Window
+from scheduler.models.events import ADD
+from scheduler.prepared import (
+    Later,
+    NextNumber,
+    Prepared,
+    PreparedInsert,
+    PreparedInserts,
+    PreparedTake,
+    PreparedUpdate,
+)
 
 pytestmark = pytest.mark.django_db
 WAITING = Prepared(
@@ -29,6 +39,16 @@ ATTEMPT = PreparedUpdate(
         {"attempts": F("attempts") + 1, "queued_at": Later("now", DateTimeField())},
     )
 )
+TAKE = PreparedTake(
+    lambda: (
+        Job.objects.filter(author=Later("author", CharField()), state=Job.State.QUEUED).order_by("-pk"),
+        {"state": Job.State.LEASED, "attempts": F("attempts") + 1},
+        Job.objects.annotate(
+            next_window=NextNumber(Window), size=Subquery(Blob.objects.filter(pk=OuterRef("release")).values("size"))
+        ),
+    )
+)
+BOTH = PreparedInserts(PreparedInsert(lambda: Window, numbered=True), ADD)
 
 
 @pytest.mark.parametrize("labels", [[], ["1x24gb", "h100"]])
@@ -66,3 +86,31 @@ def test_text_from_outside_is_a_value_and_no_sql() -> None:
     node, _ = make_node(name)
     make_node("other")
     assert of_name.rows(name=name) == [node]
+
+
+def test_one_row_is_taken_and_told_as_it_is_then() -> None:
+    first, last = (make_job(author="ada", result={"a": [1]}) for _ in range(2))
+    with transaction.atomic():
+        taken = TAKE.first(author="ada")
+    assert taken == last
+    last.refresh_from_db()
+    fields = [field.attname for field in Job._meta.concrete_fields]
+    assert [getattr(taken, name) for name in fields] == [getattr(last, name) for name in fields]
+    assert (last.state, last.attempts, vars(taken)["size"]) == (Job.State.LEASED, 1, last.release.size)
+    first.refresh_from_db()
+    assert first.state == Job.State.QUEUED
+    with transaction.atomic():
+        assert TAKE.first(author="ada") == first
+        assert TAKE.first(author="ada") is None
+
+
+def test_a_number_that_was_drawn_is_that_of_the_row_and_not_of_the_next() -> None:
+    node, job = make_node()[0], make_job(author="ada")
+    day = {"node": node, "weekday": 0, "start": "00:00", "end": "00:00"}
+    with transaction.atomic():
+        taken = TAKE.first(author="ada")
+        window = Window(pk=vars(taken)["next_window"], **day)
+        BOTH.add(window, Event.of("ada", job, "Both were written."))
+    assert Window.objects.get() == window
+    assert Event.objects.about(job).get().sentence == "Both were written."
+    assert Window.objects.create(**day).pk > window.pk

@@ -199,7 +199,7 @@ def test_wishes_make_a_question_no_dearer_with_a_longer_queue(
     Window.objects.bulk_create(Window(node=node, weekday=day, start=time(0), end=time(0)) for day in range(7))
     Node.objects.update(available="windows", max_hours=2)
     agent.ask()
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(5):
         assert agent.ask().action == "idle"
 
 
@@ -210,7 +210,7 @@ def test_the_questions_of_a_process_share_a_look_at_the_queue(
     lines.READER = lines.Reader()
     make_job(needs_labels=["h100"])
     agent.ask()
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(1):
         assert agent.ask().reason == "What waits needs a node labelled h100."
     make_job(author="bob")
     assert agent.ask().action == "idle"
