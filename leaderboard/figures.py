@@ -24,7 +24,8 @@ def budget(text: str) -> str:
         return duration(float(number) * SECONDS[size])
     if unit == "flops":
         return f"{power(float(number), 3)} FLOPs"  # long enough to break where a column is narrow
-    return SPACE.join(part for part in (number, size, unit) if part)
+    whole = f"{int(number):,}" if number.isdecimal() else number
+    return SPACE.join(part for part in (whole, size, unit) if part)
 
 
 def compact(value: float) -> str:

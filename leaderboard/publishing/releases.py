@@ -47,6 +47,11 @@ class Way:
     seconds_left: float | None
     milestones: list[Milestone]
 
+    @property
+    def next(self) -> Milestone | None:
+        """Return the first mark that lies ahead."""
+        return next((mark for mark in self.milestones if mark.kept is None and mark.percent > self.percent), None)
+
 
 def cut_all() -> list[Publication]:
     """Cut what is due; return what was cut. Safe to run at any time, and twice."""

@@ -19,6 +19,8 @@ from leaderboard.pictures.charts import Dot, Tick
 from scheduler.models import Node
 
 register = template.Library()
+NEAR_SECONDS = 20 * 3600
+CROWD = 60
 
 
 def written(write: Any, value: float | None) -> str:
@@ -80,7 +82,10 @@ def across(ticks: Iterable[Tick]) -> SafeString:
 
 @register.filter
 def dots(places: Iterable[Dot]) -> SafeString:
-    return format_html_join("", '<circle class="dev" cx="{}%" cy="{}%" r="3.500"/>', places)
+    """Return the evaluations of a curve; many of them are drawn small."""
+    found = list(places)
+    size = "3.500" if len(found) <= CROWD else "1.750"
+    return format_html_join("", '<circle class="dev" cx="{}%" cy="{}%" r="{}"/>', ((*place, size) for place in found))
 
 
 @register.filter
@@ -130,6 +135,12 @@ def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
         '<time datetime="{}" title="{}" data-show="{}">{}</time>',
         at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M:%S} UTC", show, text,
     )  # fmt: skip
+
+
+@register.filter
+def how_near(at: datetime | None) -> str:
+    """Return how to show a moment: by the clock where there is no doubt of which day it is, else by day and hour."""
+    return "clock" if at is None or abs((datetime.now(UTC) - at).total_seconds()) < NEAR_SECONDS else "moment"
 
 
 @register.inclusion_tag("leaderboard/parts/foot.html")

@@ -4,6 +4,7 @@ const MAGNITUDES = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
 const CLOCK_SIZES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const SMOOTHINGS = { none: 0, light: 1 / 100, medium: 1 / 50, strong: 1 / 12 };
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+const CROWD = 60; // so many evaluations are drawn small
 const MAY_BE_LOG = ["loss", "gradient_norm"];
 const NAMED_DASHES = { baseline: [6, 4], left: [3, 2], back: [1, 4] };
 const TINTS = { before: "quiet", left: "noise", back: "now" };
@@ -227,7 +228,7 @@ export class Panels {
       series: [
         { label: named[x], value: (plot, value) => (value == null ? "–" : written[x](value)) },
         ...series.map((one) => (one.dots
-          ? { label: one.label, stroke: tint(one.stroke), width: 0, paths: () => null, points: { show: true, size: 8, width: 2, fill: colour("paper"), stroke: tint(one.stroke) }, value: three }
+          ? { label: one.label, stroke: tint(one.stroke), width: 0, paths: () => null, points: { show: true, size: one.x.length > CROWD ? 4 : 8, width: one.x.length > CROWD ? 1 : 2, fill: colour("paper"), stroke: tint(one.stroke) }, value: three }
           : { label: one.label, stroke: tint(one.stroke), width: one.width, dash: /^\d$/.test(one.stroke) ? DASHES[one.stroke] : NAMED_DASHES[one.stroke] ?? [], spanGaps: true, points: { show: false }, value: three })),
       ],
     };

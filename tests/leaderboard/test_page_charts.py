@@ -93,6 +93,7 @@ def test_nothing_is_drawn_before_the_first_step() -> None:
         (figures.budget("180s"), "3 min"),
         (figures.budget("3B-tokens"), "3 B tokens"),
         (figures.budget("500steps"), "500 steps"),
+        (figures.budget("300000steps"), "300,000 steps"),
         (figures.budget("1e19flops"), "1.0 × 10¹⁹ FLOPs"),
         (figures.budget("1.25e12flops"), "1.25 × 10¹² FLOPs"),
         (figures.share(0.125), "1/8 of the budget"),
