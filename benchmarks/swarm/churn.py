@@ -150,9 +150,8 @@ class Churn:
         if stage == 0:
             return [self.entrance]
         holders = [peer for batch in self.under_way for peer in batch.path]  # some may have moved on since
-        routers = {peer.name: peer.router for peer in holders if peer.stage == stage - 1}
-        routers |= {p.name: p.router for p in self.peers.values() if p.stage == stage - 1 and p.ready}
-        return list(routers.values())
+        at_work = [peer for peer in self.peers.values() if peer.ready]
+        return list(dict.fromkeys(peer.router for peer in (*at_work, *holders) if peer.stage == stage - 1))
 
     def leave(self, name: str) -> Peer | None:
         """Take a peer out of its stage; what it has been given it still does."""

@@ -34,7 +34,7 @@ def picture(story: dict[str, Any]) -> str:
     def many(peers: float) -> float:
         return LOWER[1] - (LOWER[1] - LOWER[0]) * peers / most
 
-    title = f"{story['visits']} peers come and go in {hours:g} hours"
+    title = f"{story['visits']} peers come and go in {hours:g} hours: how much of what the best places would allow"
     parts = [text(LEFT, 22, title), *legend(story)]
     for share in (0, 0.25, 0.5, 0.75, 1):
         parts += [
@@ -42,7 +42,7 @@ def picture(story: dict[str, Any]) -> str:
             text(LEFT - 8, high(share) + 4, f"{share:.0%}", "small end"),
         ]
     for way in ("without", "with"):
-        parts.append(curve(shares(story[way]["done"], story["best"]["done"]), lambda n: across(n + 0.5), high, way))
+        parts.append(curve(shares(story[way]["done"], story["ideal"]["done"]), lambda n: across(n + 0.5), high, way))
     parts.append(area(story["peers"], lambda n: across(n + 0.5), many))
     parts += [text(LEFT, LOWER[0] - 10, "Peers", "small"), text(LEFT - 8, LOWER[0] + 8, str(most), "small end")]
     parts += [
@@ -54,17 +54,17 @@ def picture(story: dict[str, Any]) -> str:
 
 
 def legend(story: dict[str, Any]) -> list[str]:
-    kinds = (("with", "With rebalancing", LEFT), ("without", "Without", LEFT + 330))
+    kinds = (("with", "With rebalancing", LEFT), ("without", "Without", LEFT + 350))
     return [
-        text(x, 44, f"{words}: {story[way]['share']:.1%} of the best assignment", f"{way}name")
+        text(x, 44, f"{words}: {story[way]['of_ideal']:.1%}, {story[way]['of_static']:.1%} of static", f"{way}name")
         for way, words, x in kinds
     ]
 
 
-def shares(done: Sequence[int], best: Sequence[int]) -> list[float]:
-    """Return each quarter of an hour's share of the best, with its neighbours: work done in one ends in the next."""
+def shares(done: Sequence[int], ideal: Sequence[int]) -> list[float]:
+    """Return each quarter of an hour's share of the ideal, with its neighbours: work done in one ends in the next."""
     around = [slice(max(0, n - 1), n + 2) for n in range(len(done))]
-    return [sum(done[part]) / max(1, sum(best[part])) for part in around]
+    return [sum(done[part]) / max(1, sum(ideal[part])) for part in around]
 
 
 def curve(values: Sequence[float], x: Callable[[int], float], y: Callable[[float], float], kind: str) -> str:

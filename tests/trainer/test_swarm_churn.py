@@ -15,12 +15,11 @@ def test_rebalancing_comes_near_the_best_assignment(monkeypatch: pytest.MonkeyPa
     from benchmarks.swarm import churn
     from benchmarks.swarm.churn_picture import picture
 
-    assert churn.trace(5, 2) == churn.trace(5, 2)
-    story = churn.simulate(5, 2)
-    assert story["with"]["share"] > 0.92
-    assert story["with"]["share"] > story["without"]["share"]
-    assert story["best"]["even"] > 0.95
-    assert story["with"]["even"] > story["without"]["even"]
+    assert churn.trace(3, 2) == churn.trace(3, 2)
+    story = churn.simulate(3, 2)
+    assert story["with"]["of_static"] > 0.95
+    assert story["with"]["of_ideal"] > 0.9
+    assert story["ideal"]["even"] > max(story["with"]["even"], story["without"]["even"])
     assert story["with"]["moves"] > 0
     ElementTree.fromstring(picture(story))  # noqa: S314 (our own)
 
