@@ -16,7 +16,7 @@ from trainer.swarm import reference
 from trainer.swarm.cuts import CutError, share
 from trainer.swarm.data import Batches, SameBatch
 from trainer.swarm.shapes import GPT2
-from trainer.swarm.stage import Stage, StateError, spans, stage_costs, whole_model
+from trainer.swarm.stage import Stage, StateError, spans, whole_model
 
 
 @pytest.fixture(scope="module")
@@ -167,20 +167,11 @@ def test_blocks_are_shared_so_that_the_dearest_stage_costs_least(
     assert dearest([span.start for span in found[1:]]) == min(every)
 
 
-@pytest.mark.parametrize("arch", SHAPES)
-def test_what_a_stage_costs_is_known_without_its_weights(dataset: Dataset, arch: str) -> None:
-    costs = stage_costs(tiny(dataset, arch, stages=3))
-    assert sorted(costs) == [0, 1, 2]
-    assert sum(costs.values()) == pytest.approx(3)
-    assert min(costs.values()) > 0
-
-
 def test_gpt_2_is_cut_where_both_stages_cost_as_much(dataset: Dataset) -> None:
-    """The head is worth more than five blocks."""
+    """Two of 64 M parameters that a token is multiplied by: the head is worth more than five blocks."""
     sizes = {"vocabulary_size": 50257, "sequence_length": 1024, **GPT2}
     config = tiny(dataset, "litgpt", model=sizes, sequence_length=1024)
     with torch.device("meta"):
         whole = whole_model(config)
     assert sum(p.numel() for p in whole.parameters()) == 124_439_808 - 1024 * 768 + 50_304 * 768 + 47 * 768
     assert [len(span) for span in spans(config, whole)] == [9, 3]
-    assert stage_costs(config)[0] == pytest.approx(1, abs=0.05)

@@ -247,26 +247,11 @@ def whole_model(config: SwarmConfig) -> LanguageModel:
 
 def spans(config: SwarmConfig, model: LanguageModel) -> tuple[range, ...]:
     """Return each stage's blocks of a whole model, evenly by the parameters that a token is multiplied by."""
-    cut_of(config.arch).check(model)
-    return share(*costs_of(config, model), config.stages)
-
-
-def costs_of(config: SwarmConfig, model: LanguageModel) -> tuple[tuple[int, ...], int]:
-    """Return what a token costs in each block of a whole model, and in its head."""
     cut = cut_of(config.arch)
+    cut.check(model)
     _, behind = cut.ends(model)
     head = sum(multiplied(getattr(holder, name)) for holder, name in behind)
-    return tuple(multiplied(block) for block in cut.blocks(model)), head
-
-
-def stage_costs(config: SwarmConfig) -> dict[int, float]:
-    """Return what a token costs at each stage beside the others: 1 on average. Draws no weights."""
-    with torch.device("meta"):
-        model = whole_model(config)
-    blocks, head = costs_of(config, model)
-    found = [sum(blocks[number] for number in span) for span in spans(config, model)]
-    found[-1] += head
-    return {stage: cost * len(found) / sum(found) for stage, cost in enumerate(found)}
+    return share(tuple(multiplied(block) for block in cut.blocks(model)), head, config.stages)
 
 
 def multiplied(part: nn.Module | nn.Parameter) -> int:
