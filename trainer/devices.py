@@ -26,7 +26,7 @@ def pick_device(config: TrainConfig) -> Literal["cpu", "cuda"]:
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no GPU here")
+        raise ConfigError("device cuda: torch finds no GPU here; --device cpu trains without one")
     if config.devices > torch.cuda.device_count():
         raise ConfigError(f"devices {config.devices}: torch finds {torch.cuda.device_count()} here")
     return "cuda"

@@ -7,6 +7,7 @@ rounding would go straight into the probabilities. It runs on a CPU too, where i
 
 from __future__ import annotations
 
+import logging
 from types import ModuleType
 from typing import Literal
 
@@ -44,6 +45,8 @@ def packed(library: ModuleType, layer: nn.Linear, load: Load, device: torch.devi
 
 
 def bitsandbytes() -> ModuleType:
+    # It warns of every layer at every token that inputs are rounded, which is what was asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes as library
     except ImportError as error:

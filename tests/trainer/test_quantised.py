@@ -25,7 +25,9 @@ def test_without_bitsandbytes_one_line_says_so(
 
 @pytest.mark.parametrize(("load", "factor", "tolerance"), [("8bit", 4, 0.1), ("4bit", 8, 0.5)])
 @torch.no_grad()
-def test_answers_stay_near_those_of_the_whole_weights(load: Load, factor: int, tolerance: float) -> None:
+def test_answers_stay_near_those_of_the_whole_weights(
+    load: Load, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("bitsandbytes")
     module = architecture("gpt")
     torch.manual_seed(0)
@@ -40,3 +42,4 @@ def test_answers_stay_near_those_of_the_whole_weights(load: Load, factor: int, t
     assert size == factor * matrix.numel() * matrix.element_size()
     assert small.get_parameter("head.weight").dtype == torch.float32
     assert (small(tokens) - before).abs().max() < tolerance * before.std()
+    assert not caplog.records  # it is asked once a token
