@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import subprocess
@@ -31,14 +32,17 @@ settings.CACHES["shared"] = settings.CACHES["default"]  # not a Redis that other
 
 
 @pytest.fixture(autouse=True)
-def _fresh_cache() -> None:
-    """Rate limits are counted in the cache: one test's calls are not another's."""
+def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rate limits are counted in the cache: one test's calls are not another's. No table is slow, however slow the
+    machine is."""
     from django.core.cache import cache
 
     from leaderboard.judging import standings
 
     cache.clear()
     standings.KEPT.clear()
+    standings.LAST.clear()
+    monkeypatch.setattr(standings, "SLOW_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,18 @@ The arithmetic is `trainer.scoring.multiplier`'s, on the very records that anyon
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, TypeVar
 
+from django.db import connection
 from django.db.models import Count, Max, Sum
 from django.urls import reverse
 from typing_extensions import TypedDict
@@ -38,9 +41,16 @@ KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
 MOST_KEPT = 40
 Made = TypeVar("Made")
+logger = logging.getLogger(__name__)
 KEPT: dict[str, tuple[float, Standings]] = {}
 """By what went into them, with when each has to go. Of this process: Django's cache would take a table of thousands of
 runs apart and put it together again for each page."""
+LAST: dict[str, Standings] = {}
+"""The latest of each track and axis, under the rules that it was made by."""
+MAKING: set[str] = set()
+"""What a thread computes just now."""
+SLOW_SECONDS = 0.3
+"""A page does not wait for a table that takes longer than this."""
 
 
 class LeftOutDict(TypedDict):
@@ -159,6 +169,8 @@ class Standings:
     board: Board | None
     problem: str
     """Why there are no multipliers; empty where there are."""
+    made_in: float = 0.0
+    """Seconds that the computation took."""
     made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
     """What pages have made of it; see `once`."""
 
@@ -265,20 +277,56 @@ def exact(value: float) -> str:
     return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e") if value >= 1e6 else repr(value)
 
 
-def of(track: Track, axis: Axis = "flops") -> Standings:
-    """Return the track's standings: one query while no run has changed, else two. The track has its season selected."""
-    judged = Run.objects.judged(track)
-    version = judged.order_by().aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
+def of(track: Track, axis: Axis = "flops", *, may_lag: bool = False) -> Standings:
+    """Return the track's standings: one query while no run has changed, else two. The track has its season selected.
+
+    `may_lag` is for pages: where a table takes long they show the last one while the next is made. Whatever decides
+    something, or is told as of now, waits.
+    """
+    judged = Run.objects.judged(track).order_by()
+    version = judged.aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
     rules = (track.season_id, track.season.baseline_id, track.budget, track.ladder, track.seeds, track.confirmations)
-    key = hash_of(track.pk, axis, version, rules)
-    known = KEPT.get(key)
-    if known is None or known[0] < time.monotonic():
-        rows = judged.values_list(*COLUMNS.values())
+    place = hash_of(track.pk, axis, rules)
+    key = hash_of(place, version)
+    known, last = KEPT.get(key), LAST.get(place)
+    if known is not None and known[0] > time.monotonic():
+        return known[1]
+    if may_lag and last is not None and last.made_in > SLOW_SECONDS:
+        if key not in MAKING:
+            MAKING.add(key)
+            later(lambda: make(track, axis, key, place))
+        return last
+    return make(track, axis, key, place)
+
+
+def make(track: Track, axis: Axis, key: str, place: str) -> Standings:
+    """Compute a table and keep it."""
+    began = time.monotonic()
+    try:
+        rows = Run.objects.judged(track).values_list(*COLUMNS.values())
         found = stand(track, [Judged(**dict(zip(COLUMNS, row, strict=True))) for row in rows], axis)
-        known = KEPT[key] = (time.monotonic() + KEPT_SECONDS, found)
-        while len(KEPT) > MOST_KEPT:
-            KEPT.pop(next(iter(KEPT)), None)  # the oldest
-    return known[1]
+    finally:
+        MAKING.discard(key)
+    found = LAST[place] = replace(found, made_in=time.monotonic() - began)
+    KEPT[key] = (time.monotonic() + KEPT_SECONDS, found)
+    for kept in (KEPT, LAST):
+        while len(kept) > MOST_KEPT:
+            kept.pop(next(iter(kept)), None)  # type: ignore[attr-defined]  # the oldest
+    return found
+
+
+def later(work: Callable[[], object]) -> None:
+    """Do it in a thread of its own, with a connection of its own."""
+
+    def alone() -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("The standings could not be computed; the next page tries again.")
+        finally:
+            connection.close()
+
+    threading.Thread(target=alone, name="standings", daemon=True).start()
 
 
 def hash_of(*facts: object) -> str:

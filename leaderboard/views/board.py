@@ -48,7 +48,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
     now = timezone.now()
     here = list(Run.objects.live().filter(track=track))
     waiting = list(with_job(Run.objects.waiting().filter(track=track))[:WAITING])
-    found = standings.of(track, wish.axis)
+    found = standings.of(track, wish.axis, may_lag=True)
     context = {
         "track": track,
         "tracks": tracks,

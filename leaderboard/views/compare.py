@@ -60,7 +60,7 @@ def standings_of(runs: Sequence[Run]) -> Standings | None:
     if not runs or runs[0].season_id != runs[0].track.season_id:
         return None
     runs[0].track.season = runs[0].season
-    return standings.of(runs[0].track)
+    return standings.of(runs[0].track, may_lag=True)
 
 
 def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standings | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Group:
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     related = ("track__season", "smoke_job", "pull_request")
     found = get_object_or_404(Entry.objects.select_related(*related), pk=entry_id)
-    table = standings.of(found.track, axis_of(request))
+    table = standings.of(found.track, axis_of(request), may_lag=True)
     runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MOST_RUNS])
     at_scales = scales.of(table, found.pk)
     context = {

@@ -85,6 +85,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
     return {
         "view": view,
         "stages": stages,
+        "tokens_before": since.tokens,
         "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "beside": beside,
@@ -145,7 +146,7 @@ def standings_of(run: Run) -> Standings | None:
     if run.season_id != run.track.season_id or not run.step or in_queue(run):
         return None
     run.track.season = run.season  # the same row: no second query for it
-    return standings.of(run.track)
+    return standings.of(run.track, may_lag=True)
 
 
 @require_POST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from django.core.cache import cache
@@ -140,6 +141,34 @@ def test_it_is_computed_once_until_a_run_changes(django_assert_num_queries: Djan
     run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
     with django_assert_num_queries(2):
         assert estimate(track, entries["Better"]).runs == 2
+
+
+def test_a_page_does_not_wait_for_a_table_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[Callable[[], object]] = []
+    monkeypatch.setattr(standings, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(standings, "later", work.append)
+    track, entries = boards.board()
+    before = standings.of(track, may_lag=True)
+    run = entries["Better"].runs.earliest("pk")
+    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
+
+    shown = [standings.of(track, may_lag=True) for _ in range(3)]
+
+    assert all(table is before for table in shown)
+    assert len(work) == 1, "computed once, whoever asks meanwhile"
+    work.pop()()
+    assert len(standings.of(track, may_lag=True).counted) == len(before.counted) - 1
+    assert work == []
+
+
+def test_what_decides_something_waits_for_the_table_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standings, "SLOW_SECONDS", 0.0)
+    track, entries = boards.board()
+    before = standings.of(track)
+    run = entries["Better"].runs.earliest("pk")
+    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
+
+    assert len(standings.of(track).counted) == len(before.counted) - 1
 
 
 def test_old_results_stay_in_their_season() -> None:
