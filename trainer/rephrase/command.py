@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         sys.stderr.write(f"dailytrain rephrase: there is no {name!r}; there are {', '.join(COMMANDS)}\n")
+        return 2
+    if importlib.util.find_spec("py3langid") is None:
+        sys.stderr.write("dailytrain rephrase: it needs the package py3langid: pip install 'dailytrain[rephrase]'\n")
         return 2
     module, _, function = COMMANDS[name][0].partition(":")
     return int(getattr(importlib.import_module(module), function)(rest))

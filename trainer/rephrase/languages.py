@@ -5,6 +5,7 @@ Marco Lui and Timothy Baldwin, "langid.py: an off-the-shelf language identificat
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,8 @@ SURE: Final = 0.5
 """As cc_net asks of the documents it takes."""
 LETTERS: Final = 40
 """Of less nobody can say."""
+LOADING = threading.Lock()
+"""Or every thread would load a model of its own at the start."""
 
 
 def identify(text: str) -> str:
@@ -28,7 +31,9 @@ def scored(text: str) -> tuple[str, float]:
     """Return the likeliest language and its probability."""
     if sum(map(str.isalpha, text[: 4 * LETTERS])) < LETTERS:
         return UNKNOWN, 0.0
-    language, probability = _identifier().classify(text)
+    with LOADING:
+        identifier = _identifier()
+    language, probability = identifier.classify(text)
     return language, float(probability)
 
 

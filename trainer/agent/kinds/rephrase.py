@@ -69,5 +69,8 @@ def fitting(offer: Offer | None, order: RephraseOrder) -> Offer:
 def place(job: Job) -> Place:
     from trainer.rephrase.backends import Place
 
-    environment = job.place.lane.environment() | {MARK: mark(job.place.home, job.lease)}
-    return Place(job.workspace.output, environment, len(job.place.lane.gpus), job.unwanted)
+    lane = job.place.lane
+    log = job.place.home / f"back-end-{lane.number}.log"  # the volunteer's own: not sent, and still there afterwards
+    log.write_bytes(b"")
+    environment = lane.environment() | {MARK: mark(job.place.home, job.lease)}
+    return Place(log, environment, len(lane.gpus), job.unwanted)
