@@ -110,7 +110,8 @@ class Row:
         starts = range(first, end, size)
         states = [state]
         for start in starts[:-1]:
-            states.append(self.passed(start, start + size, states[-1]))
+            # A state's tensors are views of a whole chunk's: what is kept must not hold on to that.
+            states.append(mapped(Tensor.clone, self.passed(start, start + size, states[-1])))
         for start in reversed(starts):
             later = self.through(start, min(start + size, end), states.pop(), later)
         return list(later)

@@ -166,6 +166,14 @@ def test_the_script_gets_the_same_branches(second: Run, first: Run, client: Clie
     assert 'data-lineage="' not in client.get(first.get_absolute_url()).content.decode()
 
 
+def test_milestones_say_what_the_runs_before_have_seen(second: Run, client: Client) -> None:
+    Track.objects.filter(pk=second.track_id).update(releases=10)
+    page = " ".join(client.get(second.get_absolute_url()).content.decode().split())
+    assert "20.0 % of the way, 2.05 k of 10.2 k tokens, after 4.1 k of the runs before it" in page.replace(
+        "\u00a0", " "
+    )
+
+
 def test_a_grandchild_counts_from_the_oldest(second: Run, first: Run) -> None:
     assert second.job
     upload(second.job, 4)

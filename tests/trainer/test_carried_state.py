@@ -116,6 +116,20 @@ def test_what_is_kept_for_the_way_back_does_not_grow_with_the_row(through: bool)
     assert kept_between_passes(1024, through) <= 1.05 * kept_between_passes(128, through)
 
 
+def test_a_state_that_is_kept_holds_on_to_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors come as views of a whole chunk's, which are much larger."""
+    learn, seen = carried.Row.learn, []
+
+    def looked_at(row: carried.Row, number: int, state: Any, later: Any) -> Any:
+        seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in carried.tensors(state))
+        return learn(row, number, state, later)
+
+    monkeypatch.setattr(carried.Row, "learn", looked_at)
+    learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, through=True)
+    assert seen
+    assert all(stored == own for stored, own in seen)
+
+
 @pytest.fixture
 def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
     def start(*flags: Any) -> int:
