@@ -40,7 +40,8 @@ LEFT_OUT = {
     "norm on the embedding": ("--model.embedding_norm=false",),
     "zero-initialised outputs": ("--model.zero_init=false",),
     "soft cap": ("--model.softcap=0",),
-    "untied head": ("--model.tied_head=true",),
+    # At the rate of the head, not of the embedding, which is 25 times as high.
+    "untied head": ("--model.tied_head=true", "--recipe.embedding.learning_rate=0.01"),
     "ReLU^2 (SwiGLU instead)": ("--model.mlp=swiglu",),
     "Muon (AdamW at 0.003 instead)": (
         "--recipe.matrices.optimizer=adamw",
