@@ -75,9 +75,12 @@ def behind(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        environment = {**os.environ, "DAILYTRAIN_HOME": home, "LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-        for command in ("migrate", "seed_demo"):
-            subprocess.run([sys.executable, "manage.py", command], cwd=ROOT, env=environment, check=True, stdout=2)
+        environment = {
+            **os.environ, "DAILYTRAIN_HOME": home, "LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
+            "DJANGO_SETTINGS_MODULE": "dailytrain.settings",
+        }  # fmt: skip
+        for command in (["migrate", "--verbosity", "0"], ["seed_demo"]):
+            subprocess.run([sys.executable, "manage.py", *command], cwd=ROOT, env=environment, check=True, stdout=2)
         with (
             site(environment, 1, Path(home) / "site.log") as (port, _),
             subprocess.Popen(

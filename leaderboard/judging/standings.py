@@ -311,7 +311,7 @@ def make(track: Track, axis: Axis, key: str, place: str) -> Standings:
     KEPT[key] = (time.monotonic() + KEPT_SECONDS, found)
     for kept in (KEPT, LAST):
         while len(kept) > MOST_KEPT:
-            kept.pop(next(iter(kept)), None)  # type: ignore[attr-defined]  # the oldest
+            kept.pop(next(iter(kept)), None)  # the oldest
     return found
 
 

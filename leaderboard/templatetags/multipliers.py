@@ -71,7 +71,8 @@ def drawn_once(context: Context, part: str) -> SafeString:
     """Include a part that tells of the standings and of nothing else."""
 
     def drawn() -> SafeString:
-        return mark_safe(render_to_string(part, context.flatten()))  # noqa: S308 (a template's)
+        names: dict[str, Any] = {str(name): value for name, value in context.flatten().items()}
+        return mark_safe(render_to_string(part, names))  # noqa: S308 (a template's)
 
     return context["standings"].once(part, drawn)  # type: ignore[no-any-return]
 
