@@ -54,7 +54,9 @@ class Tally:
 
 
 class Board:
-    def __init__(self, title: str, tally: Tally, say: Callable[[str], None]) -> None:
+    def __init__(self, title: str, tally: Tally, say: Callable[[str], None], alone: bool = True) -> None:
+        """`alone`: nothing else draws on this terminal; with several lanes, each has its lines."""
+        self._draws = alone and console().is_terminal
         self._title = title
         self._tally = tally
         self._say = say
@@ -70,7 +72,7 @@ class Board:
         self._thread.join(5)
 
     def _run(self) -> None:
-        if not console().is_terminal:
+        if not self._draws:
             while not self._ended.wait(LINE_SECONDS):
                 self._say(line(self._tally))
             return

@@ -32,7 +32,8 @@ def run(job: Job) -> Outcome:
     try:
         with chosen.opened(setup, order.model, order.revision, place(job)) as writer:
             job.check_wishes()
-            with job.metered(), Board(f"{order.campaign} with {order.model}", tally, job.say):
+            title, alone = f"{order.campaign} with {order.model}", job.place.lane.lanes == 1
+            with job.metered(), Board(title, tally, job.say, alone):
                 Sitting(job, order, writer, setup.parallel or chosen.PARALLEL, tally).work()
             result = Sat(
                 packets=tally.packets,
