@@ -77,6 +77,17 @@ class WishesForm(forms.Form):
         label="For whom?", choices=Node.Serves.choices, widget=forms.RadioSelect, initial="everyone"
     )
     serves_track = forms.ChoiceField(label="Track", required=False)
+    packets = forms.ChoiceField(
+        label="Packets of the dataset swarm?",
+        choices=[
+            (Node.Packets.NEVER, "no"),
+            (Node.Packets.BETWEEN, "yes, while no run waits for it"),
+            (Node.Packets.ONLY, "yes, and nothing else"),
+        ],
+        widget=forms.RadioSelect,
+        initial=Node.Packets.NEVER,
+        required=False,
+    )
     disk = forms.IntegerField(
         label="Disk",
         required=False,
@@ -200,6 +211,7 @@ class WishesForm(forms.Form):
         return Wishes(
             serves=data["serves"],
             serves_track=data["serves_track"] if by_track else "",
+            packets=data["packets"] or Node.Packets.NEVER,
             available=data["available"],
             available_until=data["available_until"] if data["available"] == Node.Available.UNTIL else None,
             timezone=data["timezone"],
@@ -302,6 +314,7 @@ def told(node: Node) -> dict[str, Any]:
         **({"available_until": until.replace(tzinfo=None)} if until else {}),
         "serves": node.serves,
         "serves_track": node.serves_track,
+        "packets": node.packets,
         "disk": node.disk_bytes // GIGABYTE if node.disk_bytes else None,
         "max_hours": node.max_hours,
         "shown": "name" if node.shown else "anonymous",

@@ -32,6 +32,7 @@ class Wishes:
 
     serves: str
     serves_track: str
+    packets: str
     available: str
     available_until: datetime | None
     timezone: str

@@ -66,7 +66,8 @@ def collate(pk: int) -> int:
 @transaction.atomic
 def assign(campaign: Campaign) -> bool:
     """Make one shard of the rows that are ready, if there are enough, or if there will be no more; return whether."""
-    campaign = Campaign.objects.select_for_update().get(pk=campaign.pk)
+    # Not against those who hand in just now, whose rows point at the campaign.
+    campaign = Campaign.objects.select_for_update(no_key=True).get(pk=campaign.pk)
     settled = timezone.now() - timedelta(minutes=campaign.settle_minutes)
     loose = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None).order_by(
         "packet_id", "chunk", "style"

@@ -66,7 +66,8 @@ def take(lease: Lease, message: wire.TakePackets) -> wire.Packets:
 
 def campaign_of(lease: Lease) -> Campaign:
     """Return for which campaign a lease is; raise Missing where it is for none."""
-    sitting = Sitting.objects.select_related("campaign").filter(job=lease.job_id).first()
+    # Without the names of its files: of a large source there are thousands.
+    sitting = Sitting.objects.select_related("campaign").defer("campaign__files").filter(job=lease.job_id).first()
     if sitting is None:
         raise Missing("This lease is no sitting: there are no packets under it.")
     return sitting.campaign

@@ -51,6 +51,11 @@ class Judged:
     outputs: dict[Pair, checks.Judgement] = field(default_factory=dict)
 
     @property
+    def is_work(self) -> bool:
+        """Whether it counts; otherwise it is only compared, and may well be what another wrote word for word."""
+        return self.handout.purpose == Handout.Purpose.WORK
+
+    @property
     def accepted(self) -> set[Pair]:
         return {pair for pair, judgement in self.outputs.items() if judgement.accepted}
 
@@ -71,7 +76,7 @@ def submit(lease: Lease, message: wire.SubmitPackets) -> wire.Accepted:
             handout = mine.get(result.packet)
             if handout is not None and handout.state == Handout.State.HELD and result.packet not in judged:
                 judged[result.packet] = look(handout, result, rules)
-        reject_duplicates(list(judged.values()), campaign)
+        reject_duplicates([one for one in judged.values() if one.is_work], campaign)
     counted = count(lease, campaign, volunteer, judged) if judged else set()
     told = {pk: verdict(judged[pk]) for pk in counted}
     told |= remembered([handout for pk, handout in mine.items() if pk not in counted])
@@ -125,16 +130,18 @@ def reject_duplicates(judged: Sequence[Judged], campaign: Campaign) -> None:
 def count(lease: Lease, campaign: Campaign, volunteer: Volunteer, judged: Mapping[int, Judged]) -> set[int]:
     """Let results count; return those packets whose did: the lease still held them."""
     uploads.require_active(lease)
-    packets = Packet.objects.select_for_update().filter(pk__in=judged).order_by("pk").in_bulk()
-    held = Handout.objects.select_for_update().filter(lease=lease, packet__in=judged, state=Handout.State.HELD)
+    packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=judged).order_by("pk").in_bulk()
+    held = Handout.objects.select_for_update(no_key=True).filter(
+        lease=lease, packet__in=judged, state=Handout.State.HELD
+    )
     still = sorted(held.values_list("packet_id", flat=True))
     if not still:
         return set()
     now = timezone.now()
     taken = [judged[pk] for pk in still if not judged[pk].refusals]
     refused = [judged[pk] for pk in still if judged[pk].refusals]
-    work = [one for one in taken if one.handout.purpose == Handout.Purpose.WORK]
-    compared = [one for one in taken if one.handout.purpose != Handout.Purpose.WORK]
+    work = [one for one in taken if one.is_work]
+    compared = [one for one in taken if not one.is_work]
     others = written_by_others(compared, volunteer)
     people = People(campaign, volunteer, {row.volunteer_id for texts in others.values() for row in texts})
     refuse(refused, now)
@@ -155,9 +162,13 @@ class People:
     def __init__(self, campaign: Campaign, volunteer: Volunteer, others: Collection[int]) -> None:
         everybody = {volunteer.pk, *others}
         Share.objects.get_or_create(campaign=campaign, volunteer=volunteer)
-        locked = Volunteer.objects.select_for_update().filter(pk__in=everybody).order_by("pk")
+        locked = Volunteer.objects.select_for_update(no_key=True).filter(pk__in=everybody).order_by("pk")
         self.volunteers = locked.in_bulk()
-        shares = Share.objects.select_for_update().filter(campaign=campaign, volunteer__in=everybody).order_by("pk")
+        shares = (
+            Share.objects.select_for_update(no_key=True)
+            .filter(campaign=campaign, volunteer__in=everybody)
+            .order_by("pk")
+        )
         self.shares = {share.volunteer_id: share for share in shares}
         self.volunteer, self.share = self.volunteers[volunteer.pk], self.shares[volunteer.pk]
 
@@ -181,8 +192,7 @@ def refuse(refused: Sequence[Judged], now: datetime) -> None:
 
 def rows(judged: Judged, campaign: Campaign, volunteer: Volunteer, now: datetime) -> Iterable[Rephrasing]:
     """Yield what is kept of a result: every output, with whose it is and what was said of it."""
-    counts = judged.handout.purpose == Handout.Purpose.WORK
-    good = Rephrasing.State.ACCEPTED if counts else Rephrasing.State.SPARE
+    good = Rephrasing.State.ACCEPTED if judged.is_work else Rephrasing.State.SPARE
     for output in judged.result.outputs:
         judgement = judged.outputs[output.chunk, output.style]
         yield Rephrasing(
@@ -235,7 +245,7 @@ def note(share: Share, taken: Sequence[Judged], refused: Sequence[Judged], now: 
         for judgement in bad:
             for reason in judgement.reasons[:1]:
                 share.reasons[reason] = share.reasons.get(reason, 0) + 1
-        if one.handout.purpose == Handout.Purpose.WORK:
+        if one.is_work:
             share.accepted += len(accepted)
             share.tokens += sum(output.tokens for output in one.result.outputs if pair_of(output) in accepted)
         share.rejected += len(bad)

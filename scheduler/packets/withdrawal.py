@@ -42,7 +42,7 @@ def step(volunteer: Volunteer) -> int:
     some = dict(taken.order_by("packet_id").values_list("pk", "packet_id")[:PACKETS])
     if not some:
         return 0
-    packets = Packet.objects.select_for_update().filter(pk__in=set(some.values())).order_by("pk").in_bulk()
+    packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=set(some.values())).order_by("pk").in_bulk()
     mine = Rephrasing.objects.filter(volunteer=volunteer, state=Rephrasing.State.ACCEPTED, packet__in=packets)
     lost: dict[int, list[Rephrasing]] = {pk: [] for pk in packets}
     for row in mine.defer("text"):

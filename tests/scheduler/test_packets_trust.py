@@ -51,6 +51,17 @@ def test_a_second_volunteer_writes_it_too_and_they_agree(db: None, settings: Any
     assert person(bob).state == ("known" if for_two >= 10 else "new")
 
 
+def test_who_writes_the_same_word_for_word_agrees(db: None, settings: Any, tmp_path: Path) -> None:
+    """As models do that are asked at temperature 0."""
+    campaign = campaign_of(settings, tmp_path, second_share=0.5)
+    ada, bob = sit_down("ada", salt=""), sit_down("bob", salt="")
+    for volunteer in (ada, bob):
+        while volunteer.write():
+            pass
+    assert not campaign.packets.filter(second="disagreed").exists()
+    assert campaign.packets.filter(second="agreed").exists()
+
+
 def test_nobody_confirms_their_own_work(db: None, settings: Any, tmp_path: Path) -> None:
     settings.REPHRASE_NEW_PER_HOUR = 1000
     campaign = campaign_of(settings, tmp_path, second_share=0.5)
