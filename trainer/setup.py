@@ -23,7 +23,7 @@ from trainer.failures import ModelFailure, models_fault
 from trainer.guard import SpikeGuard
 from trainer.loss import Objective
 from trainer.metrics import outside_logger
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, PRESETS, architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.randomness import seed_everything
 from trainer.recipe import overridden
@@ -140,7 +140,9 @@ def configure(
     fields = {field.name for field in dataclasses.fields(sized)}
     known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
     sized = dataclasses.replace(sized, **{name: value for name, value in shape.items() if name in known})
-    given = {name: value for name, value in config.model.items() if name in known}
+    # An architecture of a fixed size is that size whatever the dial says, as a track or a preset sets it for all.
+    own = known - {"depth"} if config.arch in PRESETS else known
+    given = {name: value for name, value in config.model.items() if name in own}
     unknown = set(config.model) - known - {"depth"}
     if unknown:
         raise ConfigError(

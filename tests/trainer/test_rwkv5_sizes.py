@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from trainer import optim
+from trainer.config import TrainConfig, resolve
+from trainer.data.tokenizer import train_bpe
 from trainer.models import PRESETS, architecture, rwkv5
+from trainer.setup import configure
 
 
 def count(config: Any) -> int:
@@ -34,6 +37,15 @@ def test_every_preset_has_its_size_at_any_dial() -> None:
         "rwkv5-1b5": 1_577_754_624,
         "rwkv5-3b": 3_062_999_040,
     }
+
+
+def test_a_track_that_sets_the_dial_leaves_a_preset_its_size() -> None:
+    config = TrainConfig(arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
+    tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
+    resolved = resolve(config, "cpu")
+    made = configure(architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
+    assert isinstance(made, rwkv5.Config)
+    assert (made.depth, made.width, made.version) == (4, 256, 5.1)
 
 
 @pytest.mark.parametrize(
