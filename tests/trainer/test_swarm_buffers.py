@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm_chain import tiny
 
@@ -50,6 +50,7 @@ def test_measuring_leaves_no_trace(config: SwarmConfig) -> None:
     assert stage.digest(stage.total) == before
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.integers(0, 5), st.lists(st.integers(1, 9), max_size=5), min_size=1), st.integers(1, 50))
 def test_no_more_are_under_way_than_the_tightest_stage_has_room_for(rooms: dict[int, list[int]], wanted: int) -> None:
     found = in_flight(rooms, wanted)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from swarm_chain import all_stages, chained, tiny
 
-from trainer import sample_command
+from trainer import finetune, sample_command
 from trainer.checkpoint import CheckpointError, load_model
 from trainer.data.dataset import Dataset
 from trainer.scoring.runs import Run
@@ -107,6 +107,7 @@ def test_it_becomes_a_run_that_the_other_commands_read(
     assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
     assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
     assert opened.train_seconds == 1.5
+    assert finetune.find(run).step == 6
     assert opened.train_flops == pytest.approx(
         opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.swarm.rebalance import Move, place, propose, rate
@@ -24,6 +24,7 @@ def slowest(stages: dict[int, dict[str, float]]) -> float:
     return min(rate(peers, stage) for stage, peers in stages.items())
 
 
+@settings(deadline=None, max_examples=50)
 @given(SWARMS)
 def test_moves_end_and_nobody_is_left_worse_off(speeds: list[list[float]]) -> None:
     stages = swarm_of(speeds)
@@ -45,6 +46,7 @@ def test_moves_end_and_nobody_is_left_worse_off(speeds: list[list[float]]) -> No
         assert all(stages.values())
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(4, 12), st.randoms())
 def test_equal_peers_end_up_evenly(stages: int, each: int, chance) -> None:
     rows: dict[int, dict[str, float]] = {stage: {} for stage in range(stages)}

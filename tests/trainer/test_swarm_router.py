@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.swarm.router import NoPeers, Router
@@ -20,6 +20,7 @@ def router_of(speeds: list[float], seed: int = 0) -> Router:
     return router
 
 
+@settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.integers(0, 9))
 def test_each_peer_gets_its_part_of_the_work_at_every_moment(speeds: list[float], seed: int) -> None:
     router, given_out = router_of(speeds, seed), Counter[str]()
@@ -30,6 +31,7 @@ def test_each_peer_gets_its_part_of_the_work_at_every_moment(speeds: list[float]
         assert all(clock - 1 / speed <= min(clocks) + 1e-6 for clock, speed in zip(clocks, speeds, strict=True))
 
 
+@settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.lists(st.tuples(st.integers(0, 7), st.floats(0, 50), st.floats(0, 50)), max_size=8), st.floats(0, 99))
 def test_who_is_banned_is_not_asked(speeds: list[float], bans: list[tuple[int, float, float]], now: float) -> None:
     router, until = router_of(speeds), dict.fromkeys((f"peer {n}" for n in range(len(speeds))), float("-inf"))

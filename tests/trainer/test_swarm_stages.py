@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm_chain import SHAPES, all_stages, ascend, chained, descend, tiny
 
@@ -149,6 +149,7 @@ def test_what_cannot_be_cut_says_why(dataset: Dataset) -> None:
         Stage(tiny(dataset, stages=5), 0)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(0, 20), st.data())
 def test_blocks_are_shared_so_that_the_dearest_stage_costs_least(
     costs: list[int], head: int, data: st.DataObject

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -27,6 +28,9 @@ from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.stage import Passage, Stage, squared_norm
+
+PATIENCE = timedelta(minutes=10)
+"""A process that is waited for longer is gone, and the run with it."""
 
 
 def train(stage: Stage, batches: Batches, steps: int) -> tuple[list[float], list[float]]:
@@ -123,7 +127,8 @@ def take_part(
     config: SwarmConfig, batches: Batches, rank: int, meeting: Path, steps: int
 ) -> tuple[list[float], list[float]]:
     """Be one of the processes, which meet in a file."""
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=config.stages)
+    meet = {"init_method": f"file://{meeting}", "rank": rank, "world_size": config.stages}
+    dist.init_process_group("gloo", timeout=PATIENCE, **meet)
     try:
         return train(Stage(config, rank), batches, steps)
     finally:
