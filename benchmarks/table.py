@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 Lines = Iterator[tuple[str, ...]]
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> int:
     parts = [line.split("\t") for line in (folder / "parts.tsv").read_text().splitlines()]
     for part, code, seconds in parts:
         for number, cells in enumerate(lines_of(folder, part, code)):
-            table.add_row(f"{part} ({seconds} s)" if number == 0 else "", *cells)
+            table.add_row(f"{part} ({seconds} s)" if number == 0 else "", *map(escape, cells))
         table.add_section()
     Console(width=160).print(table)
     return 0
