@@ -8,7 +8,7 @@ ON_ALL_CORES := --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node chaos-pool fmt lock
+.PHONY: help install run test check node chaos-pool chaos-swarm fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -45,6 +45,9 @@ check: install   ## exactly what CI runs first: lint, types, import rules, migra
 
 chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
 	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
+
+chaos-swarm: install  ## a swarm of real processes with every kind of fault for 60 steps, then all at random for ten minutes
+	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/test_swarm_faults.py
 
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .

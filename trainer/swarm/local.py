@@ -19,14 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer.arguments import Parser
 from trainer.data.dataset import Dataset, prepare
 from trainer.data.prepare_command import parse_size
 from trainer.models import architecture
 from trainer.presets import values_of
+from trainer.swarm import reference
 from trainer.swarm.chaos import Fault
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.cuts import cut_of
+from trainer.swarm.data import Batches
 from trainer.swarm.journal import Line, losses
 from trainer.swarm.world import Stuck, World
 
@@ -203,11 +207,13 @@ def hashes_equal(lines: Sequence[Line]) -> bool:
 
 def largest_difference(found: Sequence[float], config: SwarmConfig, dataset: Path) -> float:
     """Return how far a loss is from that of the same step in one process, at most."""
-    from trainer.swarm import reference
-    from trainer.swarm.data import Batches
-
-    wanted = reference.losses(config, Batches(Dataset.open(dataset), config), len(found))
-    return max((abs(mine - other) for mine, other in zip(found, wanted, strict=True)), default=float("inf"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the swarm's own processes: small work is slower on more
+    try:
+        wanted = reference.losses(config, Batches(Dataset.open(dataset), config), len(found))
+        return max((abs(mine - other) for mine, other in zip(found, wanted, strict=True)), default=float("inf"))
+    finally:
+        torch.set_num_threads(before)
 
 
 def compare(

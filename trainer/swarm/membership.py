@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.swarm import rebalance, wire
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import CallFailed, Frame, Refused
+from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
 from trainer.swarm.journal import Journal
 from trainer.swarm.transport import Transport, short
 from trainer.wire import Message
@@ -24,6 +24,8 @@ FRESH = 10.0
 """Seconds after its last hello in which a worker may get a seat."""
 AGAIN = 1.0
 """Seconds until a guest whose joining failed may try again."""
+CUT = 0.05
+"""Seconds before a peer is asked again whose connection broke."""
 SLOW = 120.0
 """Seconds for a newcomer to read its stage's state, for each 100 MB of it, and to begin with."""
 
@@ -159,7 +161,13 @@ class Membership:
                 return joining
 
     async def ask(self, peer: str, method: str, message: Message, timeout: float | None = None) -> Frame:
-        return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
+        """Return a worker's answer; raise a `CallFailed`. Connections break where peers live on, so it is asked twice:
+        what the coordinator asks for may be done again without any harm."""
+        try:
+            return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
+        except Unreachable:
+            await asyncio.sleep(CUT)
+            return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
 
     async def ask_each(
         self, messages: Mapping[str, Message], method: str, timeout: float | None = None

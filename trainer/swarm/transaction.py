@@ -216,14 +216,10 @@ class Transaction:
             await self.chaos.at("committed", self.version)
 
     async def committed(self, name: str, order: wire.Commit) -> None:
-        for last in (False, True):
-            try:
-                wire.read(wire.Committed, await self.membership.ask(name, "commit", order))
-                return
-            except CallFailed as error:
-                if last or isinstance(error, Refused):
-                    self.membership.evict(name, f"no update: {error}")
-                    return
+        try:
+            wire.read(wire.Committed, await self.membership.ask(name, "commit", order))
+        except CallFailed as error:
+            self.membership.evict(name, f"no update: {error}")
 
 
 def numbers(ledger: wire.Ledger) -> set[int]:

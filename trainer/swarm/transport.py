@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.swarm.frames import (
+    PIECE,
     CallFailed,
     Frame,
     Malformed,
@@ -35,6 +36,8 @@ from trainer.swarm.frames import (
 )
 
 PROTOCOL = "dailytrain-swarm/1"
+LINGER = 5.0
+"""Seconds that a caller gets to hang up after it has been answered."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +90,9 @@ class Transport:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         # Not in the folder itself: a socket's path may have about a hundred characters.
-        self._sockets = Path(tempfile.mkdtemp(prefix="swarm-", dir=os.environ.get("SWARM_SOCKETS")))
+        place = Path(os.environ.get("SWARM_SOCKETS") or tempfile.gettempdir())
+        sweep(place)
+        self._sockets = Path(tempfile.mkdtemp(prefix=f"swarm-{os.getpid()}-", dir=place))
         relays = list(relays)
         create, failed = daemon(self._sockets)
         starting = create(
@@ -223,6 +228,7 @@ class Transport:
             log.warning("%s sent what is not a call: %s", short(caller), error)
             with contextlib.suppress(OSError):
                 await send(writer, {"refused": "malformed", "why": str(error)})
+                await linger(reader)
         finally:
             working.cancel()
             writer.close()
@@ -232,6 +238,7 @@ class Transport:
         route = self._routes.get(str(header.get("method")))
         if route is None or not route.admits(caller):
             await send(writer, {"refused": "stranger" if route else "unknown", "why": "not one of us, or no such call"})
+            await linger(reader)
             return
         if not isinstance(header.get("body"), dict):
             raise Malformed("a call without a body")
@@ -241,6 +248,8 @@ class Transport:
         gone = asyncio.ensure_future(reader.read(1))  # the caller sends no more: what comes is the end of the stream
         try:
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done() and answering.exception() is None:
+                await asyncio.wait({gone}, timeout=LINGER)  # as in `linger`
         finally:
             answering.cancel()
             gone.cancel()
@@ -269,16 +278,38 @@ class Transport:
             await send(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
 
 
+def set_environment() -> None:
+    """Say how hivemind should be; it reads that when it is imported."""
+    os.environ["USE_LEGACY_BFLOAT16"] = "0"  # bf16 goes as two bytes, not as four
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers go
+
+
 def daemon(sockets: Path) -> tuple[Any, type[Exception]]:
     """Return what starts hivemind's daemon with its sockets in this folder, and what that raises if it cannot.
 
     hivemind is imported here, after the settings that must be there before.
     """
-    os.environ["USE_LEGACY_BFLOAT16"] = "0"  # bf16 goes as two bytes, not as four
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers go
+    set_environment()
     from hivemind.p2p import P2P, P2PDaemonError
 
     return type("Daemon", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"}).create, P2PDaemonError
+
+
+async def linger(reader: asyncio.StreamReader) -> None:
+    """Let the caller hang up first: closing with something unread would take the answer with it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while await reader.read(PIECE):
+                pass
+
+
+def sweep(place: Path) -> None:
+    """Delete the sockets of processes that were killed: whose folder is named after one that is no more."""
+    for folder in place.glob("swarm-*-*"):
+        number = folder.name.split("-")[1]
+        with contextlib.suppress(OSError):  # another process sweeps, too
+            if number.isdigit() and not Path(f"/proc/{number}").exists() and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder)
 
 
 def short(peer: str) -> str:

@@ -27,7 +27,7 @@ from trainer.arguments import Parser
 from trainer.swarm import buffers, reduce, wire
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
-from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused
+from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused, Unreachable
 from trainer.swarm.seat import Seat
 from trainer.swarm.stage import Passage, StateError
 from trainer.swarm.transport import Route, Transport
@@ -311,13 +311,18 @@ class Worker:
         """Read a part of a peer's sum, or of this one's own; raise Refused, naming who could not be read."""
         if peer == self.transport.peer:
             return self.own_part(which, part)
-        dtype = DTYPES[self.seated.config.sums]
-        try:
-            size = (part.stop - part.start) * dtype.itemsize
-            answer = await self.transport.call(peer, which, wire.written(part), part.patience, size)
-            return only(answer, (part.stop - part.start,), dtype)
-        except CallFailed as error:
-            raise Refused("unread", f"{peer}: {error}") from error
+        dtype, failed = DTYPES[self.seated.config.sums], CallFailed()
+        for _ in range(2):  # connections break where peers live on
+            try:
+                size = (part.stop - part.start) * dtype.itemsize
+                answer = await self.transport.call(peer, which, wire.written(part), part.patience, size)
+                return only(answer, (part.stop - part.start,), dtype)
+            except Unreachable as error:
+                failed = error
+            except CallFailed as error:
+                failed = error
+                break
+        raise Refused("unread", f"{peer}: {failed}")
 
     async def on_snapshot(self, _: str, frame: Frame) -> Frame:
         return await self.wait_for_part("snapshot", frame)

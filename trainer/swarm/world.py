@@ -28,6 +28,7 @@ from typing import Any, Self
 from trainer.swarm.chaos import Fault
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.journal import Line, read
+from trainer.swarm.transport import set_environment
 
 PRELOADED = ["hivemind.p2p", "trainer.swarm.coordinator", "trainer.swarm.worker"]
 PDEATHSIG = 1
@@ -77,6 +78,7 @@ class World:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.sockets = self.base / "s"
         self.sockets.mkdir()
+        set_environment()  # the processes are forked off one that imports hivemind at once
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         self.numbers, self.starts, self.port = itertools.count(), itertools.count(), free_port()
