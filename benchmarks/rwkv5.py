@@ -248,12 +248,13 @@ def panel(points: list[dict[str, float]], name: str, title: str, top: int) -> st
 
 def scale(most: float, top: int) -> str:
     """Draw three lines, at zero, half-way and the top."""
-    return "".join(
-        f'<line class="faint" x1="64" x2="624" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="end" x="56" y="{y + 4:.1f}">{most * part / 2:.3g}</text>'
-        for part in range(3)
-        for y in [top + 130 * (1 - part / 2)]
-    )
+    drawn = ""
+    for part in range(3):
+        y, value = top + 130 * (1 - part / 2), most * part / 2
+        written = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        drawn += f'<line class="faint" x1="64" x2="624" y1="{y:.1f}" y2="{y:.1f}"/>'
+        drawn += f'<text class="end" x="56" y="{y + 4:.1f}">{written}</text>'
+    return drawn
 
 
 COLOURS = {"truncated": "rwkv", "whole": "whole", "gpt": "gpt"}
@@ -270,12 +271,12 @@ def contexts(found: list[dict[str, Any]]) -> str:
         )
     )
     ticks = "".join(
-        f'<text class="middle" x="{64 + 560 * place / (len(CONTEXTS) - 1):.0f}" y="396">{length:,}</text>'
+        f'<text class="end" x="{80 + 560 * place / (len(CONTEXTS) - 1):.0f}" y="396">{length:,}</text>'
         for place, length in enumerate(CONTEXTS)
     )
     legend = "".join(
-        f'<line class="{COLOURS[way]}" x1="{16 + 200 * n}" x2="{40 + 200 * n}" y1="20" y2="20"/>'
-        f'<text x="{46 + 200 * n}" y="24">{NAMES[way]}</text>'
+        f'<line class="{COLOURS[way]}" x1="{16 + 212 * n}" x2="{40 + 212 * n}" y1="20" y2="20"/>'
+        f'<text x="{46 + 212 * n}" y="24">{NAMES[way]}</text>'
         for n, way in enumerate(COLOURS)
     )
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 424" width="640" role="img">

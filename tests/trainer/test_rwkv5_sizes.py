@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_preset_has_its_size_at_any_dial() -> None:
 
 
 def test_a_track_that_sets_the_dial_leaves_a_preset_its_size() -> None:
-    config = TrainConfig(arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
+    config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
     tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
     resolved = resolve(config, "cpu")
     made = configure(architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
