@@ -116,7 +116,9 @@ class Service:
                 pass
 
             def parse_request(self) -> bool:
-                return super().parse_request() and not service.closed
+                fits = super().parse_request()
+                self.close_connection = self.close_connection or service.closed
+                return fits and not service.closed
 
             def do_GET(self) -> None:
                 known = {"/health": {}, "/v1/models": service.models()}
