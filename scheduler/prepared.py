@@ -158,8 +158,6 @@ class PreparedUpdate:
 
     def run_each(self, values: list[dict[str, Any]]) -> None:
         """Run it with each of these, in their order; PostgreSQL is sent all of them at once."""
-        if not values:
-            return
         connection = connections[DEFAULT_DB_ALIAS]
         made = self._made.get(connection.vendor) or self._make(connection)
         with cursor_of(connection) as cursor:

@@ -64,9 +64,10 @@ def write(words: dict[int, Word]) -> None:
     ordered = sorted(words.items())
     seen = [{"node": node, "now": word.now} for node, word in ordered if word.told is None]
     told = [{"node": node, "now": word.now, **word.told} for node, word in ordered if word.told is not None]
-    with transaction.atomic():
-        SEEN.run_each(seen)
-        TOLD.run_each(told)
+    for update, values in ((SEEN, seen), (TOLD, told)):
+        if values:
+            with transaction.atomic():
+                update.run_each(values)
 
 
 def node() -> QuerySet[Node]:
