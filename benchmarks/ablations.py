@@ -133,4 +133,7 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on with the runs that are not finished") from None
