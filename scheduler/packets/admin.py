@@ -76,7 +76,7 @@ class CampaignAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [*FOUND, *(MADE_WITH if begun else ())]
 
     def get_prepopulated_fields(self, request: HttpRequest, obj: Campaign | None = None) -> dict[str, Any]:
-        return {} if obj is not None else self.prepopulated_fields  # type: ignore[return-value]
+        return {} if obj is not None else self.prepopulated_fields
 
     def has_delete_permission(self, request: HttpRequest, obj: Campaign | None = None) -> bool:
         return obj is not None and obj.started_at is None

@@ -165,20 +165,17 @@ def shelf() -> list[dict[str, Any]]:
         .annotate(count=Count("pk"))
         .order_by()
     )
-    sums = {
-        row["campaign"]: row
-        for row in Share.objects.filter(campaign__in=begun)
-        .order_by()
-        .values("campaign")
-        .annotate(texts=Sum("accepted"), tokens=Sum("tokens"), volunteers=Count("pk"))
+    shares = Share.objects.filter(campaign__in=begun).order_by().values_list("campaign")
+    sums: dict[int, tuple[int, int, int]] = {
+        pk: (texts, tokens, volunteers)
+        for pk, texts, tokens, volunteers in shares.annotate(Sum("accepted"), Sum("tokens"), Count("pk"))
     }
-    nothing = {"texts": 0, "tokens": 0, "volunteers": 0}
     return [
         {
             "campaign": one,
             "packets": one.packets_made,
             "over": one.packets_made - left.get(one.pk, 0),
-            **{name: sums.get(one.pk, nothing)[name] for name in nothing},
+            **dict(zip(("texts", "tokens", "volunteers"), sums.get(one.pk, (0, 0, 0)), strict=True)),
         }
         for one in begun
     ]

@@ -162,7 +162,7 @@ def fetched(campaign: Campaign, name: str) -> Path:
 def download(campaign: Campaign, name: str, path: Path) -> None:
     """Fetch a file of a dataset on the Hub: whole, or not there."""
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
