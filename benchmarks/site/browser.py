@@ -65,9 +65,9 @@ def behind(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[
         node.stdin.write(f"{step}\n")
         node.stdin.flush()
         stored = float(node.stdout.readline())
-        page.wait_for_function(
-            f"+document.querySelector('#curve').dataset.points >= {step}", timeout=20_000, polling=20
-        )
+        while page.evaluate("+document.querySelector('#curve').dataset.points") < step:
+            assert time.time() < stored + 20, f"step {step} is not shown"
+            page.wait_for_timeout(20)
         found.append(time.time() - stored)
     page.close()
     return found
