@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 
 from trainer.swarm import wire
@@ -16,6 +17,8 @@ BAN = 30.0
 """Seconds that a peer which failed is left alone."""
 PAUSE = 0.2
 """Seconds before the banned are asked again, where there is nobody else."""
+TWICE = 2
+"""Failures of every peer after which the trouble is somebody else's: the coordinator's, who finds out who is gone."""
 NOT_ITS_FAULT = ("stale", "frozen", "below", "stranger")
 """What a sound peer refuses with: whoever asked is too late, or the trouble is further down."""
 
@@ -41,10 +44,11 @@ class Below:
         """Have a micro-batch computed by one peer and those behind it, `depth` stages in all.
 
         Returns its answer and the seconds it took. A peer gets `patience` seconds for each stage; one that fails is
-        banned, and another asked, until as much time is over as the caller has. Raises Refused.
+        banned, and another asked, until all have failed twice, or as much time is over as the caller has. Raises
+        Refused.
         """
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        started, failures = loop.time(), Counter[str]()
         while (left := started + patience * (depth + 0.9) - loop.time()) > 0:
             peer = await self.chosen(cost)
             asked = loop.time()
@@ -55,12 +59,16 @@ class Below:
                 if error.code in NOT_ITS_FAULT:
                     raise Refused("below", str(error)) from error
                 self.ban(peer, error)
+                failures[peer] += 1
             except CallFailed as error:
                 self.ban(peer, error)
+                failures[peer] += 1
             else:
                 self.router.observe(peer, cost, loop.time() - asked - ran.below)
                 return answer, ran, loop.time() - started
-        raise Refused("below", "no peer of the next stage answered in time")
+            if all(failures[peer] >= TWICE for peer in self.router.peers):
+                break
+        raise Refused("below", "no peer of the next stage answered")
 
     async def chosen(self, cost: float) -> str:
         """Return who is asked. Where all are banned they are asked again, after a pause: there is nobody else."""
