@@ -26,12 +26,14 @@ PICK = """
 WITH picked AS MATERIALIZED (
     SELECT p.id FROM scheduler_packet p
     WHERE p.campaign_id = %s AND {which}
-        AND NOT EXISTS (SELECT 1 FROM scheduler_handout h WHERE h.packet_id = p.id AND {mine})
-    ORDER BY p.id LIMIT %s {lock}
+        AND (SELECT COUNT(*) FROM scheduler_handout h WHERE h.packet_id = p.id AND {mine}) = 0
+    ORDER BY p.campaign_id, p.id LIMIT %s {lock}
 )
 UPDATE scheduler_packet SET {changes} FROM picked WHERE scheduler_packet.id = picked.id
 RETURNING {columns}
 """
+"""Said so that PostgreSQL goes by the small indexes of what waits: a join, or an order by the number alone, has it look
+through a million packets that are done first (0.8 s instead of a millisecond)."""
 WAITING = {
     "which": "p.state = 'waiting'",
     "mine": "h.lease_id = %s",
@@ -131,10 +133,10 @@ def known_ones(campaign: Campaign, volunteer: Volunteer, lease: Lease, count: in
     if not wanted:
         return []
     agreed = campaign.packets.filter(second=Packet.Second.AGREED).exclude(handouts__volunteer=volunteer)
-    last = agreed.order_by("-pk").values_list("pk", flat=True).first()
+    last = agreed.order_by("-campaign_id", "-pk").values_list("pk", flat=True).first()
     if last is None:
         return []
-    first = agreed.order_by("pk").values_list("pk", flat=True)[0]
+    first = agreed.order_by("campaign_id", "pk").values_list("pk", flat=True)[0]
     places = [random.randint(first, last) for _ in range(wanted)]
-    found = (agreed.filter(pk__gte=place).order_by("pk").first() for place in places)
+    found = (agreed.filter(pk__gte=place).order_by("campaign_id", "pk").first() for place in places)
     return list({packet.pk: packet for packet in found if packet is not None}.values())
