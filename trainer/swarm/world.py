@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from trainer.swarm.chaos import Fault
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.journal import Line, read
+from trainer.swarm.journal import History, Line, read
 from trainer.swarm.transport import set_environment
 
 PRELOADED = ["hivemind.p2p", "trainer.swarm.coordinator", "trainer.swarm.worker"]
@@ -128,6 +128,11 @@ class World:
         process = self.start(name, "trainer.swarm.worker", flags, self.faults.get(name, ()))
         self.workers.append(Started(process, name, wish, folder))
         return self.workers[-1]
+
+    def dismiss(self, stage: int) -> None:
+        """Ask a worker that belongs to this stage to leave, which it does behind the step."""
+        labels = [line["label"] for line in History.of(self.journal()).members.values() if line["stage"] == stage]
+        next(worker for worker in self.workers if worker.name in labels).process.terminate()
 
     def address(self, seconds: float = 60) -> str:
         """Return where the coordinator can be reached, as soon as that is known."""
