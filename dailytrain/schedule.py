@@ -21,6 +21,7 @@ EVERY: dict[str, tuple[str, int]] = {
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Cut releases of long runs": ("leaderboard.tasks.cut_releases", 60),
     "Give up prompts that wait too long": ("leaderboard.tasks.give_up_prompts", 60),
+    "Keep seats of swarms ready": ("leaderboard.tasks.keep_seats", 15),
     "Make packets of what campaigns read": ("scheduler.tasks.produce_packets", 15),
     "Keep campaigns going": ("scheduler.tasks.keep_campaigns", 10),
     "Make shards of what was rephrased": ("scheduler.tasks.collate_packets", 60),

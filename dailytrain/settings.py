@@ -217,6 +217,8 @@ JOB_KINDS = {
     "smoke": "leaderboard.kinds.smoking.Smoking",
     "generate": "leaderboard.kinds.generation.Generating",
     "rephrase": "scheduler.packets.sittings.Sittings",
+    "swarm": "leaderboard.kinds.swarm.Coordinating",
+    "seat": "leaderboard.kinds.swarm.Seats",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
@@ -245,6 +247,8 @@ POOL_TRACKS = "leaderboard.runs.tracks"
 """Function that names what a node can be lent to alone (`scheduler.kinds.tracks`)."""
 NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
 """Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
+VOLUNTEER_IMAGE = text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
+"""Container image of a volunteer of the dataset swarm, in the line on a campaign's page (Dockerfile, target `volunteer`)."""
 NODE_PACKAGE = text("NODE_PACKAGE", "dailytrain[training]")
 """What pipx installs for a sponsor without Docker: a name on a package index, or an address of a wheel."""
 MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))

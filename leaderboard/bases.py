@@ -26,6 +26,8 @@ def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
         return f"That is not a checkpoint of run {start.pk}."
     if (checkpoint or start.checkpoint) is None:
         return f"Run {start.pk} has not been trained to its end: name one of its checkpoints."
+    if checkpoint is not None and start.is_swarm and checkpoint.pk != start.checkpoint_id:
+        return f"Run {start.pk} was trained by a swarm: only its final checkpoint is a whole model."
     if run_file(start) is None:
         return f"Run {start.pk} has not said yet what it is: nothing can start from it."
     return ""

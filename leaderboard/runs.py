@@ -81,6 +81,11 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
         raise RunError(f"The entry is {entry.state}: only approved entries run.")
+    if run.is_swarm and entry.kind != Entry.Kind.MAIN:
+        raise RunError(
+            "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
+            " queued. Its architecture can run here once it is on main."
+        )
     if not run.season.is_prepared:
         Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
             reason="Approved; waits until the season's dataset is prepared.", revision=F("revision") + 1
@@ -133,6 +138,21 @@ def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
         **(trust.on_unrelated(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
+        **(coordinating(run, limits) if run.is_swarm else {}),
+    }
+
+
+def coordinating(run: Run, limits: wire.Limits) -> dict[str, Any]:
+    """Return what is different about the job that leads a swarm: on a trusted node, of any hardware, and no code but
+    the site's."""
+    return {
+        **scoring_needs(run, limits),
+        "kind": "swarm",
+        "needs_trusted": True,
+        "needs_sandbox": False,
+        "entry": None,
+        "needs_gpus": 0,
+        "needs_gpu_memory_bytes": 0,
     }
 
 
@@ -261,7 +281,7 @@ def score_job(run: Run) -> dict[str, Any]:
         **scoring_needs(run, limits),
         "needs_sandbox": needs_sandbox(run),
         "release": run.job.release,
-        "entry": run.entry.bundle,
+        "entry": None if run.is_swarm else run.entry.bundle,
         "limits": limits.model_dump(),
     }
 
@@ -346,7 +366,10 @@ def rewind(run: Run, step: int, *, actor: str) -> Run:
 
 
 def rewinds(run: Run) -> list[int]:
-    """Return the steps of a run that one can go back to, the last one first."""
+    """Return the steps of a run that one can go back to, the last one first. On its way a swarm keeps its stages'
+    states, which nothing else goes on from."""
+    if run.is_swarm:
+        return []
     return [step for step in bases.steps(run) if used_at(run, step) <= 1 - LEAST_LEFT]
 
 

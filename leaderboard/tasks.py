@@ -8,7 +8,7 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import announcing, effects
+from leaderboard import announcing, effects, swarms
 from leaderboard.github import deliveries, telling
 from leaderboard.judging import confirmations as confirming
 from leaderboard.kinds import generation, release_scores, results
@@ -55,6 +55,12 @@ def cut_releases() -> None:
 def give_up_prompts() -> None:
     """Prompts that no node took, and old ones."""
     generation.give_up_old()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def keep_seats() -> None:
+    """Seats of the swarms that are going on."""
+    swarms.top_up_all()
 
 
 @shared_task  # type: ignore[untyped-decorator]

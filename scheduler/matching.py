@@ -42,6 +42,8 @@ MODEL = "model:"
 """Before a language model's name: a label that a node carries whose back end can rephrase with it."""
 PACKETS = "rephrase"
 """The kind of job that a node does only if its owner says so."""
+SEAT = "seat"
+"""The kind that any volunteer's machine may do whose agent can: the site's own code runs, and no other."""
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
@@ -70,6 +72,8 @@ class Seeker:
     """That its back end can rephrase with; None: any."""
     campaign: str = ""
     """The only one that it rephrases for; empty: any."""
+    swarm_run: int | None = None
+    """The only one whose seats it takes; None: any."""
     seconds_left: float | None = None
     """Until its owner wants it back; None where no end is near."""
     max_seconds: float | None = None
@@ -334,7 +338,9 @@ def unwilling(line: Line, node: Seeker) -> str | None:
         return "whose owner lets it rephrase"
     if line.kind == PACKETS and node.campaign and line.track != f"{PACKETS}:{node.campaign}":
         return "that rephrases for this campaign too"
-    if line.kind != PACKETS and node.packets == "only":
+    if line.kind == SEAT and node.swarm_run is not None and line.track != swarm_track(node.swarm_run):
+        return "that takes seats of this run too"
+    if line.kind not in (PACKETS, SEAT) and node.packets == "only":
         return "that does more than rephrase"
     if line.kind == PACKETS:
         return None
@@ -343,6 +349,11 @@ def unwilling(line: Line, node: Seeker) -> str | None:
     if node.serves == "track" and node.serves_track != line.track:
         return "whose owner lends it to more than one track"
     return None
+
+
+def swarm_track(run: int) -> str:
+    """Return the word that the seats of a swarm's run carry as their track."""
+    return f"swarm:{run}"
 
 
 def too_late(line: Line, node: Seeker) -> str | None:

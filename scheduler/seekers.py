@@ -42,6 +42,7 @@ def seeker(
         packets=node.packets,
         models=models_of(facts),
         campaign=str((facts.get("rephraser") or {}).get("campaign") or ""),
+        swarm_run=facts.get("swarm_run"),
         serves=node.serves,
         serves_track=node.serves_track,
         seconds_left=seconds_left(node, now, lent),

@@ -24,6 +24,7 @@ COMMANDS = {
     "multiplier": ("trainer.scoring.multiplier_command:main", "compare entries with a baseline, from plain results"),
     "arch": ("trainer.arch_command:main", "list the architectures"),
     "node": ("trainer.agent.command:main", "lend this machine to a site"),
+    "swarm": ("trainer.agent.swarm_command:main", "train one model together with other people's machines"),
     "rephrase": ("trainer.rephrase.command:main", "rephrase texts for a site's datasets, and look at the results"),
 }
 

@@ -77,8 +77,11 @@ def within(line: str, step: int) -> bool:
         return False
 
 
-def outside_logger(name: str, run_folder: Path) -> Logger | None:
-    """Return Lightning's logger of that name, writing below the run's folder; raise `ConfigError` if not installed."""
+def outside_logger(name: str, run_folder: Path, group: str | None = None) -> Logger | None:
+    """Return Lightning's logger of that name, writing below the run's folder; raise `ConfigError` if not installed.
+
+    `group`: under which W&B keeps what belongs together.
+    """
     if name == "none":
         return None
     try:
@@ -88,6 +91,6 @@ def outside_logger(name: str, run_folder: Path) -> Logger | None:
             return TensorBoardLogger(root_dir=run_folder, name="tensorboard")
         from lightning.pytorch.loggers import WandbLogger
 
-        return WandbLogger(project="dailytrain", name=run_folder.name, save_dir=run_folder)
+        return WandbLogger(project="dailytrain", name=run_folder.name, save_dir=run_folder, group=group)
     except ImportError as error:
         raise ConfigError(f"logger {name} is not installed: pip install 'dailytrain[loggers]'") from error

@@ -434,8 +434,68 @@ class Sat(Message):
     back_end: str = Field(default="", max_length=200)
 
 
+# --- swarms: one model trained by machines that come and go (`trainer.swarm`) ----------------------------------------
+
+PeerAddress = Annotated[str, Field(max_length=300, pattern=r"^/[\x21-\x7e]+$")]
+"""Such as `/ip4/203.0.113.5/tcp/7000/p2p/<peer>`."""
+
+
+class SwarmOrder(Message):
+    """Lead a swarm's run: decide who belongs and when a step counts, until the last one; then join the stages into an
+    ordinary checkpoint. On a node that is trusted and can be dialled."""
+
+    kind: Literal["swarm"] = "swarm"
+    run: int
+    dataset: DatasetPin
+    config: dict[str, Any]
+    """As in a `TrainOrder`; `swarm` in it has fields of `trainer.swarm.config.SwarmConfig`."""
+    stages: int = Field(ge=1, le=64)
+    minimum: int = Field(default=1, ge=1, le=1000)
+    """Seats of every stage that are taken before the first step."""
+    patience: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds after which a peer counts as lost."""
+    resume: Checkpoint | None = None
+    """Its stages' states, where an earlier coordinator has left any."""
+    secret: str = Field(min_length=32, max_length=200)
+    """What the credentials of this run's seats are made with (`trainer.swarm.credentials`)."""
+
+
+class SeatOrder(Message):
+    """Take a seat of a swarm's run: compute one stage for whoever brings a micro-batch, until the run is over."""
+
+    kind: Literal["seat"] = "seat"
+    run: int
+    title: str = Field(default="", max_length=200)
+    """For the volunteer."""
+    coordinator: tuple[PeerAddress, ...] = Field(min_length=1, max_length=16)
+    label: str = Field(max_length=60)
+    credential: Sha256
+    """What the coordinator lets this label in with, and no other."""
+
+
+class Seated(Message):
+    """The result of a seat. Told by the volunteer: contribution is counted by the coordinator."""
+
+    version: Literal[1] = 1
+    stage: int | None = Field(default=None, ge=0, lt=64)
+    """The last one; None: it never had any."""
+    bytes_in: int = Field(default=0, ge=0, lt=2**63)
+    bytes_out: int = Field(default=0, ge=0, lt=2**63)
+    seconds: float = Field(default=0, ge=0, lt=1e9)
+    why: str = Field(default="", max_length=300)
+    """It ended."""
+
+
 Order = Annotated[
-    TrainOrder | ScoreOrder | ReplayOrder | SmokeOrder | NotebookOrder | GenerateOrder | RephraseOrder,
+    TrainOrder
+    | ScoreOrder
+    | ReplayOrder
+    | SmokeOrder
+    | NotebookOrder
+    | GenerateOrder
+    | RephraseOrder
+    | SwarmOrder
+    | SeatOrder,
     Field(discriminator="kind"),
 ]
 
@@ -514,6 +574,8 @@ class Hardware(Message):
     """Kinds of order that its agent can carry out; None: it does not say, and gets any."""
     rephraser: Rephraser | None = None
     """None: it has nothing to rephrase with, and `kinds` does not name it."""
+    swarm_run: int | None = Field(default=None, ge=0, lt=2**63)
+    """The only run whose seats it takes; None: any."""
 
     def gpus_of(self, lane: int, lanes: int) -> tuple[Gpu, ...]:
         """Return the GPUs of one of the node's lanes."""
@@ -688,7 +750,7 @@ class Finish(Message):
     """A sentence that the contributor understands."""
     result: dict[str, Any] = {}
     """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, `Replayed`,
-    `Smoked`, `Executed`, `Generated`, `Sat`."""
+    `Smoked`, `Executed`, `Generated`, `Sat`, `Seated`."""
     files: tuple[FileRef, ...] = ()
     """Files that stay with the job (`run.json`, what a notebook left in `model/`), uploaded like blobs."""
     seconds: float | None = None

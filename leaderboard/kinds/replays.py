@@ -59,7 +59,7 @@ def stretches(run: Run) -> list[Stretch]:
     None where they cannot be trained again.
     """
     devices = runs.configuration(run).get("devices")
-    if devices not in (None, 1):
+    if run.is_swarm or devices not in (None, 1):
         return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
     pairs = [Stretch(start, end) for start, end in zip([None, *ends], ends, strict=False) if end.step > 0]

@@ -15,6 +15,7 @@ from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
+from leaderboard.models.swarms import Seat, Swarm, SwarmEvent
 from leaderboard.models.tokens import ApiToken
 
 __all__ = [
@@ -37,7 +38,10 @@ __all__ = [
     "Sample",
     "Score",
     "Season",
+    "Seat",
     "Subscription",
+    "Swarm",
+    "SwarmEvent",
     "Track",
     "TrackHours",
 ]

@@ -247,6 +247,11 @@ class Run(models.Model):
         return self.state not in self.UNFINISHED
 
     @property
+    def is_swarm(self) -> bool:
+        """Whether many machines train it together."""
+        return self.track.kind == Track.Kind.SWARM
+
+    @property
     def part(self) -> float:
         """Return which part of the track's budget it has: 1, or a rung of the ladder."""
         return self.track.part(self.budget)

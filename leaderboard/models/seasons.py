@@ -30,6 +30,11 @@ RUNGS = (1 / 64, 64)
 """Smallest and largest part of the budget that a rung may be; beyond, it is a slip of the finger."""
 
 
+SWARM_SIZES = {"stages", "workers", "minimum"}
+MOST_SEATS = 64
+"""Stages, or machines of each."""
+
+
 class SeasonQuerySet(models.QuerySet["Season"]):
     def current(self) -> Season | None:
         """Return the season that new tracks belong to."""
@@ -120,6 +125,26 @@ def check_trial(trial: object, ladder: object) -> None:
         raise ValueError("trial: smaller models would stand on the ladder beside others; a track has one or the other")
 
 
+def check_swarm(track: Track) -> None:
+    """Raise ValueError, with one line, unless a swarm's track has its sizes, and no other track has any."""
+    if track.kind != Track.Kind.SWARM:
+        if track.swarm:
+            raise ValueError("swarm: only a track of kind swarm has it")
+        return
+    given = track.swarm
+    if not isinstance(given, dict) or not {"stages", "workers"} <= set(given) <= {*SWARM_SIZES, "patience"}:
+        raise ValueError('swarm: it is {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}')
+    for name in SWARM_SIZES & given.keys():
+        if not isinstance(given[name], int) or isinstance(given[name], bool) or not 1 <= given[name] <= MOST_SEATS:
+            raise ValueError(f"swarm: {name} is a whole number from 1 to {MOST_SEATS}")
+    if not is_number(given.get("patience", 30)) or not 0 < given.get("patience", 30) <= 3600:
+        raise ValueError("swarm: patience is in seconds, up to 3600")
+    if Budget.parse(track.budget).kind != "steps":
+        raise ValueError("swarm: its budget is a number of steps, such as 2000steps")
+    if track.ladder or track.trial or track.releases or track.start_run_id:
+        raise ValueError("swarm: its track has no ladder, no trial, no releases and starts from scratch")
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -153,6 +178,7 @@ class Track(models.Model):
         COMPETITION = "competition"  # whatever else is compared
         COMMUNITY = "community"  # wanted by many: those of the most impact first
         PLAYGROUND = "playground"  # a hypothesis and a small model first; gives way to a nightly
+        SWARM = "swarm"  # one model trained by many machines together
 
     slug = models.SlugField(unique=True)
     name = models.CharField(max_length=80)
@@ -224,6 +250,10 @@ class Track(models.Model):
     needs_memory_bytes = models.BigIntegerField(default=0)
     """A node must have as much; what its job may take of it is in `limits`."""
 
+    swarm = models.JSONField(default=dict, blank=True)
+    """Of a track of kind swarm: {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}, stages of the model, machines
+    wanted for each, machines of each before the first step, seconds after which one counts as lost. Empty otherwise."""
+
     objects = TrackQuerySet.as_manager()
 
     class Meta:
@@ -242,6 +272,7 @@ class Track(models.Model):
             self.training_limits()
             check_ladder(self.ladder)
             check_trial(self.trial, self.ladder)
+            check_swarm(self)
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
             self.check_start()

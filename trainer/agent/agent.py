@@ -23,10 +23,11 @@ from trainer.agent.gpus import reader
 from trainer.agent.hardware import detect, processors
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
-from trainer.agent.kinds import KINDS, REPHRASE
+from trainer.agent.kinds import KINDS, REPHRASE, SWARM
 from trainer.agent.lanes import split
 from trainer.agent.place import Place
 from trainer.agent.poll import PollLoop
+from trainer.agent.reach import Reach, has_engine
 from trainer.agent.stopping import Sponsor, Stop
 from trainer.agent.workspace import leftovers, wipe
 from trainer.sandbox import Driver
@@ -56,10 +57,13 @@ class Agent:
         lanes: int | None = None,
         offer: Offer | None = None,
         kinds: tuple[str, ...] = tuple(KINDS),
+        reach: Reach = Reach(),
+        swarm_run: int | None = None,
     ) -> None:
         """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says.
 
-        `offer`: what it rephrases with; None: nothing. `kinds`: of job that its owner lends it for.
+        `offer`: what it rephrases with; None: nothing. `kinds`: of job that its owner lends it for. `reach`: how
+        swarms' other machines reach it; `swarm_run`: the only run whose seats it takes.
         """
         self.client = client
         self.home = home
@@ -67,7 +71,11 @@ class Agent:
         self.sandboxes = sandboxes
         self.wished = lanes
         self.offer = offer
-        self.kinds = tuple(kind for kind in kinds if kind != REPHRASE or offer is not None)
+        self.reach = reach
+        self.swarm_run = swarm_run
+        lacking = (REPHRASE,) if offer is None else ()
+        lacking += () if has_engine() else SWARM
+        self.kinds = tuple(kind for kind in kinds if kind not in lacking)
         self.sponsor = Sponsor()
         self.vitals = Vitals(reader())
         self._lanes = lanes or 1
@@ -104,7 +112,8 @@ class Agent:
 
     def _places(self, identity: Identity, blobs: Blobs, weights: Blobs, preparing: threading.Lock) -> Iterator[Place]:
         for lane in split(self.vitals.reader.gpus, processors(), self._lanes):
-            yield Place(self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing, self.offer)
+            place = (self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing)
+            yield Place(*place, self.offer, self.reach)
 
     # --- what lanes ask ---
 
@@ -118,7 +127,8 @@ class Agent:
 
     def hardware(self) -> wire.Hardware:
         found = detect(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
-        return found.model_copy(update={"kinds": self.kinds, "rephraser": self._rephraser()})
+        own = {"kinds": self.kinds, "rephraser": self._rephraser(), "swarm_run": self.swarm_run}
+        return found.model_copy(update=own)
 
     def _rephraser(self) -> wire.Rephraser | None:
         if (offer := self.offer) is None:

@@ -74,13 +74,19 @@ class Board:
     def _run(self) -> None:
         if not self._draws:
             while not self._ended.wait(LINE_SECONDS):
-                self._say(line(self._tally))
+                self._say(self.line())
             return
         from rich.live import Live
 
         with Live(console=console(), refresh_per_second=PICTURES_PER_SECOND, transient=True) as live:
             while not self._ended.wait(1 / PICTURES_PER_SECOND):
-                live.update(picture(self._title, self._tally))
+                live.update(self.picture())
+
+    def line(self) -> str:
+        return line(self._tally)
+
+    def picture(self) -> RenderableType:
+        return picture(self._title, self._tally)
 
 
 def line(tally: Tally) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.agent import reach
 from trainer.arguments import Parser
 from trainer.rephrase.backends import BackEndError
 from trainer.rephrase.flags import add_flags, offer
@@ -57,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add("--once", action="store_true", help="leave after one job")
     between = made.add_argument_group("rephrasing texts between jobs, with a back end of yours")
     add_flags(between.add_argument)
+    reach.add_flags(made.add_argument_group("training one model with other machines (swarms)").add_argument)
     return made
 
 
@@ -95,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
         raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
     sandbox, working = choose(options.sandbox)
     client = Client(options.server, options.token or "")
-    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, offer(options))
+    found = reach.of(options)
+    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, offer(options), reach=found)
     path = options.home / "identity.json"
     try:
         with agent.listening():

@@ -11,6 +11,7 @@ from trainer.agent.blobs import Blobs
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
 from trainer.agent.lanes import Lane
+from trainer.agent.reach import Reach
 from trainer.sandbox import Driver
 
 if TYPE_CHECKING:
@@ -32,3 +33,5 @@ class Place:
     """Held while a dataset is being made."""
     offer: Offer | None = None
     """What it rephrases with."""
+    reach: Reach = Reach()
+    """How a swarm's other machines reach this one."""

@@ -111,6 +111,8 @@ class Coordinator:
         self.membership.generation = history.generation + 1
         self.journal.write("start", generation=self.membership.generation)
         self.version, self.resumed = history.version, bool(history.members)
+        if history.config is None:  # what another machine's coordinator saved may have been laid out here
+            self.version = checkpoint.latest(self.folder, self.config) or 0
         for line in history.members.values():
             peer = as_peer(line)
             self.transport.know(peer.name, peer.addresses)

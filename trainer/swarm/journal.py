@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class Journal:
         """Open it, and cut off a line that was not finished when its writer died."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
+        self.told: Callable[[Line], None] = lambda line: None
+        """Hears of each line once it is on the disk."""
         self.file = self.path.open("ab+")
         self.file.seek(0)
         whole = self.file.read().rpartition(b"\n")
@@ -41,6 +43,7 @@ class Journal:
         self.file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         self.file.flush()
         os.fsync(self.file.fileno())
+        self.told(line)
 
     def close(self) -> None:
         self.file.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.agent.kinds import generate, notebook, rephrase, replay, score, smoke, train
+from trainer.agent.kinds import generate, notebook, rephrase, replay, score, seat, smoke, swarm, train
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -27,6 +27,10 @@ KINDS: dict[str, Kind] = {
     "notebook": notebook,
     "generate": generate,
     "rephrase": rephrase,
+    "swarm": swarm,
+    "seat": seat,
 }
 REPHRASE = "rephrase"
 """The one that needs something of its owner's: a back end."""
+SWARM = ("swarm", "seat")
+"""Those that need the engine of swarms installed."""
