@@ -22,6 +22,8 @@ from trainer.swarm.local import Result, compare
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
 STEPS = int(os.environ.get("SWARM_STEPS", "16"))
+PATIENCE = 280 if STEPS < 60 else 900
+"""Seconds after which a swarm counts as stuck."""
 SECONDS = float(os.environ.get("SWARM_SECONDS", "0"))
 """Of everything at random, over and over; 0: once, short."""
 
@@ -31,7 +33,7 @@ def swarm(
 ) -> tuple[Result, list[Line]]:
     """Run it, and one process beside it; all that must hold in any case is looked at here."""
     config = tiny(Dataset.open(dataset), steps=STEPS, seed=seed, checkpoint_every=max(1, STEPS // 4))
-    result, lines = compare(config, dataset, workers, chaos, patience, seconds=280)
+    result, lines = compare(config, dataset, workers, chaos, patience, seconds=PATIENCE)
     assert result.max_abs_loss_difference < 1e-4
     assert result.exact_cover
     assert result.hashes_equal

@@ -255,9 +255,8 @@ def compare(
         left = tuple(world.left_behind())
     found = losses(lines)
     difference = largest_difference(found, config, dataset)
-    return Result(
-        difference, len(found), world.kills, exact_cover(lines, config), hashes_equal(lines), left, plan.shown(lines)
-    ), lines
+    cover, equal = exact_cover(lines, config), hashes_equal(lines)
+    return Result(difference, len(found), world.kills, cover, equal, left, plan.shown(lines)), lines
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
