@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.swarm.journal import NAME, History, Journal, losses, read
+import pytest
+from swarm_chain import tiny
+
+from trainer.data.dataset import Dataset
+from trainer.swarm import coordinator
+from trainer.swarm.journal import NAME, History, Journal, Led, losses, read
 
 
 def test_a_line_that_was_cut_off_is_as_if_it_had_never_been(tmp_path: Path) -> None:
@@ -19,6 +24,29 @@ def test_a_line_that_was_cut_off_is_as_if_it_had_never_been(tmp_path: Path) -> N
     journal.write("commit", step=1, loss=4.0)
     journal.close()
     assert losses(read(tmp_path)) == [5.0, 4.0]
+
+
+def test_of_two_coordinators_only_one_writes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write("run", config={"steps": 3})
+    with pytest.raises(Led, match="led by another coordinator"):
+        Journal(tmp_path)
+    journal.write("start", generation=1)
+    journal.close()
+    Journal(tmp_path).close()
+    assert [line["kind"] for line in read(tmp_path)] == ["run", "start"]
+
+
+def test_a_second_coordinator_is_refused_in_a_sentence(
+    tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path)
+    (tmp_path / "config.json").write_text(tiny(Dataset.open(dataset_folder)).model_dump_json())
+    flags = ["--folder", tmp_path, "--dataset", dataset_folder, "--config", tmp_path / "config.json"]
+    assert coordinator.main([str(flag) for flag in flags]) == 2
+    assert capsys.readouterr().err.startswith(f"{tmp_path} is led by another coordinator")
+    assert not list(tmp_path.glob("*.key"))
+    journal.close()
 
 
 def test_who_joined_and_did_not_leave_belongs(tmp_path: Path) -> None:

@@ -324,7 +324,11 @@ async def coordinate(args: argparse.Namespace) -> None:
 
 
 async def started(args: argparse.Namespace, attempts: int = 20) -> Transport:
-    """Return a transport at the address asked for; one that was killed there may take a moment to be gone."""
+    """Return a transport at the address asked for; one that was killed there may take a moment to be gone.
+
+    Raise `Led`, before anything of this one's can be seen outside, if the run has a coordinator.
+    """
+    Journal(args.folder).close()
     host, _, port = args.listen.rpartition(":")
     for attempt in range(attempts):
         transport = Transport(args.folder)

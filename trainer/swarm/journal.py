@@ -13,6 +13,7 @@ A commit's line is the step's point of no return: whoever voted must make that u
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -25,14 +26,29 @@ NAME = "journal.jsonl"
 Line = dict[str, Any]
 
 
+class Led(ValueError):
+    """This run has a coordinator."""
+
+
 class Journal:
     def __init__(self, folder: Path) -> None:
-        """Open it, and cut off a line that was not finished when its writer died."""
+        """Open it, and cut off a line that was not finished when its writer died.
+
+        Raise `Led` if another process has it open. The kernel ends a lock with its process, however that ends.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
         self.told: Callable[[Line], None] = lambda line: None
         """Hears of each line once it is on the disk."""
         self.file = self.path.open("ab+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise Led(
+                f"{folder} is led by another coordinator, which is still running. Nothing was changed. "
+                "Wait until it has ended, or end it; it goes on from its journal when it is started again."
+            ) from None
         self.file.seek(0)
         whole = self.file.read().rpartition(b"\n")
         self.file.truncate(len(whole[0]) + len(whole[1]))
