@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.conf import settings
 from ninja import NinjaAPI
 
-from leaderboard.api import asking, entries, pool, reading, runs, start, tracks
+from leaderboard.api import asking, campaigns, entries, pool, reading, runs, start, tracks
 from leaderboard.api.errors import tell
 from leaderboard.api.pages import Pages
 
@@ -30,6 +30,7 @@ for router, subject in (
     (entries.router, "Entries"),
     (runs.router, "Runs"),
     (pool.router, "The pool"),
+    (campaigns.router, "Campaigns"),
 ):
     api.add_router("", router, tags=[subject])
 # Beside the list of runs, at the same address.

@@ -8,7 +8,7 @@ from ninja import Router
 from typing_extensions import TypedDict
 
 router = Router()
-PLACES = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar")
+PLACES = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns")
 
 
 class StartDict(TypedDict):

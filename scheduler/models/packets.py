@@ -131,7 +131,7 @@ class Campaign(models.Model):
         return self.name
 
     def get_absolute_url(self) -> str:
-        return f"/rephrase/{self.slug}/"
+        return f"/campaigns/{self.slug}/"
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "queue": "/queue/",
         "nodes": "/nodes/",
         "sponsors": "/sponsors/",
+        "campaigns": "/campaigns/",
+        "campaign": night["campaign"].get_absolute_url(),
         "try it": "/try/",
         "about": "/about/",
         "API": "/api/v1/docs",

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from leaderboard.models import CurvePoint, Entry, Run, Sample, Score, Season, Track
 from scheduler.models import Blob, Event, Job, Lease, LogChunk, Node
+from tests.browser import campaign_scene
 
 SHA = "5d0a1c7be2f94c638b1f7e0a9d3c2b4f6e8a1c3d"
 TOKENS_A_STEP = 2048
@@ -214,4 +215,13 @@ def night() -> dict[str, Any]:
         wide, seed=2, state=Run.State.FAILED, cause="model", finished_at=timezone.now() - timedelta(days=1),
         started_at=timezone.now() - timedelta(days=1), reason="The loss became NaN at step 212.",
     )  # fmt: skip
-    return {"track": three_minutes, "main": main, "train": train, "best": best, "entry": smear, "node": machine}
+    swarm = campaign_scene.campaign()
+    return {
+        "track": three_minutes,
+        "main": main,
+        "train": train,
+        "best": best,
+        "entry": smear,
+        "node": machine,
+        "campaign": swarm,
+    }

@@ -23,7 +23,7 @@ from tests.browser import scene
 
 pytestmark = pytest.mark.django_db
 API = "/api/v1"
-LISTS = ("/", "/tracks", "/entries", "/runs", "/nodes", "/sponsors", "/queue", "/calendar")
+LISTS = ("/", "/tracks", "/entries", "/runs", "/nodes", "/sponsors", "/queue", "/calendar", "/campaigns")
 
 
 @pytest.mark.parametrize("path", LISTS)

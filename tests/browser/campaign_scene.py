@@ -1,0 +1,109 @@
+"""A campaign in the middle of its work: what the tests of its pages look at."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from scheduler.models import Blob, Campaign, Handout, Job, Lease, Node, Packet, Rephrasing, Share, Sitting, Volunteer
+
+SOURCE = (
+    "Beginners BBQ Class Taking Place in Missoula! Do you want to get better at making delicious BBQ? You will have "
+    "the opportunity, put this on your calendar now. Thursday, September 22nd join World Class BBQ Champion, Tony "
+    "Balay from Lonestar Smoke Rangers. He will be teaching a beginner level class for everyone who wants to get "
+    "better with their culinary skills."
+)
+TEXTS = {
+    "easy": "There is a class in Missoula. It is about cooking meat on a fire. A man named Tony shows you how. He is "
+    "very good at it. You can come too.",
+    "medium": "A barbecue class for beginners will be held in Missoula on Thursday, September 22nd. It is taught by "
+    "Tony Balay of the Lonestar Smoke Rangers, a champion, and is open to everyone who wants to cook better.",
+    "hard": "Missoula hosts a barbecue seminar for novices, Thursday 22 September, under the tutelage of the champion "
+    "Tony Balay (Lonestar Smoke Rangers), for all who would refine their culinary craft.",
+    "qa": "Question: Who teaches the class in Missoula?\nAnswer: Tony Balay from the Lonestar Smoke Rangers.\n"
+    "Question: For whom is it?\nAnswer: For beginners who want to get better at barbecue.",
+}
+REASONS = {"length": 31, "copied": 12, "meaning": 9, "cut_off": 6, "refusal": 2}
+DONE, WAITING, ASIDE, HELD = 26, 9, 2, 3
+
+
+def campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
+    """Return one with a volunteer who has signed in, one who has not, one who was barred, and one at work."""
+    began = timezone.now() - timedelta(hours=3)
+    values: dict[str, Any] = {
+        "name": "Everyday words",
+        "about": "Four tellings of what the web says, for small models that learn from little text.",
+        "state": Campaign.State.RUNNING,
+        "dataset": "c4/*.jsonl.gz",
+        "target": "everyday-words",
+        "started_at": began,
+        "rows_read": 61,
+        "packets_made": DONE + WAITING + ASIDE + HELD,
+        "chunks_made": 90,
+        "dropped": {"language": 4, "short": 12, "paragraphs": 7},
+        "files": ["c4/a.jsonl.gz"],
+        "exhausted": True,
+    }
+    made = Campaign.objects.create(slug=slug, **{**values, **fields})
+    states = [*["done"] * DONE, *["waiting"] * WAITING, *["aside"] * ASIDE, *["held"] * HELD]
+    packets = Packet.objects.bulk_create(
+        Packet(campaign=made, row=row, document=f"c4/a.jsonl.gz:{row}", chunks=[SOURCE], state=state)
+        for row, state in enumerate(states)
+    )
+    ada, number, bad = people(slug)
+    share(made, ada, accepted=212, tokens=61_430, rejected=14, reasons=REASONS)
+    share(made, number, accepted=87, tokens=20_118, rejected=9, reasons={"length": 9})
+    share(made, bad, accepted=0, tokens=0, rejected=37, withdrawn=4, reasons={"echo": 37})
+    held = handouts(made, ada, packets)
+    write(made, packets[0], held[0], ada)
+    return made
+
+
+def people(slug: str) -> tuple[Volunteer, Volunteer, Volunteer]:
+    user, _ = User.objects.get_or_create(username="ada")
+    ada, _ = Volunteer.objects.get_or_create(user=user, defaults={"name": "ada", "state": Volunteer.State.KNOWN})
+    number = Volunteer.objects.create(name="a-secret-host-name")
+    return ada, number, Volunteer.objects.create(name="echo", state=Volunteer.State.BARRED, reason="It echoed.")
+
+
+def share(made: Campaign, volunteer: Volunteer, **counts: Any) -> None:
+    Share.objects.create(campaign=made, volunteer=volunteer, packets=1 + counts["accepted"] // 8, **counts)
+
+
+def handouts(made: Campaign, volunteer: Volunteer, packets: list[Packet]) -> list[Handout]:
+    """Give a volunteer what is held, and what it has handed in first."""
+    release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
+    job = Job.objects.create(kind="rephrase", release=release, author="", state=Job.State.LEASED)
+    Sitting.objects.create(job=job, campaign=made)
+    node = Node.objects.create(name=f"card-{made.slug}", state=Node.State.PAUSED, owner=volunteer.user)
+    lease = Lease.objects.create(
+        job=job, node=node, attempt=1, token_hash=f"{job.pk:064x}", expires_at=timezone.now() + timedelta(minutes=1)
+    )
+    return Handout.objects.bulk_create(
+        Handout(packet=packet, lease=lease, volunteer=volunteer, state="held" if packet.state == "held" else "taken")
+        for packet in (packets[0], *(packet for packet in packets if packet.state == "held"))
+    )
+
+
+def write(made: Campaign, packet: Packet, handout: Handout, volunteer: Volunteer) -> None:
+    Rephrasing.objects.bulk_create(
+        Rephrasing(
+            campaign=made,
+            packet=packet,
+            handout=handout,
+            volunteer=volunteer,
+            chunk=0,
+            style=style,
+            state=Rephrasing.State.ACCEPTED,
+            text=text,
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            source_sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
+            tokens=len(text.split()),
+            at=timezone.now() - timedelta(seconds=20),
+        )
+        for style, text in TEXTS.items()
+    )
