@@ -292,7 +292,7 @@ def agree(judged: Judged, others: Sequence[Rephrasing]) -> bool:
     alike = sum(
         (judgement := judged.outputs.get((row.chunk, row.style))) is not None
         and judgement.accepted
-        and likeness.meaning(row.text, judgement.text) >= ALIKE
+        and likeness.meaning(checks.Text(row.text), checks.Text(judgement.text)) >= ALIKE
         for row in others
     )
     return alike >= AGREEING * len(others)

