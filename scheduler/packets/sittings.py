@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from scheduler import jobs, storage
 from scheduler.kinds import About
-from scheduler.models import Blob, Campaign, Checkpoint, Job, Lease, Sitting
+from scheduler.models import Blob, Campaign, Checkpoint, Job, Lease, Packet, Sitting
 from scheduler.packets import asked, giving_back
 from trainer import wire
 
@@ -43,11 +43,16 @@ def waiting(campaign: Campaign) -> int:
     return Job.objects.filter(sitting__campaign=campaign, state=Job.State.QUEUED).count()
 
 
+def has_work(campaign: Campaign) -> bool:
+    """Whether whoever sits down gets something, now or as soon as more is read. What others hold may come back: then."""
+    return not campaign.exhausted or campaign.packets.filter(state=Packet.State.WAITING).exists()
+
+
 def top_up_all() -> int:
     """Keep enough sittings of every running campaign; return how many are new."""
     made = 0
     for campaign in Campaign.objects.filter(state=Campaign.State.RUNNING):
-        lacking = AHEAD - waiting(campaign)
+        lacking = AHEAD - waiting(campaign) if has_work(campaign) else 0
         if lacking > 0:
             made += len(make(campaign, lacking, storage.release()))
         # Age lifts what waits, and these would rise above the trains.
@@ -93,7 +98,7 @@ class Sittings:
 
     def leased(self, job: Job, lease: Lease) -> None:
         campaign = job.sitting.campaign
-        if campaign.state == Campaign.State.RUNNING and waiting(campaign) < AHEAD:
+        if campaign.state == Campaign.State.RUNNING and has_work(campaign) and waiting(campaign) < AHEAD:
             make(campaign, 1, job.release)
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:

@@ -39,6 +39,8 @@ EMPTY_SECONDS = 5.0
 """Until the next question when there was nothing to take and the site named no time."""
 PATIENCE_SECONDS = 600.0
 """Of silence of the back end; then the packets go back, others may write them."""
+IN_VAIN_SECONDS = 20.0
+"""That a sitting lasts at least which was given nothing at all: whoever sat down again at once would do it for ever."""
 SHARE_OF_TIME = 0.9
 """Of a sitting's time; what is in hand then gets the rest."""
 DECLINES = 5
@@ -83,6 +85,9 @@ class Sitting:
         self._done = ""
         """Why no more are taken."""
         self._take_at = 0.0
+        self._begun_at = time.monotonic()
+        self._in_vain = True
+        """Nothing was given so far."""
         self._handed_in_at = time.monotonic()
         self._until = time.monotonic() + SHARE_OF_TIME * job.spec.limits.wall_seconds
         self._give_up = time.monotonic() + job.spec.limits.wall_seconds
@@ -121,6 +126,8 @@ class Sitting:
         if not self._done and time.monotonic() > self._until:
             self._done = "The time of this sitting is up."
         with self._changed:
+            if self._in_vain and time.monotonic() < self._begun_at + IN_VAIN_SECONDS:
+                return False
             return bool(self._done) and (not self._held or time.monotonic() > self._give_up)
 
     # --- the site ---
@@ -158,6 +165,7 @@ class Sitting:
             if packet.packet in self._held:
                 return
             self._held[packet.packet] = InHand(packet, len(pieces))
+            self._in_vain = False
         self._count(waiting=len(pieces))
         for piece in pieces:
             self._pieces.put(piece)
