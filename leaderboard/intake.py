@@ -190,6 +190,11 @@ def enter(
         raise IntakeError(f"{track.name} takes a hypothesis: say what you expect to see, and why, in a sentence.")
     checked_config(config or {})
     reading = read(repository, sha)
+    if track.kind == Track.Kind.SWARM and (reading.changed_files or not reading.base_sha):
+        raise IntakeError(
+            f"{track.name} is trained on many people's machines, which run the site's own code only: enter an"
+            " architecture as it is on main, without changes."
+        )
     kind = kind or reading.kind
     notebooks: list[dict[str, Any]] = []
     if kind == Entry.Kind.NOTEBOOK:

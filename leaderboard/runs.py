@@ -81,7 +81,7 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
     entry = run.entry
     if entry.state != Entry.State.APPROVED:
         raise RunError(f"The entry is {entry.state}: only approved entries run.")
-    if run.is_swarm and entry.kind != Entry.Kind.MAIN:
+    if run.is_swarm and not is_own_code(entry):
         raise RunError(
             "The machines of a swarm run the site's own code only, and this entry brings code of its own: nothing was"
             " queued. Its architecture can run here once it is on main."
@@ -215,6 +215,11 @@ def configuration(run: Run) -> dict[str, Any]:
 def is_notebook(run: Run) -> bool:
     """Whether it runs a notebook, which keeps no checkpoint of ours and is not scored."""
     return run.entry.kind == Entry.Kind.NOTEBOOK
+
+
+def is_own_code(entry: Entry) -> bool:
+    """Whether it brings nothing that is not on main."""
+    return entry.kind == Entry.Kind.MAIN or (bool(entry.base_sha) and not entry.changed_files)
 
 
 def needs_sandbox(run: Run) -> bool:

@@ -27,7 +27,7 @@ from trainer.agent.kinds import KINDS, REPHRASE, SWARM
 from trainer.agent.lanes import split
 from trainer.agent.place import Place
 from trainer.agent.poll import PollLoop
-from trainer.agent.reach import Reach, has_engine
+from trainer.agent.reach import OPEN, Reach, has_engine
 from trainer.agent.stopping import Sponsor, Stop
 from trainer.agent.workspace import leftovers, wipe
 from trainer.sandbox import Driver
@@ -57,7 +57,7 @@ class Agent:
         lanes: int | None = None,
         offer: Offer | None = None,
         kinds: tuple[str, ...] = tuple(KINDS),
-        reach: Reach = Reach(),
+        reach: Reach = OPEN,
         swarm_run: int | None = None,
     ) -> None:
         """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says.

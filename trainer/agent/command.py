@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (NodeError, BackEndError, OSError) as error:
+    except (NodeError, BackEndError, reach.ReachError, OSError) as error:
         print(f"dailytrain node: {error}", file=sys.stderr)  # noqa: T201
         return USAGE
 

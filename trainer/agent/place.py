@@ -11,7 +11,7 @@ from trainer.agent.blobs import Blobs
 from trainer.agent.health import Vitals
 from trainer.agent.identity import Identity
 from trainer.agent.lanes import Lane
-from trainer.agent.reach import Reach
+from trainer.agent.reach import OPEN, Reach
 from trainer.sandbox import Driver
 
 if TYPE_CHECKING:
@@ -33,5 +33,5 @@ class Place:
     """Held while a dataset is being made."""
     offer: Offer | None = None
     """What it rephrases with."""
-    reach: Reach = Reach()
+    reach: Reach = OPEN
     """How a swarm's other machines reach this one."""

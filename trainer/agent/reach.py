@@ -25,6 +25,14 @@ class Reach:
         return ["--listen", self.listen, *(word for address in self.announce for word in ("--announce", address))]
 
 
+OPEN = Reach()
+"""Of whoever says nothing about it."""
+
+
+class ReachError(ValueError):
+    """No address that could be reached."""
+
+
 def add_flags(add: Callable[..., Any]) -> None:
     add("--swarm-listen", default=ANYWHERE, metavar="HOST:PORT", help="where others of a swarm reach it (%(default)s)")
     add("--swarm-announce", action="append", default=[], metavar="ADDRESS", help="/ip4/.../tcp/...: dialled instead")
@@ -32,13 +40,13 @@ def add_flags(add: Callable[..., Any]) -> None:
 
 
 def of(options: argparse.Namespace) -> Reach:
-    """Return what the flags say; raise ValueError, with one line, if that is no address."""
+    """Return what the flags say; raise ReachError, with one line, if that is no address."""
     host, _, port = options.swarm_listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--swarm-listen {options.swarm_listen} is not HOST:PORT, such as 0.0.0.0:7000")
+        raise ReachError(f"--swarm-listen {options.swarm_listen} is not HOST:PORT, such as 0.0.0.0:7000")
     wrong = [address for address in options.swarm_announce if not address.startswith("/")]
     if wrong:
-        raise ValueError(f"--swarm-announce {wrong[0]} is not an address such as /ip4/203.0.113.5/tcp/7000")
+        raise ReachError(f"--swarm-announce {wrong[0]} is not an address such as /ip4/203.0.113.5/tcp/7000")
     return Reach(options.swarm_listen, tuple(options.swarm_announce), options.behind_nat)
 
 

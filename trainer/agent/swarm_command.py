@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (ValueError, OSError) as error:
+    except (NodeError, reach.ReachError, OSError) as error:
         sys.stderr.write(f"dailytrain swarm join: {' '.join(str(error).split())}\n")
         return USAGE
 

@@ -3,9 +3,9 @@ ordinary run's folder.
 
     python -m trainer.swarm.lead --order ORDER.json --dataset DATASET --out RUN --listen 0.0.0.0:7000
 
-Whole versions of the stages are laid out as checkpoints, from which another machine can go on. Ends with 0 when the last
-step is made; 2 if the configuration cannot be run and 3 if the model diverged, both told in `failure.json`; 143 when it
-was asked to stop and has saved where it is.
+Whole versions of the stages are laid out as checkpoints, from which another machine can go on. Ends with 0 when the
+last step is made; 2 if the configuration cannot be run and 3 if the model diverged, both told in `failure.json`; 143
+when it was asked to stop and has saved where it is.
 """
 
 from __future__ import annotations
