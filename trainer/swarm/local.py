@@ -14,7 +14,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Plan:
     wishes: list[int | None] | None = None
     """None: so many for each stage."""
     rebalance_every: float = 300.0
+    replace: bool = True
+    """Whether a worker that is killed is followed by a newcomer."""
     meanwhile: Callable[[World], None] = lambda world: None
     shown: Callable[[Sequence[Line]], bool] = lambda lines: True
     """Whether the journal tells of what the plan is about."""
@@ -138,13 +140,50 @@ def rebalance(size: Size) -> Plan:
         if come and world.step() >= size.at(0.3):
             world.add(come.pop())
         elif go and world.step() >= size.at(0.6):
-            world.dismiss(go.pop())
+            last = go.pop()
+            world.process(next(name for name, stage in world.belonging().items() if stage == last)).terminate()
 
     return Plan(wishes=many, rebalance_every=0.5, meanwhile=meanwhile, shown=lambda lines: moves(lines) >= 2)
 
 
 def moves(lines: Sequence[Line]) -> int:
     return sum(line["kind"] == "move" for line in lines)
+
+
+def resize(size: Size) -> Plan:
+    """It begins with one worker for each stage and grows to twelve; then some leave, some are killed, until three are
+    left."""
+    many, few, asked = 12, max(3, size.stages), [False, False]
+
+    def meanwhile(world: World) -> None:
+        stages = world.belonging() if asked[0] else {}
+        if not asked[0] and world.step() > 1:
+            asked[0] = True
+            for _ in range(many - size.stages):
+                world.add()
+        elif not asked[1] and len(stages) == many and many in sizes(world.journal()):
+            asked[1] = True
+            for number, name in enumerate(sorted(stages.keys() - remaining(stages, few))):
+                process = world.process(name)
+                process.kill() if number % 2 else process.terminate()
+
+    def shown(lines: Sequence[Line]) -> bool:
+        found = sizes(lines)
+        return (found[0], max(found), found[-1]) == (size.stages, many, few)
+
+    return Plan(wishes=list(range(size.stages)), replace=False, meanwhile=meanwhile, shown=shown)
+
+
+def remaining(stages: Mapping[str, int], few: int) -> set[str]:
+    """Choose so many workers, of each stage one at least."""
+    first = {stage: name for name, stage in stages.items()}
+    others = [name for name in sorted(stages) if name not in first.values()]
+    return {*first.values(), *others[: few - len(first)]}
+
+
+def sizes(lines: Sequence[Line]) -> list[int]:
+    """Return how many members made each update."""
+    return [sum(map(len, line["votes"].values())) for line in lines if line["kind"] == "commit"]
 
 
 def stage_lost(size: Size) -> Plan:
@@ -183,6 +222,7 @@ CHAOS: dict[str, Callable[[Size], Plan]] = {
     "prepare": prepared,
     "coordinator": coordinator,
     "rebalance": rebalance,
+    "resize": resize,
     "stage": stage_lost,
     "all": everything,
 }
@@ -244,12 +284,17 @@ def compare(
     patience: float = 3.0,
     seconds: float = 600,
     out: Path | None = None,
+    **how: Any,
 ) -> tuple[Result, list[Line]]:
-    """Run a swarm with faults, and one process without any. Raise Stuck if the swarm does not end in time."""
+    """Run a swarm with faults, and one process without any. Raise Stuck if the swarm does not end in time.
+
+    `how`: more of `World`.
+    """
     plan = CHAOS[chaos](Size(config.stages, workers, config.steps, patience, config.seed))
     wishes = plan.wishes or [stage for _ in range(workers) for stage in range(config.stages)]
-    every = plan.rebalance_every
-    world = World(config, dataset, wishes, plan.workers, plan.coordinator, patience, rebalance_every=every, out=out)
+    faults = (plan.workers, plan.coordinator)
+    how = {"rebalance_every": plan.rebalance_every, "replace": plan.replace, **how}
+    world = World(config, dataset, wishes, *faults, patience, out=out, **how)
     with world:
         lines = world.run(seconds, plan.meanwhile)
         left = tuple(world.left_behind())

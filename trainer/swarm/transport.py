@@ -36,6 +36,10 @@ from trainer.swarm.frames import (
 )
 
 PROTOCOL = "dailytrain-swarm/1"
+MEETING = 5.0
+"""Seconds for a connection to be made."""
+P2P_CODE = bytes.fromhex("a503")
+"""What stands before a peer's name in a binary address: 421 as a varint."""
 LINGER = 5.0
 """Seconds that a caller gets to hang up after it has been answered."""
 
@@ -67,6 +71,9 @@ class Transport:
     addresses: tuple[str, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
+    dialled: bool = True
+    """Whether others can dial this machine."""
+    _relays: list[str] = field(default_factory=list)
     _p2p: Any = None
     _sockets: Path | None = None
     _routes: dict[str, Route] = field(default_factory=dict)
@@ -107,6 +114,8 @@ class Transport:
             use_auto_relay=bool(relays),
             relay_hop_limit=16 if serves_as_relay else 0,
             auto_nat=bool(relays) or serves_as_relay,
+            # Said, not found out: then a place at the relay is asked for at once, and there after 15 to 20 seconds.
+            force_reachability="private" if relays and not listen else None,
             nat_port_map=False,
             conn_manager=False,
             startup_timeout=60,
@@ -116,11 +125,14 @@ class Transport:
         except failed as error:
             raise Unreachable(f"cannot listen on {host}:{port}: {error}") from error
         self.peer = self._p2p.peer_id.to_base58()
+        self._relays, self.dialled = relays, listen
         await self.refresh_addresses()
 
     async def refresh_addresses(self) -> None:
-        """Ask the daemon where it can be reached by now: a relay's address comes some seconds after the start."""
+        """Ask the daemon where it can be reached. Who listens nowhere is reached through its relays, if it has any."""
         _, found = await self._p2p._client.identify()
+        if not self.dialled:
+            found = [f"{relay}/p2p-circuit" for relay in self._relays]
         self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in found)
 
     async def serve(self, routes: Mapping[str, Route]) -> None:
@@ -142,6 +154,23 @@ class Transport:
         if addresses and self._known.get(peer) != addresses:
             self._known[peer] = addresses
             self._connected.discard(peer)
+
+    async def meet(self, peer: str) -> None:
+        """Have a connection with a peer, so that it can call back: where nobody can dial this machine, or quietly not.
+
+        One that is there already costs nothing.
+        """
+        from hivemind.p2p import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+
+        with contextlib.suppress(ControlFailure, OSError, EOFError, TimeoutError):
+            async with asyncio.timeout(MEETING):
+                await self._connect(PeerID.from_base58(peer), peer)
+
+    async def _connect(self, name: Any, peer: str) -> None:
+        from hivemind.utils.multiaddr import Multiaddr
+
+        await self._p2p._client.connect(name, [Multiaddr(encoded(plain(a, peer))) for a in self._known.get(peer, ())])
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
@@ -188,13 +217,12 @@ class Transport:
     async def _dial(self, peer: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
-        from hivemind.utils.multiaddr import Multiaddr
 
         name = PeerID.from_base58(peer)
         for attempt in (1, 2):
             try:
                 if peer not in self._connected and peer in self._known:
-                    await self._p2p._client.connect(name, [Multiaddr(plain(a, peer)) for a in self._known[peer]])
+                    await self._connect(name, peer)
                 _, reader, writer = await self._p2p.call_binary_stream_handler(name, PROTOCOL)
                 self._connected.add(peer)
                 return reader, writer
@@ -320,3 +348,26 @@ def short(peer: str) -> str:
 def plain(address: str, peer: str) -> str:
     """Return an address without the peer's own name at its end, as libp2p's connect wants it."""
     return address.removesuffix(f"/p2p/{peer}")
+
+
+def encoded(address: str) -> bytes:
+    """Return an address as libp2p's daemon reads it.
+
+    Not left to hivemind: a peer's name within an address, as one through a relay has, it writes as a CID of version 1,
+    which the daemon takes for a broken hash.
+    """
+    from hivemind.p2p import PeerID
+    from hivemind.utils.multiaddr import Multiaddr
+
+    before, name, behind = address.partition("/p2p/")
+    if not name:
+        return bytes(Multiaddr(before).to_bytes())
+    peer, _, rest = behind.partition("/")
+    key = PeerID.from_base58(peer).to_bytes()
+    return (
+        bytes(Multiaddr(before).to_bytes())
+        + P2P_CODE
+        + bytes([len(key)])
+        + key
+        + (encoded(f"/{rest}") if rest else b"")
+    )

@@ -96,6 +96,7 @@ class Worker:
                 log.info("no word from the coordinator: %s", error)
                 if loop.time() - heard > GIVE_UP:
                     self.stop("The coordinator has not answered for a quarter of an hour.")
+            await self.meet_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), every)
 
@@ -155,6 +156,7 @@ class Worker:
         for peers in (*members.stages, members.joining):
             for peer in peers:
                 self.transport.know(peer.name, peer.addresses)
+        await self.meet_all()
         mine = next(
             (n for n, peers in enumerate(members.stages) if self.transport.peer in {p.name for p in peers}), None
         )
@@ -162,6 +164,12 @@ class Worker:
             self.below = self.below or Below(self.transport)
             self.below.now_are([peer.name for peer in members.stages[mine + 1]])
         return wire.written(wire.Done())
+
+    async def meet_all(self) -> None:
+        """Where nobody can dial this machine, let it dial everybody: they call over the connections that makes."""
+        if not self.transport.dialled:
+            others = {p.name for peers in (*self.members.stages, self.members.joining) for p in peers if p.addresses}
+            await asyncio.gather(*(self.transport.meet(name) for name in others - {self.transport.peer}))
 
     async def on_load(self, _: str, frame: Frame) -> Frame:
         ask = wire.read(wire.Load, frame)

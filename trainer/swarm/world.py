@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -68,6 +68,12 @@ class World:
     out: Path | None = None
     """Where journal, checkpoints and logs are kept; None: nowhere."""
     threads: int = 1
+    links: Callable[[int], int] | None = None
+    """Given the port of a process, returns the one that others should dial for it."""
+    undialled: Collection[str] = ()
+    """Workers without a port: reached over connections of their own, or through the coordinator."""
+    modules: dict[str, str] = field(default_factory=dict)
+    """What a worker's process runs instead of `trainer.swarm.worker`."""
     kills: int = 0
     workers: list[Started] = field(default_factory=list)
     leader: BaseProcess | None = None
@@ -117,6 +123,8 @@ class World:
         flags = ["--folder", self.folder, "--dataset", self.dataset, "--config", self.base / "config.json"]
         flags += ["--listen", f"127.0.0.1:{self.port}", "--peers", len(self.wishes), "--patience", self.patience]
         flags += ["--rebalance-every", self.rebalance_every]
+        flags += ["--serve-as-relay"] if self.undialled else []
+        flags += self.announced(self.port)
         self.leader = self.start(f"coordinator-{number}", "trainer.swarm.coordinator", flags, faults)
 
     def add(self, wish: int | None = None) -> Started:
@@ -125,14 +133,28 @@ class World:
         folder = self.base / name
         flags = ["--coordinator", self.address(), "--folder", folder, "--label", name]
         flags += ["--wish", wish] if wish is not None else []
-        process = self.start(name, "trainer.swarm.worker", flags, self.faults.get(name, ()))
+        flags += self.reached(name)
+        module = self.modules.get(name, "trainer.swarm.worker")
+        process = self.start(name, module, flags, self.faults.get(name, ()))
         self.workers.append(Started(process, name, wish, folder))
         return self.workers[-1]
 
-    def dismiss(self, stage: int) -> None:
-        """Ask a worker that belongs to this stage to leave, which it does behind the step."""
-        labels = [line["label"] for line in History.of(self.journal()).members.values() if line["stage"] == stage]
-        next(worker for worker in self.workers if worker.name in labels).process.terminate()
+    def belonging(self) -> dict[str, int]:
+        """Return the members' names, worker-0 and so on, and their stages."""
+        return {line["label"]: line["stage"] for line in History.of(self.journal()).members.values()}
+
+    def process(self, name: str) -> BaseProcess:
+        return next(worker.process for worker in self.workers if worker.name == name)
+
+    def reached(self, name: str) -> list[str]:
+        """Return a worker's flags that say how it can be reached."""
+        if name in self.undialled:
+            return ["--no-listen", "--relay", self.address()]
+        port = free_port()
+        return ["--listen", f"127.0.0.1:{port}", *self.announced(port)] if self.links else []
+
+    def announced(self, port: int) -> list[str]:
+        return ["--announce", f"/ip4/127.0.0.1/tcp/{self.links(port)}"] if self.links else []
 
     def address(self, seconds: float = 60) -> str:
         """Return where the coordinator can be reached, as soon as that is known."""
