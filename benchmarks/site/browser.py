@@ -65,7 +65,7 @@ def behind(browser: Browser, address: str, node: subprocess.Popen[str]) -> list[
         node.stdin.write(f"{step}\n")
         node.stdin.flush()
         stored = float(node.stdout.readline())
-        while page.evaluate("+document.querySelector('#curve').dataset.points") < step:
+        while page.evaluate("Number(document.querySelector('#curve').dataset.points ?? 0)") < step:
             assert time.time() < stored + 20, f"step {step} is not shown"
             page.wait_for_timeout(20)
         found.append(time.time() - stored)

@@ -173,6 +173,8 @@ class Standings:
     """Seconds that the computation took."""
     made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
     """What pages have made of it; see `once`."""
+    outdone: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    """Set when it was shown although a run has changed since: the next table is being made."""
 
     def once(self, name: object, make: Callable[[], Made]) -> Made:
         """Return what is made of this table and nothing else. It is made once and kept with the table: scales, pictures
@@ -295,6 +297,7 @@ def of(track: Track, axis: Axis = "flops", *, may_lag: bool = False) -> Standing
         if key not in MAKING:
             MAKING.add(key)
             later(lambda: make(track, axis, key, place))
+        last.outdone.set()
         return last
     return make(track, axis, key, place)
 

@@ -64,7 +64,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "waiting": waiting,
         "next_night": None if here else next_night(now),
         "failures": Run.objects.failed().filter(track=track)[:FAILURES],
-        "revision": revision_of(request),
+        "revision": revision_of(request, found),
     }
     return render(request, "leaderboard/board.html", context)
 

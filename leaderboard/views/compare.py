@@ -18,7 +18,7 @@ from leaderboard.judging.standings import Standings
 from leaderboard.models import Entry, Run, Score
 from leaderboard.pictures import charts
 from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
-from leaderboard.views.live import LIVE_SECONDS, revision_of
+from leaderboard.views.live import LIVE_SECONDS, OLDER
 from leaderboard.views.runs import X_LABELS, address
 
 POINTS = 1600
@@ -43,7 +43,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         "suggested": suggested(runs, table_),
         "chosen": ",".join(str(run.pk) for run in runs),
         "most": MOST,
-        "revision": revision_of(request),
+        "revision": OLDER if table_ and table_.outdone.is_set() else "",
         **(beside_each_other(request, runs, table_) if len(runs) > 1 else {}),
     }
     return render(request, "leaderboard/compare.html", context)

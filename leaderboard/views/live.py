@@ -5,12 +5,15 @@ from __future__ import annotations
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from leaderboard.judging.standings import Standings
 from leaderboard.models import Run
 from scheduler.models import Event, Node
 
 LIVE_SECONDS = 1.5
 """How soon a page asks again while something moves; `IDLE_SECONDS` while nothing does, 0 when it never will again."""
 IDLE_SECONDS = 10
+OLDER = -1
+"""The revision of a page that is not the latest, whatever happens."""
 
 
 def latest_event() -> int:
@@ -18,9 +21,11 @@ def latest_event() -> int:
     return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
 
 
-def revision_of(request: HttpRequest) -> int:
+def revision_of(request: HttpRequest, table: Standings | None = None) -> int:
     """Return the last event before this page was begun: nothing that happens meanwhile is missed. A page that is kept
-    for others has asked already."""
+    for others has asked already. One that shows an older table of standings says `OLDER`, and loads itself anew."""
+    if table is not None and table.outdone.is_set():
+        return OLDER
     known: int | None = getattr(request, "revision", None)
     return latest_event() if known is None else known
 

@@ -65,7 +65,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "wishes": asking.possible(request.user, found),
         **curves(request, found, others, offered(found, place)),
         **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
-        "revision": revision_of(request),
+        "revision": revision_of(request, place),
     }
     return render(request, "leaderboard/run.html", context)
 

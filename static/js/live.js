@@ -61,16 +61,19 @@ export function putPart(id, html) {
 
 async function renew(main) {
   const answer = await fetch(location.href, { cache: "no-cache" });
-  if (!answer.ok) return;
+  if (!answer.ok) throw new Error(`${answer.status}`);
   const page = parsed(await answer.text());
-  morph(main, page.querySelector("main"));
+  morph(main, page.querySelector("main")); // with its own revision: it may have been kept for a moment
 }
 
-// Ask `main[data-live]` for what has changed, at the pace it sets; "wait": 0 ends it. Nothing is asked by a hidden tab.
+const BEHIND_SECONDS = 1; // when a page asks again that knows of something newer than what it shows
+
+// Ask `main[data-live]` for what has changed, at the pace it sets; "wait": 0 ends it, once the page shows what there is.
+// Nothing is asked by a hidden tab.
 export function keepCurrent(onData = () => {}) {
   const main = document.querySelector("main[data-live]");
   if (!main) return;
-  let wait = 0, failures = 0, last = "", timer = 0;
+  let wait = 0, failures = 0, last = "", timer = 0, behind = false;
 
   async function ask() {
     clearTimeout(timer);
@@ -79,25 +82,24 @@ export function keepCurrent(onData = () => {}) {
       const answer = await fetch(main.dataset.live, { cache: "no-cache", headers: { Accept: "application/json" } });
       if (!answer.ok) throw new Error(`${answer.status}`);
       const text = await answer.text();
-      failures = 0;
-      if (text !== last) {
-        last = text;
+      if (text !== last || behind) {
         const data = JSON.parse(text);
         wait = data.wait;
-        if (String(data.revision) !== main.dataset.revision) {
-          await renew(main);
-          main.dataset.revision = data.revision;
-        }
+        const isBehind = () => String(data.revision) !== main.dataset.revision;
+        if (isBehind()) await renew(main);
+        behind = isBehind();
         for (const [id, html] of Object.entries(data.parts)) putPart(id, html);
         onData(data);
+        last = text;
       }
+      failures = 0;
     } catch {
       failures += 1; // the site is away for a moment: ask again, less and less often
     }
-    const pause = failures ? Math.min(60, 2 ** failures) : wait;
+    const pause = failures ? Math.min(60, 2 ** failures) : behind ? BEHIND_SECONDS : wait;
     if (pause) timer = setTimeout(ask, pause * 1000);
   }
 
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && (wait || !last)) ask(); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && (wait || behind || !last)) ask(); });
   ask();
 }
