@@ -1,7 +1,8 @@
 # syntax=docker/dockerfile:1
-# Two images from one file:
+# Three images from one file:
 #   docker build --target site -t dailytrain-site .    the web site, Celery worker and beat
 #   docker build --target node -t dailytrain-node .    the agent with trainer, scorer and sandbox (CPU)
+#   docker build --target volunteer -t dailytrain-volunteer .    the agent that rephrases, with vLLM (NVIDIA)
 
 FROM python:3.11.14-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -56,3 +57,19 @@ VOLUME /home/node/data
 #   --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined
 # and without any further privilege. It never needs the engine's socket.
 ENTRYPOINT ["dailytrain", "node"]
+
+FROM base AS volunteer
+RUN useradd --create-home --uid 10003 volunteer \
+    && mkdir -p /home/node/data && chown -R volunteer:volunteer /home/node
+# vLLM brings torch with CUDA, several gigabytes. With EXTRAS=rephrase the image is small and writes with a server that
+# is there (--endpoint).
+ARG EXTRAS="rephrase,vllm"
+COPY requirements.lock pyproject.toml README.md ./
+COPY trainer trainer
+# The lock holds torch for CPU beside what vLLM asks for: only the small image is built at its versions.
+RUN if [ "$EXTRAS" = rephrase ]; then pip install -c requirements.lock '.[rephrase]'; else pip install ".[$EXTRAS]"; fi
+USER 10003
+ENV DAILYTRAIN_HOME=/home/node/data HF_HOME=/home/node/data/hub
+VOLUME /home/node/data
+# Nobody else's code runs in it: packets are text. It needs no privilege but the GPU.
+ENTRYPOINT ["dailytrain", "rephrase", "join"]

@@ -8,7 +8,7 @@ ON_ALL_CORES := --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node chaos-pool chaos-swarm fmt lock
+.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -48,6 +48,10 @@ chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for 
 
 chaos-swarm: install  ## a swarm of real processes with every kind of fault for 60 steps, then all at random for ten minutes
 	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/test_swarm_faults.py
+
+chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and cut off, some cheating
+	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
+	    $(BIN)/python -m pytest -s -o timeout=2400 tests/acceptance/test_campaign.py
 
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .

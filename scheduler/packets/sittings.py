@@ -44,7 +44,7 @@ def waiting(campaign: Campaign) -> int:
 
 
 def has_work(campaign: Campaign) -> bool:
-    """Whether whoever sits down gets something, now or as soon as more is read. What others hold may come back: then."""
+    """Whether whoever sits down gets something, now or once more is read. What others hold may come back: then."""
     return not campaign.exhausted or campaign.packets.filter(state=Packet.State.WAITING).exists()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from scheduler.models import Campaign
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,7 +26,7 @@ def test_every_service_builds_a_target_of_the_dockerfile_or_pins_an_image(compos
         if "build" in service:
             assert service["build"]["target"] in targets, name
         else:
-            assert re.fullmatch(r"[a-z]+:\d[\w.-]+", service["image"]), name
+            assert re.fullmatch(r"[a-z/-]+:v?\d[\w.-]+", service["image"]), name
 
 
 def test_every_variable_of_compose_is_explained_in_the_example() -> None:
@@ -51,3 +53,17 @@ def test_the_node_never_gets_the_engines_socket_nor_a_privilege(compose: dict[st
     assert "privileged" not in node
     assert node["cap_drop"] == ["ALL"]
     assert not any("docker.sock" in volume for volume in node["volumes"])
+
+
+def test_one_profile_runs_a_campaign_of_ones_own(compose: dict[str, Any]) -> None:
+    from trainer.rephrase.join_command import parser
+
+    of_it = {name: one for name, one in compose["services"].items() if "rephrase" in one.get("profiles", [])}
+    assert set(of_it) == {"writer", "volunteer"}
+    words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in of_it["volunteer"]["command"]]
+    options = parser().parse_args(words)
+    model = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", of_it["writer"]["command"][1])
+    assert (options.endpoint, options.model) == ("http://writer:8000/v1", model)
+    assert model == Campaign._meta.get_field("model").default
+    assert of_it["volunteer"]["cap_drop"] == ["ALL"]
+    assert not any("docker.sock" in volume for one in of_it.values() for volume in one["volumes"])
