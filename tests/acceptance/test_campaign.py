@@ -1,0 +1,130 @@
+"""A campaign from real documents to a dataset on the Hub, with volunteers who die, are cut off, and cheat.
+
+Whatever happens, every chunk of every document is published once in every style, or listed as set aside with a reason.
+`make chaos-rephrase` does it for longer; in the suite it is thirty pages of C4 and a few pages of Gutenberg's books.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hub_server
+import pytest
+from campaigning import C4, GUTENBERG, begin, books, make_sources, published, volunteers
+from live import LiveSite, database
+
+from trainer.rephrase.checks import REASONS, judge
+
+SECONDS = float(os.environ.get("REPHRASE_SECONDS", "8"))
+HONEST = int(os.environ.get("REPHRASE_HONEST", "2"))
+BOOKS = int(os.environ.get("REPHRASE_BOOKS", "2"))
+SLICES = int(os.environ.get("REPHRASE_SLICES", "5"))
+STYLES = tuple(os.environ.get("REPHRASE_STYLES", "medium qa").split())
+PACE = float(os.environ.get("REPHRASE_PACE", "0.5"))
+"""Seconds that an honest back end takes for a batch."""
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
+BAD = ("garbage", "echo", "replay")
+SPACE = re.compile(r"\s+")
+
+pytestmark = pytest.mark.skipif(
+    not (C4.exists() and GUTENBERG.exists()), reason=f"the real documents are not at {C4.parents[1]} (DAILYTRAIN_DATA)"
+)
+
+
+@pytest.mark.timeout(4 * SECONDS + 500)
+def test_every_chunk_is_published_once_whatever_volunteers_do(tmp_path: Path) -> None:
+    with database(tmp_path) as address, hub_server.running() as hub:
+        site = LiveSite(tmp_path, address)
+        documents = make_sources(tmp_path / "files", BOOKS, SLICES)
+        try:
+            begin(site, hub, STYLES)
+            with volunteers(site, HONEST, SEED, PACE) as (honest, overheard):
+                site.wait(lambda: overheard.said, 90, "the first text")
+                honest.do("kill", honest.agents[-1])  # with packets in hand
+                honest.disturb(SECONDS, pause=3 / HONEST)
+                honest.mend(all_of_them=True)
+                site.wait(lambda: published(hub), 120 + 3 * SECONDS, "the dataset to be complete")
+        finally:
+            site.stop_all()
+        found, files = books(site), published(hub)
+    rows = read_back(files, tmp_path)
+    check_sources(found, documents)
+    aside = check_complete(found, rows, files)
+    check_texts(rows)
+    check_trust(found, rows)
+    assert found["handouts"]["back"] > 0, "somebody died with packets in hand"
+    print(  # noqa: T201
+        f"{len(documents)} documents, {len(rows)} rows, {aside} set aside; {dict(honest.done)}; {found['handouts']}; "
+        f"{ {name: found['volunteers'][name][1:] for name in BAD} }; {Counter(state for _, state in found['kept'])}"
+    )
+
+
+def read_back(files: dict[str, bytes], folder: Path) -> list[dict[str, Any]]:
+    """Look at every checksum, then let `datasets` read it as anybody would."""
+    from datasets import load_dataset
+
+    told = json.loads(files["manifest.json"])
+    for shard in told["shards"]:
+        assert hashlib.sha256(files[shard["name"]]).hexdigest() == shard["sha256"]
+    assert {shard["name"] for shard in told["shards"]} == {name for name in files if name.startswith("data/")}
+    assert hashlib.sha256(files["set_aside.jsonl"]).hexdigest() == told["set_aside"]["sha256"]
+    for path, content in files.items():
+        (folder / "got" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "got" / path).write_bytes(content)
+    rows = list(load_dataset(str(folder / "got"), split="train", cache_dir=str(folder / "cache")))
+    assert len(rows) == told["rows"] == sum(shard["rows"] for shard in told["shards"])
+    return rows
+
+
+def check_sources(found: dict[str, Any], documents: list[str]) -> None:
+    """The packets are the documents, word for word, each once; what is left out is counted."""
+    assert found["trouble"] == ""
+    texts: dict[int, list[str]] = {}
+    for row, first, _, chunks in found["packets"]:
+        assert first == len(texts.setdefault(row, []))
+        texts[row] += chunks
+    for row, chunks in texts.items():
+        assert words(" ".join(chunks)) == words(documents[row])
+    assert len(texts) + sum(found["dropped"].values()) == len(documents)
+
+
+def words(text: str) -> str:
+    return SPACE.sub("", text)
+
+
+def check_complete(found: dict[str, Any], rows: list[dict[str, Any]], files: dict[str, bytes]) -> int:
+    """Every chunk is there in every style exactly once, or listed with its reason; return how many are listed."""
+    sources = {
+        (row, first + index): text for row, first, _, chunks in found["packets"] for index, text in enumerate(chunks)
+    }
+    wanted = Counter((*chunk, style) for chunk in sources for style in STYLES)
+    aside = [json.loads(line) for line in files["set_aside.jsonl"].splitlines()]
+    assert all(one["reasons"] and set(one["reasons"]) <= {*REASONS, "lost", "withdrawn"} for one in aside)
+    assert Counter((one["row"], one["chunk"], one["style"]) for one in (*rows, *aside)) == wanted
+    unwritable = [set(one["reasons"]) for one in aside if "unwritable" in one["document"]]
+    assert unwritable
+    assert all(reasons <= {"copied", "repetitive"} for reasons in unwritable)
+    assert len(aside) < len(rows) / 4, "little else is set aside"
+    assert all(one["source"] == sources[one["row"], one["chunk"]] for one in rows)
+    return len(aside)
+
+
+def check_texts(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert hashlib.sha256(row["text"].encode()).hexdigest() == row["sha256"]
+        assert hashlib.sha256(row["source"].encode()).hexdigest() == row["source_sha256"]
+        assert judge(row["source"], row["style"], row["text"], language="en").accepted
+    assert len({row["sha256"] for row in rows}) == len(rows)
+
+
+def check_trust(found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """The bad ones were found out, nothing of theirs is there, and nobody honest was taken for one."""
+    people = found["volunteers"]
+    assert {name for name, (_, state, _) in people.items() if state == "barred"} == set(BAD)
+    assert not {people[name][0] for name in BAD} & {row["volunteer"] for row in rows}
