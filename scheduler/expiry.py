@@ -5,18 +5,20 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import BigIntegerField, Exists, OuterRef
+from django.db.models import BigIntegerField, DateTimeField, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from scheduler import jobs, leases, pool
 from scheduler.models import Job, Lease, Node, Sweep
-from scheduler.prepared import Later, Prepared
+from scheduler.prepared import Later, Prepared, PreparedUpdate
 from trainer import wire
 
 SITE_SILENT = timedelta(seconds=30)
 """Without a sweep for so long the site itself was down: nodes that could not reach it get another chance."""
 UNHEARD = timedelta(seconds=10)
 """A node that asks for work this long after it was given some, and never said a word about it, missed the answer."""
+
+NOW = Later("now", DateTimeField())
 
 
 def sweep(now: datetime | None = None) -> int:
@@ -25,29 +27,45 @@ def sweep(now: datetime | None = None) -> int:
     if site_was_down(now):
         Lease.objects.expired(now).update(expires_at=now + leases.lease_time())
         return 0
-    lost = sum(
-        leases.lose(lease, f"{lease.node.name} fell silent.", expired_before=now)
-        for lease in Lease.objects.expired(now).select_related("job", "node")
-    )
+    lost = 0
+    if EXPIRED.tuples(now=now):
+        lost = sum(
+            leases.lose(lease, f"{lease.node.name} fell silent.", expired_before=now)
+            for lease in Lease.objects.expired(now).select_related("job", "node")
+        )
     pool.mark_offline(now)
     return lost + recover_orphans()
 
 
+EXPIRED = Prepared(lambda: Lease.objects.expired(NOW).order_by().values_list("pk")[:1])
+"""Asked by every process every second: is there any?"""
+
+
 def site_was_down(now: datetime) -> bool:
     """Note this sweep; return whether the one before is suspiciously long ago."""
-    last = Sweep.objects.order_by("pk").first()
+    last = LAST.first()
     if last is None:
         Sweep.objects.update_or_create(pk=1, defaults={"at": now})
         return False
-    Sweep.objects.filter(pk=last.pk, at__lt=now).update(at=now)
+    SWEPT.run(now=now)
     return now - last.at > SITE_SILENT
+
+
+LAST = Prepared(lambda: Sweep.objects.filter(pk=1))
+SWEPT = PreparedUpdate(lambda: (Sweep.objects.filter(pk=1, at__lt=NOW), {"at": NOW}))
 
 
 def recover_orphans() -> int:
     """Put back jobs that count as leased and have no lease: somebody deleted their node."""
+    return sum(recover(pk) for (pk,) in ORPHANS.tuples())
+
+
+def orphans() -> QuerySet[Job, tuple[int]]:
     held = Lease.objects.filter(job=OuterRef("pk"), state=Lease.State.ACTIVE)
-    orphans = Job.objects.filter(~Exists(held), state=Job.State.LEASED)
-    return sum(recover(pk) for pk in orphans.values_list("pk", flat=True))
+    return Job.objects.filter(~Exists(held), state=Job.State.LEASED).order_by().values_list("pk")
+
+
+ORPHANS = Prepared(orphans)
 
 
 @transaction.atomic

@@ -236,6 +236,7 @@ def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
 
 ASKED = ("state", "stop_requested", "stop_reason", "hold_requested", "failures", "result")
 """Of a job: what may have changed since the call that ends its lease was let in."""
+WORD = Prepared(lambda: Job.objects.filter(pk=Later("job", BigIntegerField())).order_by().values_list(*ASKED))
 
 
 @transaction.atomic
@@ -248,7 +249,8 @@ def finish(lease: Lease, message: wire.Finish) -> None:
             return
         raise Over
     job, node, actor = lease.job, lease.node, pool.actor(lease.node)
-    job.refresh_from_db(fields=ASKED)
+    for name, value in zip(ASKED, WORD.tuples(job=job.pk)[0], strict=True):
+        setattr(job, name, value)
     if job.stop_requested == "cancel":
         jobs.end_cancelled(job, actor)
     elif message.outcome == "done":
@@ -274,7 +276,6 @@ def lose(lease: Lease, reason: str, *, expired_before: datetime | None = None) -
     """
     if not end(lease, Lease.State.LOST, reason, expired_before=expired_before):
         return False
-    lease.job.refresh_from_db()
     jobs.put_back(lease.job, SITE, reason, counts=True)
     return True
 

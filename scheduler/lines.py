@@ -31,7 +31,7 @@ from django.db.models.functions import Cast, Greatest
 
 from scheduler import matching
 from scheduler.models import Job, Lease
-from scheduler.prepared import Later
+from scheduler.prepared import Later, Prepared
 
 SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
@@ -74,12 +74,23 @@ def in_its_hours(now: datetime | Later) -> Q:
 
 def waiting_lines(now: datetime, since: datetime | None = None) -> list[matching.Line]:
     """Return the queue, or what has come into it since then. One query, whatever its length."""
-    waiting = Job.objects.filter(in_its_hours(now), state=Job.State.QUEUED)
-    if since is not None:
-        waiting = waiting.filter(state_since__gt=since)
+    rows = WHOLE.tuples(now=now) if since is None else NEW.tuples(now=now, since=since)
+    return [line_of_row(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+
+
+COLUMNS = (*PLAIN, *(f"{name}_text" for name in LISTS), "waiting_since", "jobs")
+
+
+def as_lines(**more: Any) -> QuerySet[Job, tuple[Any, ...]]:
+    """Return the jobs that wait as rows of these columns, with a moment that is told later."""
+    waiting = Job.objects.filter(in_its_hours(Later("now", DateTimeField())), state=Job.State.QUEUED, **more)
     texts = {f"{name}_text": Cast(name, TextField()) for name in LISTS}
-    rows = waiting.order_by().annotate(**texts).values(*PLAIN, *texts)
-    return [line_of_row(row) for row in rows.annotate(waiting_since=Min("queued_at"), jobs=Count("pk"))]
+    rows = waiting.order_by().annotate(**texts).values_list(*PLAIN, *texts)
+    return rows.annotate(waiting_since=Min("queued_at"), jobs=Count("pk"))
+
+
+WHOLE = Prepared(lambda: as_lines())
+NEW = Prepared(lambda: as_lines(state_since__gt=Later("since", DateTimeField())))
 
 
 def line_of_row(row: dict[str, Any]) -> matching.Line:
@@ -102,14 +113,17 @@ def line_of(job: Job) -> matching.Line:
 
 def seconds_used(now: datetime) -> dict[str, float]:
     """Return what each author had lately; a job under way counts for at least its expected length. One query."""
-    under_way = When(state=Lease.State.ACTIVE, then=Greatest(F("seconds"), F("job__expected_seconds")))
-    rows = (
-        Lease.objects.filter(started_at__gt=now - SHARE_WINDOW)
-        .order_by()
-        .values_list("job__author")
-        .annotate(seconds=Sum(Case(under_way, default=F("seconds"))))
-    )
+    rows: list[Any] = USED.tuples(since=now - SHARE_WINDOW)
     return dict(rows)
+
+
+def lately_used() -> QuerySet[Lease, tuple[Any, ...]]:
+    under_way = When(state=Lease.State.ACTIVE, then=Greatest(F("seconds"), F("job__expected_seconds")))
+    recent = Lease.objects.filter(started_at__gt=Later("since", DateTimeField())).order_by()
+    return recent.values_list("job__author").annotate(seconds=Sum(Case(under_way, default=F("seconds"))))
+
+
+USED = Prepared(lately_used)
 
 
 # --- a look at the queue, shared by the questions of this process ----------------------------------------------------

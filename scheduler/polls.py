@@ -9,7 +9,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from scheduler import auth, expiry, leases, lines, matching, pool, presence, quota, seekers
-from scheduler.models import Job, Lease, Node, Window
+from scheduler.models import Job, Node, Window
 from trainer import wire
 
 SHORTEST_WAIT = 1.0
@@ -30,7 +30,7 @@ class Patrol:
         if timedelta() <= now - self._last < timedelta(seconds=settings.QUEUE_READ_SECONDS):
             return
         self._last = now
-        if Lease.objects.expired(now).exists():
+        if expiry.EXPIRED.tuples(now=now):
             expiry.sweep(now)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import DateTimeField, F, Q
 from django.utils import timezone
 
 from scheduler import presence
 from scheduler.health import fields
 from scheduler.models import Event, Node
+from scheduler.prepared import Later, Prepared
 from trainer import wire
 
 OFFLINE_AFTER = timedelta(minutes=2)
@@ -79,8 +80,11 @@ def heard_of(node: Node, now: datetime, health: wire.Health | None = None) -> No
 
 def mark_offline(now: datetime) -> int:
     """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
-    silent = Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER)
+    silent = SILENT.rows(before=now - OFFLINE_AFTER)
     return sum(change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=UNHEARD_OF) for node in silent)
+
+
+SILENT = Prepared(lambda: Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=Later("before", DateTimeField())))
 
 
 # --- what its owner asks ---------------------------------------------------------------------------------------------

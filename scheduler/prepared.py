@@ -95,14 +95,19 @@ class Reading(Generic[Row]):
     converters: dict[int, Any]
 
     @classmethod
-    def made(cls, chosen: QuerySet[Row], connection: BaseDatabaseWrapper) -> Reading[Row]:
+    def made(cls, chosen: QuerySet[Row, Any], connection: BaseDatabaseWrapper) -> Reading[Row]:
         compiler: Any = chosen.query.get_compiler(connection=connection)
         sql, values = compiler.as_sql()
         return cls(Words.made(sql, values, connection), compiler, compiler.get_converters(attrs(compiler.select)))
 
-    def objects(self, rows: list[Any], connection: BaseDatabaseWrapper) -> list[Row]:
+    def on(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return its compiler for a connection; it was made on another thread's."""
         compiler = copy.copy(self.compiler)
         compiler.connection = connection
+        return compiler
+
+    def objects(self, rows: list[Any], connection: BaseDatabaseWrapper) -> list[Row]:
+        compiler = self.on(connection)
         klass = compiler.klass_info
         begin, end = klass["select_fields"][0], klass["select_fields"][-1] + 1
         names = [column[0].target.attname for column in compiler.select[begin:end]]
@@ -121,21 +126,29 @@ class Reading(Generic[Row]):
 class Prepared(Generic[Row]):
     """A SELECT. `build` is called once for each kind of database, when it is first needed."""
 
-    def __init__(self, build: Callable[[], QuerySet[Row]]) -> None:
+    def __init__(self, build: Callable[[], QuerySet[Row, Any]]) -> None:
         self._build = build
         self._made: dict[str, Reading[Row]] = {}
 
     def rows(self, **values: Any) -> list[Row]:
-        connection = connections[DEFAULT_DB_ALIAS]
-        made = self._made.get(connection.vendor) or self._make(connection)
-        with cursor_of(connection) as cursor:
-            made.words.run(cursor, values, connection)
-            rows = cursor.fetchall()
+        made, rows, connection = self._asked(values)
         return made.objects(rows, connection) if rows else []
+
+    def tuples(self, **values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a queryset that has `values_list`."""
+        made, rows, connection = self._asked(values)
+        return [tuple(row) for row in made.on(connection).apply_converters(rows, made.converters)]
 
     def first(self, **values: Any) -> Row | None:
         """Return the first row; the queryset should ask for no more than that."""
         return next(iter(self.rows(**values)), None)
+
+    def _asked(self, values: dict[str, Any]) -> tuple[Reading[Row], list[Any], BaseDatabaseWrapper]:
+        connection = connections[DEFAULT_DB_ALIAS]
+        made = self._made.get(connection.vendor) or self._make(connection)
+        with cursor_of(connection) as cursor:
+            made.words.run(cursor, values, connection)
+            return made, cursor.fetchall(), connection
 
     def _make(self, connection: BaseDatabaseWrapper) -> Reading[Row]:
         return self._made.setdefault(connection.vendor, Reading.made(self._build(), connection))

@@ -6,6 +6,7 @@ Pure, the standard library only: the site uses it too.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 PEAK = {
     "B200": 2250e12,
@@ -67,6 +68,7 @@ in the device's wins, as whole words."""
 H100 = PEAK["H100"]
 
 
+@lru_cache(maxsize=256)
 def peak(name: str) -> float | None:
     """Return the FLOP/s of one device by its driver's name for it; None where we have no figure, as for laptops."""
     if "Laptop" in name:

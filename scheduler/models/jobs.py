@@ -8,6 +8,7 @@ from django.db import models
 from django.utils import timezone
 
 from scheduler.models.pool import Node
+from scheduler.prepared import Later
 
 
 class Blob(models.Model):
@@ -127,7 +128,7 @@ class LeaseQuerySet(models.QuerySet["Lease"]):
     def held_by(self, node: Node) -> LeaseQuerySet:
         return self.filter(node=node, state=Lease.State.ACTIVE)
 
-    def expired(self, now: datetime) -> LeaseQuerySet:
+    def expired(self, now: datetime | Later) -> LeaseQuerySet:
         return self.filter(state=Lease.State.ACTIVE, expires_at__lt=now)
 
 

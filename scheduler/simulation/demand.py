@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 from scheduler.models import Blob, Job
+from scheduler.prepared import PreparedInsert
 from scheduler.simulation.clock import Clock
 from scheduler.simulation.machines import DAY, GB, HOUR
 
@@ -80,6 +81,9 @@ class Asked:
     finished: bool = False
 
 
+QUEUE = PreparedInsert(lambda: Job)
+
+
 class Demand:
     """Makes the jobs of the simulation."""
 
@@ -102,7 +106,7 @@ class Demand:
         """Queue a job of this class."""
         work = sort.hours * HOUR * self.draw.lognormvariate(0, sort.spread)
         author = "site" if sort.core else self.author()
-        row = Job.objects.create(
+        row = Job(
             kind="score" if sort.trusted else "train",
             priority=sort.priority,
             impact=self.draw.choice(sort.impacts),
@@ -121,6 +125,7 @@ class Demand:
             queued_at=Clock.at(now),
             state_since=Clock.at(now),
         )
+        QUEUE.add(row)
         breaks = self.draw.uniform(0, work) if self.draw.random() < 0.02 else None
         self.asked[row.pk] = made = Asked(row.pk, sort, author, now, work, breaks)
         self.waiting[sort.name] += 1

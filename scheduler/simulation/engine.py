@@ -46,6 +46,8 @@ KEEP = PreparedUpdate(
         {"expires_at": Later("until", DateTimeField())},
     )
 )
+ASKED_TO_STOP = Prepared(lambda: Job.objects.filter(state=Job.State.LEASED).exclude(stop_requested=""))
+SWEPT = PreparedUpdate(lambda: (Sweep.objects.filter(pk=1), {"at": Later("at", DateTimeField())}))
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Simulation:
         self.end()
 
     def begin(self) -> None:
+        Sweep.objects.create(pk=1, at=self.clock.now)
         for sort in ASKED:
             while self.demand.joins(sort):
                 self.demand.make(sort, 0.0)
@@ -354,7 +357,7 @@ class Simulation:
     def beat(self) -> None:
         self.sweep()
         preemption.make_room(self.clock.now)
-        for job in Job.objects.filter(state=Job.State.LEASED).exclude(stop_requested=""):
+        for job in ASKED_TO_STOP.rows():
             self.heard(job)
         if self.stirred:
             self.wake()
@@ -369,7 +372,7 @@ class Simulation:
     def sweep(self) -> None:
         """Sweep as the site does, with its last sweep just past."""
         now = self.clock.now
-        Sweep.objects.update_or_create(pk=1, defaults={"at": now - timedelta(seconds=10)})
+        SWEPT.run(at=now - timedelta(seconds=10))
         if expiry.sweep(now):
             self.stirred = True
 
