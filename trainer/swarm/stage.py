@@ -11,6 +11,7 @@ weights that differ in their last bits (RWKV-5's are orthogonal), so all but a s
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ from trainer.swarm.cuts import Cut, CutError, cut_of, share
 
 KINDS = ("weight", "average", "square")
 """What `Stage.state` has of each parameter: itself and AdamW's two momenta, all fp32."""
+
+BUILDING = threading.Lock()
+"""torch's random numbers are the process's: one model is built at a time."""
 
 
 class StateError(ValueError):
@@ -240,7 +244,7 @@ def squared_norm(mean: Tensor) -> float:
 def whole_model(config: SwarmConfig) -> LanguageModel:
     """Build the model as `dailytrain train` does from the same seed; other random numbers are left alone."""
     module = architecture(config.arch)
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return module.Model(module.Config(**config.model)).train()
 
