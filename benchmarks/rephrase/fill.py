@@ -1,0 +1,70 @@
+"""Fill a database: a campaign with very many packets, and volunteers who sit. Prints their leases and tokens."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import timedelta
+
+import django
+
+django.setup()
+
+from django.core.management import call_command  # noqa: E402
+from django.db import connection  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from benchmarks.rephrase import texts  # noqa: E402
+from scheduler import auth, storage  # noqa: E402
+from scheduler.models import Campaign, Job, Lease, Node, Sitting, Volunteer  # noqa: E402
+
+WAITING_SHARE = 0.3
+INSERT = """
+INSERT INTO scheduler_packet
+    (campaign_id, row, part, document, first, chunks, state, second, lacking, tries, handed_out)
+SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(replace((%s::text[])[1 + i %% %s], '{n}', i::text)),
+    CASE WHEN i < %s THEN 'done' ELSE 'waiting' END, 'no', NULL, 0, 0
+FROM generate_series(0, %s) AS i
+"""
+
+
+def add_packets(campaign: Campaign, count: int) -> None:
+    done = round(count * (1 - WAITING_SHARE))
+    sources = [texts.source(number) for number in range(texts.TEMPLATES)]
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT, [campaign.pk, sources, texts.TEMPLATES, done, count - 1])
+        cursor.execute("ANALYZE")
+
+
+def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
+    release, sat = storage.keep(b"a release"), []
+    for number in range(count):
+        node = Node.objects.create(name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY)
+        Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.KNOWN)
+        job = Job.objects.create(kind="rephrase", state=Job.State.LEASED, author="rephrase:bench", release=release)
+        Sitting.objects.create(job=job, campaign=campaign)
+        token = auth.new_token("lease")
+        lease = Lease.objects.create(
+            job=job, node=node, attempt=1, token_hash=auth.digest(token), expires_at=timezone.now() + timedelta(hours=3)
+        )
+        sat.append({"lease": lease.pk, "token": token})
+    return sat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--packets", type=int, required=True)
+    parser.add_argument("--volunteers", type=int, required=True)
+    parser.add_argument("--styles", nargs="+", required=True)
+    options = parser.parse_args()
+    call_command("migrate", verbosity=0)
+    campaign = Campaign.objects.create(
+        slug="bench", name="Bench", dataset="bench", state=Campaign.State.RUNNING, started_at=timezone.now(),
+        styles=options.styles, model="bench", packets_made=options.packets, exhausted=True, language="en",
+    )  # fmt: skip
+    add_packets(campaign, options.packets)
+    print(json.dumps(add_volunteers(campaign, options.volunteers)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

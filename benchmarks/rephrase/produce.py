@@ -1,0 +1,87 @@
+"""The producer by itself, on real text if there is any (DAILYTRAIN_DATA), through every filter; and what each costs."""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import lzma
+import os
+import pstats
+import time
+from pathlib import Path
+
+import django
+
+django.setup()
+
+from django.conf import settings  # noqa: E402
+
+from benchmarks.rephrase import texts  # noqa: E402
+from scheduler.models import Campaign  # noqa: E402
+from scheduler.packets import campaigns, producer  # noqa: E402
+
+BOOKS = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text" / "gutenberg" / "validation.jsonl.xz"
+CHARACTERS = 3000
+"""Of a document: as long as a page of C4."""
+PARTS = {
+    "language": "scored",
+    "paragraphs": "digest",
+    "quality": "bucket",
+    "chunks": "cut",
+    "rows into PostgreSQL": "bulk_create",
+    "hashes known?": "known",
+}
+
+
+def documents(count: int) -> list[str]:
+    if not BOOKS.exists():
+        return [texts.source(n).replace(texts.NUMBER, str(n)) for n in range(count)]
+    with lzma.open(BOOKS, "rt") as file:
+        books = [json.loads(line)["text"] for line in file]
+    pieces = (text[at : at + CHARACTERS] for text in books for at in range(0, len(text), CHARACTERS))
+    return [piece for piece, _ in zip(pieces, range(count), strict=False)]
+
+
+def campaign(slug: str, found: list[str]) -> Campaign:
+    folder = Path(settings.REPHRASE_FILES)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{slug}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
+    made = Campaign.objects.create(
+        slug=slug, name=slug, dataset=f"{slug}.jsonl", low_mark=10**6, high_mark=10**6, buckets=["head", "middle"]
+    )
+    campaigns.start(made, "bench")
+    producer.find_files(made)
+    producer.quality_of(made)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, required=True)
+    found = documents(parser.parse_args().documents)
+    first = campaign("produced", found)
+    began, used = time.perf_counter(), time.process_time()
+    made = producer.produce(first.pk)
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
+    second, profile = campaign("profiled", found), cProfile.Profile()
+    profile.runcall(producer.produce, second.pk)
+    size = sum(len(text.encode()) for text in found)
+    result = {
+        "documents_per_second": len(found) / wall,
+        "megabytes_per_second": size / wall / 1e6,
+        "cpu_ms": 1000 * cpu / len(found),
+        "packets": made,
+        "parts": shares(pstats.Stats(profile)),
+    }
+    print(json.dumps(result))  # noqa: T201
+
+
+def shares(stats: pstats.Stats) -> dict[str, str]:
+    """Return what part of the time each filter took, under a profiler: Python's own steps are overstated by it."""
+    rows = stats.get_stats_profile().func_profiles
+    return {title: f"{rows[name].cumtime / stats.total_tt:.0%}" for title, name in PARTS.items() if name in rows}  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()
