@@ -223,8 +223,9 @@ def is_own_code(entry: Entry) -> bool:
 
 
 def needs_sandbox(run: Run) -> bool:
-    """Whether the code is a stranger's; `main` was reviewed, so a node without a sandbox may run it too."""
-    return run.entry.kind != Entry.Kind.MAIN
+    """Whether the code is a stranger's; `main` was reviewed, so a node without a sandbox may run it too. A swarm's runs
+    have no code but the site's."""
+    return run.entry.kind != Entry.Kind.MAIN and not run.is_swarm
 
 
 def priority(run: Run) -> Job.Priority:

@@ -251,8 +251,8 @@ class Track(models.Model):
     """A node must have as much; what its job may take of it is in `limits`."""
 
     swarm = models.JSONField(default=dict, blank=True)
-    """Of a track of kind swarm: {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}, stages of the model, machines
-    wanted for each, machines of each before the first step, seconds after which one counts as lost. Empty otherwise."""
+    """Of a track of kind swarm: {"stages": 2, "workers": 2, "minimum": 1, "patience": 30}: stages of the model,
+    machines wanted for each, machines of each before the first step, seconds after which one counts as lost."""
 
     objects = TrackQuerySet.as_manager()
 

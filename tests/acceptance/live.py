@@ -145,14 +145,14 @@ class LiveSite:
 
     # --- talking to it ------------------------------------------------------------------------------------------------
 
-    def manage(self, *arguments: str) -> str:
+    def manage(self, *arguments: str, seconds: float = 180) -> str:
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=CHECKOUT,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=seconds,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

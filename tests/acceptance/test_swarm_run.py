@@ -7,25 +7,34 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import LiveSite, live_site, make_repository
+from live import LiveSite, database, git, make_text
 
 pytest.importorskip("hivemind")
 
 STEPS = 10
+FILES = {
+    "trainer/models/__init__.py": 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n}\n',
+    "trainer/models/gpt.py": "class Model:\n    pass\n",
+}
+"""Of main, as far as an entry is read: what runs is the site's own release."""
 SETUP = """
-from leaderboard import intake, runs
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from leaderboard import intake
 from leaderboard.models import Season, Track
 from scheduler import auth
-season = Season.objects.get()
+season = Season.objects.create(name="Test season", corpus="files:{text}", tokenizer="bpe:512")
+call_command("prepare_season", verbosity=0)
+season.refresh_from_db()
 track = Track.objects.create(
     slug="together", name="Together", season=season, budget="{steps}steps", expected_seconds=30, probe_seconds=0,
-    kind="swarm", swarm={{"stages": 2, "workers": 1, "minimum": 1, "patience": 20}},
+    kind="swarm", swarm={{"stages": 2, "workers": 1, "minimum": 1, "patience": 60}}, is_default=True,
     config={{
         "model": {{"depth": 2, "width": 32, "heads": 2}},
         "train": {{"sequence_length": 32, "batch": 16}},
         "swarm": {{"micro_batches": 4, "learning_rate": 0.003, "warmup_steps": 2}},
     }},
-    limits={{"memory_bytes": 8 * 2**30, "disk_bytes": 2**28, "processes": 512}},
+    limits={{"memory_bytes": 8 * 2**30, "disk_bytes": 2**28, "processes": 512, "wall_seconds": 3600}},
 )
 track.full_clean()
 entry = intake.enter({repository!r}, "main", "Everybody", "gpt", track)
@@ -37,40 +46,45 @@ LOCAL = ("--swarm-listen", "127.0.0.1:0")
 
 @pytest.mark.timeout(900)
 def test_volunteers_train_one_model_that_is_scored_and_stands_on_the_board(tmp_path: Path) -> None:
-    with live_site(tmp_path, f"{STEPS}steps") as site:
-        make_repository(site.repository)
-        site.environment |= {"SMOKE_UNAPPROVED": "nobody"}
-        said = site.manage("shell", "-c", SETUP.format(steps=STEPS, repository=str(site.repository)))
-        run, token = said.split()[-2:]
-        site.start_web()
-        lead(site, token)
-        for number in range(2):
-            volunteer(site, run, number)
-        site.wait(lambda: state(site, run) == "finished", 600, "the run to be scored")
+    with database(tmp_path) as address:
+        site = LiveSite(tmp_path, address)
+        try:
+            trained_together(site)
+        finally:
+            site.stop_all()
 
-        found = site.json(f"runs/{run}")
-        assert found["bits_per_byte"] > 0
-        assert found["step"] == STEPS
-        board = site.get("/tracks/together/")
-        assert board is not None
-        assert f"/runs/{run}/" in board.text
 
-        told = site.get(f"/runs/{run}/swarm.json")
-        assert told is not None
-        events = told.json()["events"]
-        assert [event["step"] for event in events if event["what"] == "step"] == list(range(1, STEPS + 1))
-        names = {event["name"] for event in events if event["what"] == "join"}
-        assert names == {"volunteer-0", "volunteer-1"}
-        page = site.get(f"/runs/{run}/swarm/")
-        assert page is not None
-        assert "volunteer-0" in page.text
-        books = json.loads(site.manage("shell", "-c", BOOKS).splitlines()[-1])
-        assert books["rows"] == 2 * 16 * STEPS  # each row of text once at each stage
-        assert books["open"] == []
-        for name in ("volunteer-0", "volunteer-1", "node"):
-            site.processes[name].terminate()
-            assert site.processes.pop(name).wait(120) == 0
-        assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
+def trained_together(site: LiveSite) -> None:
+    run, token = set_up(site)
+    site.start_web()
+    lead(site, token)
+    for number in range(2):
+        volunteer(site, run, number)
+    site.wait(lambda: state(site, run) == "finished", 600, "the run to be scored")
+
+    found = site.json(f"runs/{run}")
+    assert found["bits_per_byte"] > 0
+    assert found["step"] == STEPS
+    board = site.get("/tracks/together/")
+    assert board is not None
+    assert f"/runs/{run}/" in board.text
+
+    told = site.get(f"/runs/{run}/swarm.json")
+    assert told is not None
+    events = told.json()["events"]
+    assert [event["step"] for event in events if event["what"] == "step"] == list(range(1, STEPS + 1))
+    names = {event["name"] for event in events if event["what"] == "join"}
+    assert names == {"volunteer-0", "volunteer-1"}
+    page = site.get(f"/runs/{run}/swarm/")
+    assert page is not None
+    assert "volunteer-0" in page.text
+    books = json.loads(site.manage("shell", "-c", BOOKS).splitlines()[-1])
+    assert books["rows"] == 2 * 16 * STEPS  # each row of text once at each stage
+    assert books["open"] == []
+    for name in ("volunteer-0", "volunteer-1", "node"):
+        site.processes[name].terminate()
+        assert site.processes.pop(name).wait(120) == 0
+    assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
 
 
 BOOKS = """
@@ -82,6 +96,23 @@ print(json.dumps({
     "open": [job.pk for job in Job.objects.filter(kind="seat").exclude(state__in=["done", "cancelled"])],
 }))
 """
+
+
+def set_up(site: LiveSite) -> tuple[str, str]:
+    """Make the site; return its run and a trusted node's token."""
+    site.environment |= {"SMOKE_UNAPPROVED": "nobody", "LEASE_SECONDS": "120"}
+    site.start_redis()
+    make_text(site.folder / "text")
+    for name, text in FILES.items():
+        file = site.repository / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    git(site.repository, "init", "--quiet")
+    git(site.repository, "add", ".")
+    git(site.repository, "commit", "--quiet", "-m", "Main")
+    where = {"repository": str(site.repository), "text": site.folder / "text"}
+    said = site.manage("shell", "-c", SETUP.format(steps=STEPS, **where), seconds=600)
+    return tuple(said.split()[-2:])  # type: ignore[return-value]
 
 
 def lead(site: LiveSite, token: str) -> None:
