@@ -7,7 +7,7 @@ somebody else replays gets none. The texts are judged before the transaction, wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from django.db import transaction
@@ -60,7 +60,7 @@ class Judged:
         return {pair for pair, judgement in self.outputs.items() if judgement.accepted}
 
     def reject(self, pair: Pair, reason: str) -> None:
-        self.outputs[pair] = checks.Judgement(False, (reason,), self.outputs[pair].text)
+        self.outputs[pair] = replace(self.outputs[pair], accepted=False, reasons=(reason,))
 
 
 def submit(lease: Lease, message: wire.SubmitPackets) -> wire.Accepted:
@@ -111,7 +111,7 @@ def judge(output: wire.Output, source: str, rules: Rules) -> checks.Judgement:
 def reject_duplicates(judged: Sequence[Judged], campaign: Campaign) -> None:
     """Reject what was written before, by anybody, and what comes twice in the batch. One query."""
     keys = {
-        (index, pair): checks.duplicate_key(one.outputs[pair].text)
+        (index, pair): one.outputs[pair].key
         for index, one in enumerate(judged)
         for pair in sorted(one.accepted)
     }
@@ -205,9 +205,9 @@ def rows(judged: Judged, campaign: Campaign, volunteer: Volunteer, now: datetime
             state=good if judgement.accepted else Rephrasing.State.REJECTED,
             reasons=list(judgement.reasons),
             text=judgement.text,
-            sha256=asked.sha256(judgement.text),
+            sha256=output.sha256 if judgement.text == output.text else asked.sha256(judgement.text),
             source_sha256=output.source_sha256,
-            key=checks.duplicate_key(judgement.text),
+            key=judgement.key,
             tokens=output.tokens,
             back_end=judged.result.back_end,
             at=now,

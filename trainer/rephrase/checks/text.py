@@ -1,4 +1,4 @@
-"""A text, and what is found out about it, each once: the checks ask for the same things, and four outputs share a source."""
+"""A text, and what is found out about it, each once: the checks ask for the same, and four outputs share a source."""
 
 from __future__ import annotations
 
