@@ -25,6 +25,8 @@ SEEDS = 2**31
 CHECKPOINT_EVERY = "30s"
 """As `dailytrain train` has it where nothing else is said."""
 
+SWARM_PROCESSES = 4096
+"""As for a program of our own."""
 LEAST_LEFT = 1e-3
 """Of its budget a run must have before it at a checkpoint that one can go back to."""
 
@@ -153,7 +155,13 @@ def coordinating(run: Run, limits: wire.Limits) -> dict[str, Any]:
         "entry": None,
         "needs_gpus": 0,
         "needs_gpu_memory_bytes": 0,
+        "limits": swarm_limits(limits).model_dump(),
     }
+
+
+def swarm_limits(limits: wire.Limits) -> wire.Limits:
+    """Return what one process of a swarm may use: the daemon that carries its connections has many threads."""
+    return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
 
 
 def needs(run: Run, limits: wire.Limits) -> dict[str, Any]:

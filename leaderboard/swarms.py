@@ -46,6 +46,7 @@ class Told(BaseModel):
     stage: Annotated[int, Field(ge=0, lt=64)] | None = None
     why: str = ""
     addresses: tuple[wire.PeerAddress, ...] = Field(default=(), max_length=16)
+    lasting: bool | None = None
     source: Whole | None = None
     since: Whole | None = None
     stages: tuple[Whole, ...] | None = Field(default=None, max_length=64)
@@ -57,7 +58,7 @@ class Told(BaseModel):
     bytes_out: Whole | None = None
 
 
-DATA = ("source", "since", "stages", "loss", "seconds", "tokens_per_second", "held", "bytes_in", "bytes_out")
+DATA = ("lasting", "source", "since", "stages", "loss", "seconds", "tokens_per_second", "held", "bytes_in", "bytes_out")
 
 
 class SeatTold(BaseModel):
@@ -139,9 +140,17 @@ def seat_job(run: Run) -> dict[str, Any]:
         "needs_sandbox": False,  # none but our own code runs, and it needs the network
         "preemptible": True,
         "max_attempts": 1,
+        "excluded_nodes": banned_nodes(run),
         "release": run.job.release,
-        "limits": limits.model_dump(),
+        "limits": runs.swarm_limits(limits).model_dump(),
     }
+
+
+def banned_nodes(run: Run) -> list[int]:
+    """Return the nodes that the coordinator has banned for good: what they sent no sound machine would."""
+    banned = SwarmEvent.objects.filter(swarm__run=run, what=SwarmEvent.What.BAN, data__lasting=True)
+    seats = Seat.objects.filter(swarm__run=run, peer__in=banned.values("peer"), node__isnull=False)
+    return sorted(seats.values_list("node", flat=True).distinct())
 
 
 def call_off(run: Run, reason: str) -> None:
@@ -174,6 +183,8 @@ def take(run: Run, rows: Sequence[Mapping[str, Any]]) -> None:
         SwarmEvent.objects.bulk_create(events)
     Seat.objects.bulk_update(seats.values(), ["peer", "stage", "rows"])
     Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1)
+    if any(told.lasting for told in found):
+        Job.objects.filter(seat__in=swarm.seats.waiting()).update(excluded_nodes=banned_nodes(run))
     if any(told.what == "address" for told in found):
         swarm.run.refresh_from_db(fields=["state"])
         top_up(swarm)

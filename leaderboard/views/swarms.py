@@ -151,6 +151,8 @@ class Happening:
                 return f"{self.who} took a seat at stage {stage}."
             case What.LEAVE:
                 return f"{self.who} left stage {stage}: {event.why}."
+            case What.BAN if event.data.get("lasting"):
+                return f"{self.who} is banned from this run: {event.why}."
             case What.BAN:
                 return f"{self.who} failed and is left alone for half a minute: {event.why}."
             case What.MOVE:

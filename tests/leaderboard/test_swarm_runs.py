@@ -175,6 +175,17 @@ def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None
     assert (ada.bytes_in, ada.bytes_out, ada.tokens_per_second) == (5, 7, 90.5)
 
 
+def test_a_machine_that_is_banned_for_good_gets_no_other_seat_of_this_run(led: Run, client: Client) -> None:
+    mallory = sit(led, "mallory")
+    tell(led, what="join", peer="peermall", label=mallory.label, stage=0)
+    tell(led, what="ban", peer="peermall", stage=0, why="gradients that are not finite", lasting=True)
+    assert [seat.job.excluded_nodes for seat in waiting(led)] == [[mallory.node_id]] * len(waiting(led))
+    seat = sit(led, "ada")
+    hand_back(seat.job.leases.get())
+    assert all(seat.job.excluded_nodes == [mallory.node_id] for seat in waiting(led))
+    assert "mallory is banned from this run" in client.get(f"/runs/{led.pk}/swarm/").content.decode()
+
+
 def test_the_curve_is_an_ordinary_one(led: Run) -> None:
     assert led.job is not None
     kind_of(led.job).metrics(

@@ -4,7 +4,8 @@
     {"kind": "dev", "step": 10, "loss": ...}
     {"kind": "swarm", "what": "address", "step": 0, "addresses": [...]}     where the coordinator can be reached
     {"kind": "swarm", "what": "join", "step": 3, "time": ..., "peer": ..., "label": ..., "stage": 0}
-    {"kind": "swarm", "what": "leave" | "ban", "peer": ..., "stage": ..., "why": ...}
+    {"kind": "swarm", "what": "leave", "peer": ..., "stage": ..., "why": ...}
+    {"kind": "swarm", "what": "ban", "peer": ..., "why": ..., "lasting": true}     for good; otherwise for a moment
     {"kind": "swarm", "what": "move", "peer": ..., "stage": 1, "source": 0}
     {"kind": "swarm", "what": "rollback", "step": 50, "since": 63, "stages": [1]}
     {"kind": "swarm", "what": "step", "step": 3, "loss": ..., "seconds": ..., "held": {"0": {peer: 5, ...}, ...}, ...}
@@ -64,10 +65,17 @@ class Told:
 
     def on_join(self, line: Line) -> None:
         self.step = line["step"]
+        if not self.seconds:
+            self.since = time.monotonic()  # the first step begins when the last of those it waits for is there
         self.swarm("join", line["time"], peer=line["peer"][-NAME:], label=line["label"], stage=line["stage"])
 
     def on_leave(self, line: Line) -> None:
         self.swarm("leave", line["time"], peer=line["peer"][-NAME:], stage=line["stage"], why=line["why"][:WHY])
+
+    def on_ban(self, line: Line) -> None:
+        """Somebody sent what no sound machine would, and may not come again."""
+        about = {"peer": line["peer"][-NAME:], "stage": line["stage"], "why": line["why"][:WHY]}
+        self.swarm("ban", line["time"], **about, lasting=True)
 
     def on_move(self, line: Line) -> None:
         self.swarm("move", line["time"], peer=line["peer"][-NAME:], stage=line["target"], source=line["source"])
@@ -117,6 +125,7 @@ HEARD: dict[str, Callable[[Told, Line], None]] = {
     "start": Told.on_start,
     "join": Told.on_join,
     "leave": Told.on_leave,
+    "ban": Told.on_ban,
     "move": Told.on_move,
     "rollback": Told.on_rollback,
     "checkpoint": Told.on_checkpoint,

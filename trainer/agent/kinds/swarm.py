@@ -18,7 +18,7 @@ from trainer.agent.kinds.train import FILES, RESULT_BYTES
 from trainer.agent.metrics import MetricsLoop
 from trainer.agent.outcome import Failed, Outcome
 from trainer.sandbox import Box, Limits, Mount, Process, driver
-from trainer.wire import Checkpoint, SwarmOrder, encode
+from trainer.wire import Checkpoint, Message, SwarmOrder, encode
 
 if TYPE_CHECKING:
     from trainer.agent.job import Job
@@ -58,11 +58,11 @@ def resume(job: Job, checkpoint: Checkpoint) -> int:
     return checkpoint.step
 
 
-def box(job: Job, module: str, order: SwarmOrder | object, words: list[str]) -> Box:
+def box(job: Job, module: str, order: Message, words: list[str]) -> Box:
     """A box for one of a swarm's processes: network, the order in a file, limits that are metered."""
     file = job.workspace.scratch / "order.json"
     file.touch(mode=0o600)
-    file.write_text(encode(order))  # type: ignore[arg-type]
+    file.write_text(encode(order))
     command = [*PYTHON, "-m", module, "--order", str(file), *words]
     made = trusted(job, command, Limits(**job.spec.limits.model_dump()))
     # A socket's path may have about a hundred characters: not in the workspace.
