@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase  # noqa: E40
 from django.urls import get_resolver  # noqa: E402
 
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
+from leaderboard.views.shared import SharedAnswers  # noqa: E402
 from scheduler.front_desk import POLL, FrontDesk  # noqa: E402
 
 NODES = "/api/node/"
@@ -58,7 +59,7 @@ class Site:
     """Lets machines in by their own door."""
 
     def __init__(self) -> None:
-        self.pages = ASGIHandler()
+        self.pages = SharedAnswers(ASGIHandler())
         self.nodes = NodesHandler()
         self.front_desk = FrontDesk(otherwise=self.nodes)
 

@@ -21,6 +21,7 @@ from django.http.response import HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_vary_headers
 
 from leaderboard.views.live import latest_event
+from leaderboard.views.shared import share
 
 LEVEL = 5
 """Of gzip: the last tenths of a per cent cost as much as all before them."""
@@ -94,5 +95,7 @@ def respond(request: HttpRequest, page: Kept) -> HttpResponseBase:
     answer.headers.setdefault("Cache-Control", "no-cache")  # to be asked about each time
     answer.headers["ETag"] = page.tag
     patch_vary_headers(answer, ["Accept-Encoding", "Cookie"])
+    if zipped and share(request):
+        return answer
     found = get_conditional_response(request, etag=page.tag, response=answer)
     return found if found is not None else answer
