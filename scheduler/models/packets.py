@@ -368,6 +368,7 @@ class Rephrasing(models.Model):
                 name="rephrasings_to_collate",
             ),
             models.Index(fields=["volunteer"], condition=models.Q(state="accepted"), name="rephrasings_by_whom"),
+            models.Index(fields=["at"], condition=~models.Q(state="accepted"), name="rephrasings_to_forget"),
         ]
         constraints = [
             models.UniqueConstraint(
