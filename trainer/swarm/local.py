@@ -104,14 +104,14 @@ def drop(size: Size) -> Plan:
 
 def stall(size: Size) -> Plan:
     """A worker of each stage adds a gradient when nobody waits for it any more; then one stands still, and goes."""
-    plan = Plan()
+    plan = Plan(shown=lambda lines: any(line["kind"] == "leave" for line in lines))
     for stage in range(size.stages):
         late = size.patience * (size.stages - stage + 0.3)
         plan.workers[size.worker(stage)] = [
             Fault(kind="stall", point="adding", step=size.at(0.2 + 0.2 * stage / size.stages), seconds=late)
         ]
     frozen = Fault(kind="freeze", point="adding", step=size.at(0.6), seconds=size.patience * (size.stages + 2))
-    plan.workers[size.worker(size.stages - 1)].append(frozen)
+    plan.workers.setdefault(size.worker(size.stages - 1, size.workers - 1), []).append(frozen)  # the other is banned
     return plan
 
 
