@@ -17,7 +17,7 @@ from swarm_chain import tiny
 
 from trainer.data.dataset import Dataset
 from trainer.swarm.journal import Line
-from trainer.swarm.local import Result, compare
+from trainer.swarm.local import Result, compare, sizes
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
@@ -80,7 +80,16 @@ def test_the_coordinator_is_killed_at_every_point_of_a_step(dataset_folder: Path
 
 def test_peers_move_to_where_they_are_needed(dataset_folder: Path) -> None:
     _, lines = swarm(dataset_folder, "rebalance")
-    assert kinds(lines)["move"] >= 1
+    assert kinds(lines)["move"] >= 2
+    assert "wants to leave" in {line["why"] for line in lines if line["kind"] == "leave"}
+
+
+@pytest.mark.skipif(STEPS < 60, reason="twelve workers: make chaos-swarm")
+def test_a_world_of_two_grows_to_twelve_and_shrinks_to_three(dataset_folder: Path) -> None:
+    result, lines = swarm(dataset_folder, "resize")
+    assert result.kills == 4
+    assert [sizes(lines)[0], max(sizes(lines)), sizes(lines)[-1]] == [2, 12, 3]
+    assert max(len(votes) for line in lines if line["kind"] == "commit" for votes in line["votes"].values()) > 4
 
 
 def test_a_stage_that_is_lost_comes_back_from_the_last_checkpoint(dataset_folder: Path) -> None:

@@ -55,11 +55,14 @@ class Coordinator:
         peers: int = 0,
         rebalance_every: float = rebalance.EVERY,
         evaluate_every: int = 0,
+        waits: Mapping[int, int] | None = None,
         chaos: Chaos | None = None,
     ) -> None:
-        """`peers`: how many are waited for before the first step, at least one for each stage."""
+        """`peers`: how many are waited for before the first step, at least one for each stage. `waits`: steps before
+        which it waits until exactly so many belong, for tests."""
         self.folder, self.config, self.batches, self.transport = folder, config, batches, transport
         self.patience, self.peers, self.chaos = patience, max(peers, config.stages), chaos or Chaos()
+        self.waits = waits or {}
         self.rebalance_every, self.evaluate_every = rebalance_every, evaluate_every
         self.journal = Journal(folder)
         self.membership = Membership(transport, config, self.journal, patience)
@@ -153,13 +156,18 @@ class Coordinator:
             if self.membership.empty() and not self.recoverable():
                 raise StageLost
             await self.rearrange()
-            if not self.membership.empty() and (self.version or len(self.membership.members) >= self.peers):
+            if not self.membership.empty() and self.are_enough(len(self.membership.members)):
                 break
             await asyncio.sleep(0.05)
         if self.version % self.config.checkpoint_every == 0:
             await self.save()
         if self.evaluate_every and self.version % self.evaluate_every == 0:
             await self.evaluate()
+
+    def are_enough(self, members: int) -> bool:
+        if self.version in self.waits:
+            return members == self.waits[self.version]
+        return self.version > 0 or members >= self.peers
 
     def recoverable(self) -> bool:
         """Is there another way to this version of a stage that nobody holds?"""
@@ -312,6 +320,7 @@ async def coordinate(args: argparse.Namespace) -> None:
         peers=args.peers,
         rebalance_every=args.rebalance_every,
         evaluate_every=args.evaluate_every,
+        waits=dict(map(int, wait.split(":")) for wait in args.wait_for),
         chaos=Chaos.of(args.faults),
     )
     loop = asyncio.get_running_loop()
@@ -356,6 +365,7 @@ def parser() -> Parser:
     flags.add_argument("--rebalance-every", type=float, default=rebalance.EVERY, help="seconds")
     flags.add_argument("--evaluate-every", type=int, default=0, help="steps; 0: never")
     flags.add_argument("--faults", help=argparse.SUPPRESS)
+    flags.add_argument("--wait-for", action="append", default=[], help=argparse.SUPPRESS)  # STEP:MEMBERS
     return flags
 
 

@@ -47,6 +47,8 @@ class Plan:
     wishes: list[int | None] | None = None
     """None: so many for each stage."""
     rebalance_every: float = 300.0
+    waits: dict[int, int] = field(default_factory=dict)
+    """Steps before which all wait until exactly so many belong: how fast newcomers are depends on the machine."""
     replace: bool = True
     """Whether a worker that is killed is followed by a newcomer."""
     meanwhile: Callable[[World], None] = lambda world: None
@@ -81,7 +83,8 @@ def kill(size: Size) -> Plan:
     """A worker of each stage, one after the other, with a gradient added and not yet answered."""
     steps = [size.at((stage + 1) / (size.stages + 2)) for stage in range(size.stages)]
     faults = {size.worker(s): [Fault(kind="kill", point="added", step=n, after=1)] for s, n in enumerate(steps)}
-    return Plan(faults, shown=lambda lines: all(replaced(lines, stage) for stage in range(size.stages)))
+    waits = {size.at(0.8): size.stages * size.workers}
+    return Plan(faults, waits=waits, shown=lambda lines: all(replaced(lines, stage) for stage in range(size.stages)))
 
 
 def replaced(lines: Sequence[Line], stage: int) -> bool:
@@ -139,11 +142,14 @@ def rebalance(size: Size) -> Plan:
     def meanwhile(world: World) -> None:
         if come and world.step() >= size.at(0.3):
             world.add(come.pop())
-        elif go and world.step() >= size.at(0.6):
+        elif go and world.step() >= size.at(0.5):
             last = go.pop()
             world.process(next(name for name, stage in world.belonging().items() if stage == last)).terminate()
 
-    return Plan(wishes=many, rebalance_every=0.5, meanwhile=meanwhile, shown=lambda lines: moves(lines) >= 2)
+    waits = {size.at(0.5): len(many) + 2, size.at(0.8): len(many) + 1}
+    return Plan(
+        wishes=many, rebalance_every=0.5, waits=waits, meanwhile=meanwhile, shown=lambda lines: moves(lines) >= 2
+    )
 
 
 def moves(lines: Sequence[Line]) -> int:
@@ -154,6 +160,7 @@ def resize(size: Size) -> Plan:
     """It begins with one worker for each stage and grows to twelve; then some leave, some are killed, until three are
     left."""
     many, few, asked = 12, max(3, size.stages), [False, False]
+    waits = {size.at(0.4): many, size.at(0.8): few}
 
     def meanwhile(world: World) -> None:
         stages = world.belonging() if asked[0] else {}
@@ -161,7 +168,7 @@ def resize(size: Size) -> Plan:
             asked[0] = True
             for _ in range(many - size.stages):
                 world.add()
-        elif not asked[1] and len(stages) == many and many in sizes(world.journal()):
+        elif not asked[1] and many in sizes(world.journal()):
             asked[1] = True
             for number, name in enumerate(sorted(stages.keys() - remaining(stages, few))):
                 process = world.process(name)
@@ -171,7 +178,7 @@ def resize(size: Size) -> Plan:
         found = sizes(lines)
         return (found[0], max(found), found[-1]) == (size.stages, many, few)
 
-    return Plan(wishes=list(range(size.stages)), replace=False, meanwhile=meanwhile, shown=shown)
+    return Plan(wishes=list(range(size.stages)), replace=False, waits=waits, meanwhile=meanwhile, shown=shown)
 
 
 def remaining(stages: Mapping[str, int], few: int) -> set[str]:
@@ -293,7 +300,7 @@ def compare(
     plan = CHAOS[chaos](Size(config.stages, workers, config.steps, patience, config.seed))
     wishes = plan.wishes or [stage for _ in range(workers) for stage in range(config.stages)]
     faults = (plan.workers, plan.coordinator)
-    how = {"rebalance_every": plan.rebalance_every, "replace": plan.replace, **how}
+    how = {"rebalance_every": plan.rebalance_every, "replace": plan.replace, "waits": plan.waits, **how}
     world = World(config, dataset, wishes, *faults, patience, out=out, **how)
     with world:
         lines = world.run(seconds, plan.meanwhile)

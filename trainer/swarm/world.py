@@ -63,6 +63,8 @@ class World:
     """Of the coordinator's first start, its second, and so on."""
     patience: float = 3.0
     rebalance_every: float = 300.0
+    waits: dict[int, int] = field(default_factory=dict)
+    """Steps before which the coordinator waits until exactly so many belong."""
     replace: bool = True
     """Whether a worker that was killed is followed by a newcomer."""
     out: Path | None = None
@@ -123,6 +125,7 @@ class World:
         flags = ["--folder", self.folder, "--dataset", self.dataset, "--config", self.base / "config.json"]
         flags += ["--listen", f"127.0.0.1:{self.port}", "--peers", len(self.wishes), "--patience", self.patience]
         flags += ["--rebalance-every", self.rebalance_every]
+        flags += [f"--wait-for={step}:{members}" for step, members in self.waits.items()]
         flags += ["--serve-as-relay"] if self.undialled else []
         flags += self.announced(self.port)
         self.leader = self.start(f"coordinator-{number}", "trainer.swarm.coordinator", flags, faults)
