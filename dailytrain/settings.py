@@ -265,6 +265,8 @@ REPHRASE_FILES = Path(text("REPHRASE_FILES", str(HOME / "sources" / "files")))
 """Where files lie that a campaign can be made of, beside the datasets of the Hub."""
 REPHRASE_NEW_PER_HOUR = int(text("REPHRASE_NEW_PER_HOUR", "300"))
 """Packets that a volunteer gets in an hour whom nobody knows, until their work has agreed with others'."""
+REPHRASE_TEXT_DAYS = float(text("REPHRASE_TEXT_DAYS", "30"))
+"""So long texts are kept that are in no dataset: rejected, withdrawn, or written for comparison."""
 QUEUE_READ_SECONDS = float(text("QUEUE_READ_SECONDS", "1"))
 """So long the questions of one process share a look at the queue; 0: each has its own."""
 

@@ -20,12 +20,14 @@ PARTIAL = 206
 
 def send(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     """Return the file, or its bytes from where `Range` says on; raise Elsewhere if there are none."""
-    first = begin(request.headers.get("Range", ""))
+    tag = f'"{blob.sha256}"'
+    same = request.headers.get("If-Range", tag) == tag  # otherwise what was begun is of another file
+    first = begin(request.headers.get("Range", "")) if same else 0
     if first and first >= blob.size:
         raise Elsewhere(f"The file has {blob.size:,} bytes: there is none from byte {first:,} on. Ask for all of it.")
     file = storage.open_blob(blob)
     file.seek(first)
-    headers = {"Content-Length": str(blob.size - first), "Accept-Ranges": "bytes", "ETag": f'"{blob.sha256}"'}
+    headers = {"Content-Length": str(blob.size - first), "Accept-Ranges": "bytes", "ETag": tag}
     if first:
         headers["Content-Range"] = f"bytes {first}-{blob.size - 1}/{blob.size}"
     answer = stream(request, file, headers)

@@ -7,6 +7,7 @@ from celery import shared_task
 from scheduler import expiry, preemption
 from scheduler import retention as forgetting
 from scheduler.packets import campaigns, collation, giving_back, producer, sittings, withdrawal
+from scheduler.packets import forgetting as packets_forgetting
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -19,6 +20,7 @@ def expire_leases() -> None:
 def retention() -> None:
     """Forget what nobody needs any more."""
     forgetting.forget_old()
+    packets_forgetting.forget_old()
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -17,6 +17,9 @@ The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. E
 where and how to run and changes no number: corpus and folders (the dataset's hash counts, not its place),
 `checkpoint_every`, `keep`, `logger`, `threads`. What is not given is computed from the device and the budget in
 `resolve`, printed and saved.
+
+`corpus` is one of `trainer.data.corpora`: `python-library`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for what a
+campaign of the dataset swarm has published, and others.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ NAMES = {
     "replay": ("Spot checks", "A random stretch of a training, done again on another machine."),
     "smoke": ("Smoke runs", "A few minutes on a CPU that find most mistakes before a GPU is used."),
     "generate": ("Prompts", "Visitors who try a model."),
+    "rephrase": ("Rephrasing", "Volunteers rewrite texts of a campaign, which become a dataset."),
 }
 
 

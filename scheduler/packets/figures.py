@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
 from scheduler.models import Campaign, Handout, Lease, Packet, Rephrasing, Share, Volunteer
-from scheduler.packets import asked
+from scheduler.packets import asked, dataset
 from trainer.rephrase.checks import REASONS
 
 RATE_WINDOW = timedelta(minutes=5)
@@ -154,6 +155,22 @@ def rejections(campaign: Campaign) -> list[dict[str, Any]]:
         {"reason": reason, "sentence": REASONS.get(reason, reason), "outputs": count}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
+
+
+def files(campaign: Campaign) -> list[dict[str, Any]]:
+    """Return what of a campaign can be downloaded from this site, the manifest first; nothing before the first shard.
+
+    Each has its `name` in the dataset and its `address` here; shards have `bytes`, `rows` and `sha256` as well. One
+    query.
+    """
+    shards = [
+        {"name": shard.name, "bytes": shard.blob.size, "rows": shard.rows, "sha256": shard.blob.sha256}
+        for shard in dataset.shards(campaign)
+        if shard.blob
+    ]
+    beside = [{"name": name} for name in (dataset.MANIFEST, dataset.CARD, dataset.SET_ASIDE)] if shards else []
+    root = f"{settings.SITE_URL}{campaign.get_absolute_url()}files/"
+    return [{**row, "address": f"{root}{row['name']}"} for row in (*beside, *shards)]
 
 
 def shelf() -> list[dict[str, Any]]:
