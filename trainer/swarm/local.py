@@ -82,7 +82,13 @@ def nothing(size: Size) -> Plan:
 def kill(size: Size) -> Plan:
     """A worker of each stage, one after the other, with a gradient added and not yet answered."""
     steps = [size.at((stage + 1) / (size.stages + 2)) for stage in range(size.stages)]
-    faults = {size.worker(s): [Fault(kind="kill", point="added", step=n, after=1)] for s, n in enumerate(steps)}
+    faults = {
+        size.worker(stage): [
+            Fault(kind="kill", point="added", step=step, after=1),
+            Fault(kind="kill", point="promised", step=step + 2),  # where it is left alone just then, as too slow
+        ]
+        for stage, step in enumerate(steps)
+    }
     waits = {size.at(0.8): size.stages * size.workers}
     return Plan(faults, waits=waits, shown=lambda lines: all(replaced(lines, stage) for stage in range(size.stages)))
 
@@ -113,8 +119,8 @@ def stall(size: Size) -> Plan:
         plan.workers[size.worker(stage)] = [
             Fault(kind="stall", point="adding", step=size.at(0.2 + 0.2 * stage / size.stages), seconds=late)
         ]
-    frozen = Fault(kind="freeze", point="adding", step=size.at(0.6), seconds=size.patience * (size.stages + 2))
-    plan.workers.setdefault(size.worker(size.stages - 1, size.workers - 1), []).append(frozen)  # the other is banned
+    still = Fault(kind="freeze", point="promised", step=size.at(0.6), seconds=size.patience * (size.stages + 2))
+    plan.workers[size.worker(size.stages - 1)].append(still)
     return plan
 
 
