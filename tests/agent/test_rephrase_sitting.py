@@ -109,6 +109,18 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite,
     assert hardware.rephraser == wire.Rephraser(back_end="endpoint", models=(NAME,))
 
 
+def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
+    site: PacketSite, come: Come, words: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sitting, "IN_VAIN_SECONDS", 1.5)
+    lease = site.sit()
+    come(words.address)
+    finish = ended(site, lease)
+    assert finish.outcome == "done"
+    assert finish.seconds is not None
+    assert finish.seconds >= 1.5
+
+
 def test_packets_are_in_hand_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
     site.fill(texts(60), ("easy",))
     site.sit()

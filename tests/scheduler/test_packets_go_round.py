@@ -10,7 +10,8 @@ from station import sentence
 from volunteers import echo, garbage, make_campaign, produced, sit_down
 
 from scheduler import leases
-from scheduler.models import Campaign, Handout, Lease, Packet, Rephrasing, Share
+from scheduler.models import Campaign, Handout, Job, Lease, Packet, Rephrasing, Share
+from scheduler.packets import sittings
 from trainer import wire
 
 
@@ -202,3 +203,12 @@ def test_a_text_that_does_not_fit_the_model_gives_its_reason(campaign: Campaign)
     [verdict] = ada.hand_in(result.model_copy(update={"outputs": none}))
     assert {judged.reasons for judged in verdict.outputs} == {("prompt_too_long",)}
     assert Share.objects.get().failing == 0
+
+
+def test_nobody_is_asked_to_sit_down_where_nothing_waits(campaign: Campaign) -> None:
+    ada = sit_down("ada")
+    ada.take(100)
+    Job.objects.filter(sitting__campaign=campaign, state="queued").delete()
+    assert sittings.top_up_all() == 0, "ada holds all that there is"
+    ada.work.finish("released")
+    assert sittings.top_up_all() > 0
