@@ -192,7 +192,7 @@ def take(run: Run, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def event(swarm: Swarm, told: Told, seats: dict[str, Seat]) -> SwarmEvent:
     """Bring the seats up to date, and return what is kept."""
-    if told.what == "address":
+    if told.what in ("address", "end"):  # with its last word the coordinator is gone
         swarm.addresses = list(told.addresses)
         swarm.save(update_fields=["addresses"])
     if told.what == "join" and (seat := seat_of(swarm, told.label)) is not None:

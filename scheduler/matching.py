@@ -282,7 +282,7 @@ def length(seconds: float) -> int:
 def obstacle(line: Line, node: Seeker) -> str | None:
     """Return why this node may not serve the line, as the rest of a sentence ("waits for a node ..."), or None."""
     if node.kinds is not None and line.kind not in node.kinds:
-        return "whose agent is up to date"
+        return "that does more than take seats" if node.kinds == {SEAT} else "whose agent is up to date"
     if line.needs_trusted and not node.trusted:
         return "that is trusted to score"
     if line.needs_sandbox and not node.sandboxed:

@@ -13,6 +13,8 @@ from scheduler.kinds import About
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import wire
 
+ENDS = ("The run is finished.", "The run has been stopped.")
+"""What a coordinator sends everybody home with, which a seat may tell before the coordinator itself."""
 AWAY = "The run waits for a coordinator."
 
 
@@ -69,7 +71,8 @@ class Seats:
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         swarms.take_of_seat(job.seat, [result])
-        self.another(job)
+        if result.get("why") not in ENDS:
+            self.another(job)
 
     def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
         self.another(job)

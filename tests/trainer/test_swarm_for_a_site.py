@@ -32,7 +32,8 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
-    (folder / "a.txt").write_text("To be or not to be, that is the question. " * 400)
+    lines = (f"Line {number} has the number {number * number % 9973} in it.\n" for number in range(2000))
+    (folder / "a.txt").write_text("".join(lines))
     return prepare(f"files:{folder}", "bpe:300", folder / "made", 10**6)
 
 
