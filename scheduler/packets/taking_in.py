@@ -110,11 +110,7 @@ def judge(output: wire.Output, source: str, rules: Rules) -> checks.Judgement:
 
 def reject_duplicates(judged: Sequence[Judged], campaign: Campaign) -> None:
     """Reject what was written before, by anybody, and what comes twice in the batch. One query."""
-    keys = {
-        (index, pair): one.outputs[pair].key
-        for index, one in enumerate(judged)
-        for pair in sorted(one.accepted)
-    }
+    keys = {(index, pair): one.outputs[pair].key for index, one in enumerate(judged) for pair in sorted(one.accepted)}
     accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED)
     seen = set(accepted.filter(key__in=set(keys.values())).values_list("key", flat=True)) if keys else set()
     for (index, pair), key in keys.items():

@@ -195,6 +195,26 @@ def test_a_finished_campaign_is_a_corpus(hub: Hub, campaign: Campaign, tmp_path:
         list(open_corpus(f"rephrased:{folder}@{pin}"))
 
 
+def test_a_finished_campaign_is_a_corpus_on_the_hub(
+    hub: Hub, campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    publish()
+    pin = hashlib.sha256(there(hub).head.files["manifest.json"]).hexdigest()
+    there(hub).add("later", "", {"manifest.json": b"{}"})  # what is published later changes nothing
+    assert [(one.id, one.text) for one in open_corpus(f"rephrased:trains/small-words@{pin}")] == accepted()
+    with pytest.raises(CorpusError, match="no manifest with the hash"):
+        open_corpus(f"rephrased:trains/small-words@{'0' * 64}")
+    with pytest.raises(CorpusError, match="cannot be read on the Hugging Face Hub"):
+        open_corpus(f"rephrased:trains/nothing@{pin}")
+
+
 def test_a_source_on_the_hub_is_pinned_and_read(hub: Hub, db: None, settings: Any, tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": document(number)}) + "\n" for number in range(3)).encode()
     card = b"---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n    path: en/train-*.jsonl\n---\n"
