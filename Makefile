@@ -53,6 +53,9 @@ chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its
 	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
 	    $(BIN)/python -m pytest -s -o timeout=2400 tests/acceptance/test_campaign.py
 
+gpt2-swarm: install  ## GPT-2 124M over two stages of two workers: ten steps on real text as in one process (16 GB)
+	SWARM_GPT2=1 $(BIN)/python -m pytest -s -o timeout=3600 tests/trainer/test_swarm_gpt2.py
+
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

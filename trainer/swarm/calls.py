@@ -6,10 +6,10 @@ import asyncio
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from trainer.swarm import wire
-from trainer.swarm.frames import CallFailed, Frame, Refused
+from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused
 from trainer.swarm.router import NoPeers, Router
 from trainer.swarm.transport import Transport, short
 
@@ -30,6 +30,8 @@ class Below:
 
     def __init__(self, transport: Transport, most_bytes: int = 2**31) -> None:
         self.transport, self.most_bytes = transport, most_bytes
+        self.blamed: dict[str, str] = {}
+        """Who answered what no sound peer would, and what."""
         self.router = Router(seed=zlib.crc32(transport.peer.encode()))
 
     def now_are(self, peers: Iterable[str]) -> None:
@@ -40,21 +42,38 @@ class Below:
         for peer in sorted(peers):
             self.router.add(peer)
 
-    async def run(self, request: Frame, depth: int, patience: float, cost: float) -> tuple[Frame, wire.Ran, float]:
+    async def run(
+        self,
+        request: Frame,
+        depth: int,
+        patience: float,
+        cost: float,
+        odd: Callable[[Frame], str] = lambda answer: "",
+        only: str | None = None,
+    ) -> tuple[Frame, wire.Ran, float]:
         """Have a micro-batch computed by one peer and those behind it, `depth` stages in all.
 
         Returns its answer and the seconds it took. A peer gets `patience` seconds for each stage; one that fails is
         banned, and another asked, until all have failed twice, or as much time is over as the caller has. Raises
         Refused.
+
+        `odd` says what is strange about an answer, and raises Malformed for one that cannot be: that peer is blamed,
+        and another asked. A strange answer counts only if all peers give such. `only`: ask this one, if it is here.
         """
         loop = asyncio.get_running_loop()
         started, failures = loop.time(), Counter[str]()
+        strange: dict[str, str] = {}
         while (left := started + patience * (depth + 0.9) - loop.time()) > 0:
-            peer = await self.chosen(cost)
+            peer = only if only in self.router.peers and not failures[only] else await self.chosen(cost)
             asked = loop.time()
             try:
                 answer = await self.transport.call(peer, "run", request, min(patience * depth, left), self.most_bytes)
                 ran = wire.read(wire.Ran, answer)
+                why = odd(answer)
+            except Malformed as error:
+                self.blamed[peer] = str(error)[:200]
+                self.ban(peer, error)
+                failures[peer] += 1
             except Refused as error:
                 if error.code in NOT_ITS_FAULT:
                     raise Refused("below", str(error)) from error
@@ -64,8 +83,15 @@ class Below:
                 self.ban(peer, error)
                 failures[peer] += 1
             else:
-                self.router.observe(peer, cost, loop.time() - asked - ran.below)
-                return answer, ran, loop.time() - started
+                if not why:
+                    self.router.observe(peer, cost, loop.time() - asked - ran.below)
+                    self.blamed |= strange
+                    return answer, ran, loop.time() - started
+                strange[peer] = why
+                self.ban(peer, Malformed(why))
+                failures[peer] += TWICE
+                if set(strange) == set(self.router.peers):  # all say so: it is the model, or this caller
+                    return answer, ran, loop.time() - started
             if all(failures[peer] >= TWICE for peer in self.router.peers):
                 break
         raise Refused("below", "no peer of the next stage answered")

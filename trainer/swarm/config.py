@@ -43,6 +43,8 @@ class SwarmConfig(Message):
     """What hidden states and their gradients are sent in."""
     sums: Literal["fp32", "bf16"] = "fp32"
     """What peers of a stage send each other their sums of gradients in."""
+    audit: float = Field(default=0.02, ge=0, le=1)
+    """Chance of each peer, each step, that its share is computed again by another of its stage, and compared."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints."""
 

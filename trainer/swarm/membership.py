@@ -16,7 +16,7 @@ from typing import Any
 from trainer.swarm import rebalance, wire
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
-from trainer.swarm.journal import Journal
+from trainer.swarm.journal import Journal, read
 from trainer.swarm.transport import Transport, short
 from trainer.wire import Message
 
@@ -75,6 +75,7 @@ class Membership:
         self.generation, self.counted = 1, 0
         self.published: tuple[frozenset[tuple[str, int]], int] = (frozenset(), 0)
         self.finished = False
+        self.banned: set[str] = {line["peer"] for line in read(journal.path.parent) if line["kind"] == "ban"}
 
     def next_attempt(self) -> int:
         """Return a number above all that were used before, by earlier starts of the coordinator too."""
@@ -87,6 +88,8 @@ class Membership:
         hello = wire.read(wire.Hello, frame)
         if not self.admits(caller, hello):
             raise Refused("stranger", "this run has not invited you")
+        if caller in self.banned:
+            raise Refused("banned", "others found that what it computes, or sends, is wrong")
         self.transport.know(caller, hello.addresses)
         guest = self.guests.setdefault(caller, Guest(hello, 0.0))
         guest.hello, guest.seen = hello, now()
@@ -140,6 +143,15 @@ class Membership:
             log.info("%s leaves stage %d: %s", short(name), member.stage, why)
             self.journal.write("leave", peer=name, stage=member.stage, why=why[:300])
 
+    def ban(self, name: str, why: str) -> None:
+        """Let a member go for good: it sent what no sound machine would."""
+        if name in self.members:
+            self.banned.add(name)
+            self.guests.pop(name, None)
+            member = self.members[name]
+            self.journal.write("ban", peer=name, stage=member.stage, label=member.label, why=why[:300])
+            self.evict(name, why)
+
     async def publish(self, joining: Iterable[str] = ()) -> list[str]:
         """Tell all members who belongs, until all who do know; return which of the joining have heard it, too."""
         joining = list(joining)
@@ -154,7 +166,8 @@ class Membership:
             failed = {name: error for name, error in answers.items() if isinstance(error, CallFailed)}
             for name, error in failed.items():
                 self.evict(name, f"not there: {error}")
-                self.guests[name].not_before = now() + AGAIN
+                if name in self.guests:
+                    self.guests[name].not_before = now() + AGAIN
             joining = [name for name in joining if name not in failed]
             if not failed.keys() & {name for name, _ in now_are}:
                 self.published = (now_are, told.attempt)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trainer.swarm.seat import summed
+from trainer.swarm.stage import squared_norm
 
 MOST_GATHERED = 4
 """Peers up to which everybody reads everything."""
@@ -49,16 +50,21 @@ async def mean(
     dtype: torch.dtype,
     read: Read,
     publish: Callable[[Tensor], Awaitable[None]],
+    norms: dict[str, float] | None = None,
 ) -> Tensor:
     """Return the mean gradient `[size]` of a stage, fp32: the sum over all peers, times one over the micro-batches.
 
-    `publish` gets this peer's own part, for the others to read, when there are more than four.
+    `publish` gets this peer's own part, for the others to read, when there are more than four. `norms` gets the
+    squared norm of what was read of each peer's sum.
     """
     gate, total = asyncio.Semaphore(AT_ONCE), torch.empty(size)
 
     async def add_up(piece: range) -> None:
         async with gate:
             found = await together(read(peer, "snapshot", piece.start, piece.stop) for peer in peers)
+            for peer, part in zip(peers, found, strict=True):
+                if norms is not None:
+                    norms[peer] = norms.get(peer, 0.0) + squared_norm(part.float())
             total[piece.start : piece.stop] = summed(found) * (1 / micro_batches)
 
     async def take_over(owner: str, piece: range) -> None:

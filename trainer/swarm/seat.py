@@ -36,6 +36,8 @@ class Seat:
         """`[P]`: the sum as it was promised, in what sums are sent in. Never changed, only replaced."""
         self.mean: Tensor | None = None
         """`[P]`, fp32: the whole stage's mean gradient, voted on."""
+        self.aside: tuple[int, Tensor] | None = None
+        """What has been computed again for a comparison, and its number."""
         self.throughput: float | None = None
 
     # --- a place ---
@@ -57,7 +59,7 @@ class Seat:
 
     def forget(self) -> None:
         """Let go of this step's gradients and promises."""
-        self.held, self.promised, self.snapshot, self.mean = {}, None, None, None
+        self.held, self.promised, self.snapshot, self.mean, self.aside = {}, None, None, None, None
         if self.stage is not None:
             self.stage.clear()
 
@@ -96,13 +98,18 @@ class Seat:
             return stage.nats(tokens, hidden, targets)
         return stage.next_logits(tokens, hidden)
 
-    def finish(self, ask: Run, passage: Passage, gradient: Tensor | None) -> Tensor | None:
+    def finish(self, ask: Run, passage: Passage, gradient: Tensor | None, me: str = "") -> Tensor | None:
         """Take a micro-batch's way back; return the gradient of what came in.
 
         What is missing at this stage is added and noted in one go. Whoever asks for another step, or while a promise
-        holds, is refused: that gradient has come too late, and somebody else's counts.
+        holds, is refused: that gradient has come too late, and somebody else's counts. A replay adds nothing.
         """
         stage = self.at(ask.step)
+        if ask.aside is not None:
+            found, gradients = stage.backward(passage, gradient, learn=ask.aside.peer == me)
+            if ask.aside.peer == me:
+                self.put_aside(ask.aside.number, gradients)
+            return found
         if self.promised is not None:
             raise Refused("frozen", "this step is being committed")
         adds = stage.index in ask.need and ask.micro_batch not in self.held
@@ -114,6 +121,18 @@ class Seat:
             stage.add(gradients)
             self.held[ask.micro_batch] = Held(micro_batch=ask.micro_batch, nats=nats, targets=targets)
         return found
+
+    def put_aside(self, number: int, gradients: Sequence[Tensor]) -> None:
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).float()
+        same = self.aside is not None and self.aside[0] == number
+        self.aside = (number, self.aside[1] + flat if same and self.aside is not None else flat)
+
+    def taken_aside(self, number: int) -> Tensor:
+        """Return what was computed again for this comparison, and let go of it."""
+        if self.aside is None or self.aside[0] != number:
+            raise Refused("stale", "that is not kept aside")
+        (_, mine), self.aside = self.aside, None
+        return mine.to("cpu")
 
     def observe(self, tokens: int, seconds: float, share: float) -> None:
         """Take in how long a part of the work on a micro-batch took, forward being a third of it."""

@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from trainer.swarm import buffers, cover, wire
+from trainer.swarm import buffers, cover, trust, wire
+from trainer.swarm.audit import Audit
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.frames import CallFailed, Frame, Refused
+from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused
 from trainer.swarm.membership import Membership, raised
 from trainer.swarm.transport import short
 
@@ -64,6 +65,8 @@ class Transaction:
             await self.chaos.at("covered", self.version)
             attempt = self.membership.next_attempt()
             votes = await self.prepared(attempt, ledgers)
+            if votes is not None and await Audit(self, attempt, ledgers, votes).found():
+                votes = None
         await self.chaos.at("voted", self.version)
         norm = sum(votes[self.membership.at_stage(stage)[0].name].squared_norm for stage in range(self.config.stages))
         if not math.isfinite(norm):
@@ -97,7 +100,9 @@ class Transaction:
                 x, y = self.batches.tokens(self.version, number)
                 ask = wire.Run(step=self.version, micro_batch=number, need=need, patience=self.patience)
                 try:
-                    await self.top.run(wire.written(ask, x, y), self.config.stages, self.patience, x.numel())
+                    await self.top.run(
+                        wire.written(ask, x, y), self.config.stages, self.patience, x.numel(), no_tensors
+                    )
                 except Refused as error:
                     log.info("micro-batch %d did not come back: %s", number, error)
                     return False
@@ -137,6 +142,8 @@ class Transaction:
                 self.membership.evict(name, f"no ledger: {error}")
                 continue
             found[member.stage][name], member.throughput = ledger, ledger.throughput
+        for name, why in trust.condemned(found, self.top.blamed).items():
+            self.membership.ban(name, why)
         await self.told()
         return {s: {n: one for n, one in peers.items() if n in self.membership.members} for s, peers in found.items()}
 
@@ -220,6 +227,13 @@ class Transaction:
             wire.read(wire.Committed, await self.membership.ask(name, "commit", order))
         except CallFailed as error:
             self.membership.evict(name, f"no update: {error}")
+
+
+def no_tensors(answer: Frame) -> str:
+    """Raise Malformed where the first stage answers with one: nobody needs the gradient of tokens."""
+    if answer.tensors:
+        raise Malformed("a tensor that nobody asked for")
+    return ""
 
 
 def numbers(ledger: wire.Ledger) -> set[int]:

@@ -10,6 +10,7 @@ Workers and the coordinator call each other by these methods; `trainer.swarm.wor
     ledger     coordinator -> worker    whose gradients do you hold? Takes back a promise made in `prepare`
     drop       coordinator -> worker    forget this step's sum and ledger
     prepare    coordinator -> worker    hold still, add up all sums of your stage, and vote
+    replayed   coordinator -> worker    how far is that peer's sum from what you have computed again?
     commit     coordinator -> worker    make the update
     snapshot   worker -> worker         a part of your own sum; `reduced`: of the sum of all that you added up
     state      -> worker, coordinator   weights and momenta of a stage
@@ -96,6 +97,13 @@ class Loaded(Message):
     """Micro-batches that its memory can hold at once."""
 
 
+class Aside(Message):
+    """Who keeps a replayed gradient to itself, and for which comparison."""
+
+    peer: Name
+    number: Number
+
+
 class Run(Message):
     """Tensors: tokens `[B, T]`; with `targets` those `[B, T]`; behind stage 0 the hidden state `[B, T, width]`."""
 
@@ -107,6 +115,8 @@ class Run(Message):
     """Stages whose gradients are missing; the others compute without adding."""
     patience: float = Field(gt=0, le=86_400)
     """Seconds for each stage on the way."""
+    aside: Aside | None = None
+    """A replay: nobody adds anything, and this peer, which must be on the way, keeps its gradients aside."""
 
 
 class Ran(Message):
@@ -133,8 +143,16 @@ class Held(Message):
     targets: Number = 0
 
 
+class Blame(Message):
+    """A peer of a neighbouring stage that sent what no sound one would."""
+
+    peer: Name
+    why: str = Field(max_length=200)
+
+
 class Ledger(Message):
     held: tuple[Held, ...]
+    blamed: Annotated[tuple[Blame, ...], Field(max_length=256)] = ()
     throughput: Share | None = None
     """Tokens a second of its lane, by its own count."""
 
@@ -168,6 +186,25 @@ class Vote(Message):
     """Of the summed gradient and the weights it will change."""
     squared_norm: float
     """Of the mean gradient of this stage; not finite where that is not."""
+    norms: Annotated[tuple[tuple[Name, float], ...], Field(max_length=4096)] = ()
+    """The squared norm of what it read of each peer's sum, its own too."""
+
+
+class Replayed(Message):
+    """Compare what you keep aside with this peer's sum. Asked while that holds still."""
+
+    attempt: Number
+    step: Number
+    peer: Name
+    number: Number
+    patience: float = Field(gt=0, le=86_400)
+
+
+class Distance(Message):
+    of: float
+    """||theirs - mine|| / ||mine||; not finite where one of them is not."""
+    finite: bool
+    """Whether what was computed again is."""
 
 
 class Commit(Message):

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,16 +25,18 @@ import torch
 from torch import Tensor
 
 from trainer.arguments import Parser
-from trainer.swarm import buffers, reduce, wire
+from trainer.swarm import buffers, reduce, trust, wire
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused, Unreachable
 from trainer.swarm.seat import Seat
-from trainer.swarm.stage import Passage, StateError
+from trainer.swarm.stage import Passage, StateError, squared_norm
 from trainer.swarm.transport import Route, Transport
 
 GIVE_UP = 900.0
 """Seconds without a word from the coordinator after which a worker ends."""
+SETTLING = 22.0
+"""Seconds that a machine nobody can dial waits before it joins: its place at the relay is there after 15 to 20."""
 STATE_BYTES = 2**34
 """Most bytes of one tensor of a state."""
 T = TypeVar("T")
@@ -55,6 +58,9 @@ class Worker:
         self.changed = asyncio.Condition()
         """Notified when a promise or a reduced part is there, or gone."""
         self.reduced: tuple[int, Tensor] | None = None
+        self.callers: dict[str, str] = {}
+        """Callers that brought what no sound one would, and what."""
+        self.usual = trust.Usual()
         self.over = asyncio.Event()
         self.why = ""
 
@@ -72,6 +78,7 @@ class Worker:
                 "ledger": Route(self.on_ledger, boss, small),
                 "drop": Route(self.on_drop, boss, small),
                 "prepare": Route(self.on_prepare, boss, small),
+                "replayed": Route(self.on_replayed, boss, small),
                 "commit": Route(self.on_commit, boss, small),
                 "bye": Route(self.on_bye, boss, small),
                 "run": Route(self.on_run, self.may_run, hidden),
@@ -80,6 +87,9 @@ class Worker:
                 "state": Route(self.on_state, self.may_load, small),
             }
         )
+        if not self.transport.dialled and self.transport.addresses:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.over.wait(), SETTLING)
         await self.keep_saying_hello()
 
     async def keep_saying_hello(self) -> None:
@@ -212,8 +222,14 @@ class Worker:
 
     # --- a micro-batch ---
 
-    async def on_run(self, _: str, frame: Frame) -> Frame:
-        ask = wire.read(wire.Run, frame)
+    async def on_run(self, caller: str, frame: Frame) -> Frame:
+        try:
+            return await self.passed(wire.read(wire.Run, frame), frame)
+        except Malformed as error:
+            self.callers[caller] = str(error)[:200]
+            raise
+
+    async def passed(self, ask: wire.Run, frame: Frame) -> Frame:
         seat = self.seated
         await self.chaos.at("forward", ask.step)
         async with self.slots:
@@ -237,10 +253,20 @@ class Worker:
         given = [passage.tokens] if targets is None else [passage.tokens, targets]
         request = wire.written(ask, *given, passage.output.to(dtype))
         depth = seat.config.stages - seat.at(ask.step).index - 1
-        answer, ran, waited = await self.below.run(request, depth, ask.patience, passage.tokens.numel())
+        shape, tokens = passage.output.shape, passage.tokens
+
+        def odd(answer: Frame) -> str:
+            if ask.mode != "learn":
+                wanted = tokens.shape if ask.mode == "nats" else (len(tokens), seat.config.model["vocabulary_size"])
+                return not_finite(only(answer, wanted, torch.float32))
+            gradient = only(answer, shape, dtype)
+            return not_finite(gradient) or self.usual.odd(gradient)
+
+        keeper = None if ask.aside is None else ask.aside.peer
+        answer, ran, waited = await self.below.run(request, depth, ask.patience, tokens.numel(), odd, keeper)
         if ask.mode != "learn":
             return wire.written(wire.Ran(path=(self.transport.peer, *ran.path), below=waited), *answer.tensors)
-        gradient = only(answer, passage.output.shape, dtype)
+        gradient = only(answer, shape, dtype)
         return await self.way_back(ask, passage, gradient, ran.model_copy(update={"below": waited}))
 
     async def way_back(self, ask: wire.Run, passage: Passage, gradient: Tensor | None, ran: wire.Ran) -> Frame:
@@ -252,7 +278,7 @@ class Worker:
 
     def finished(self, ask: wire.Run, passage: Passage, gradient: Tensor | None) -> Tensor | None:
         self.chaos.in_lane("adding", ask.step)
-        return self.seated.finish(ask, passage, gradient)
+        return self.seated.finish(ask, passage, gradient, self.transport.peer)
 
     def checked(self, ask: wire.Run, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return tokens, targets and hidden state; raise Malformed for anything that is not exactly what may come."""
@@ -277,6 +303,8 @@ class Worker:
                 raise Malformed(
                     f"a hidden state of {hidden.dtype} {list(hidden.shape)}, not {config.wire} {list(shape)}"
                 )
+            if not_finite(hidden):
+                raise Malformed("a hidden state that is not finite")
         return tokens, targets, hidden
 
     # --- a step's end ---
@@ -290,7 +318,9 @@ class Worker:
     async def on_ledger(self, _: str, frame: Frame) -> Frame:
         ledger = await self.in_lane(self.seated.read, wire.read(wire.Ask, frame))
         await self.tell()
-        return wire.written(ledger)
+        blamed = {**self.callers, **(self.below.blamed if self.below else {})}
+        found = tuple(wire.Blame(peer=peer, why=why) for peer, why in blamed.items() if self.is_member(peer))
+        return wire.written(ledger.model_copy(update={"blamed": found}))
 
     async def on_drop(self, _: str, frame: Frame) -> Frame:
         await self.in_lane(self.seated.drop, wire.read(wire.Ask, frame))
@@ -312,8 +342,25 @@ class Worker:
             return await self.part_of(peer, which, part)
 
         size, dtype = seat.at(ask.step).total.numel(), DTYPES[seat.config.sums]
-        mean = await reduce.mean(self.transport.peer, ask.peers, size, seat.config.micro_batches, dtype, read, publish)
-        return wire.written(await self.in_lane(seat.vote, ask, mean))
+        norms: dict[str, float] = {}
+        me, count = self.transport.peer, seat.config.micro_batches
+        mean = await reduce.mean(me, ask.peers, size, count, dtype, read, publish, norms)
+        vote = await self.in_lane(seat.vote, ask, mean)
+        return wire.written(vote.model_copy(update={"norms": tuple(norms.items())}))
+
+    async def on_replayed(self, _: str, frame: Frame) -> Frame:
+        """Say how far a peer's sum is from what this one has computed again."""
+        ask, seat = wire.read(wire.Replayed, frame), self.seated
+        mine = await self.in_lane(seat.taken_aside, ask.number)
+        apart, own = 0.0, 0.0
+        for piece in reduce.pieces(range(len(mine))):
+            part = wire.Part(
+                attempt=ask.attempt, step=ask.step, start=piece.start, stop=piece.stop, patience=ask.patience
+            )
+            theirs = (await self.part_of(ask.peer, "snapshot", part)).float()
+            again = mine[piece.start : piece.stop]
+            apart, own = apart + squared_norm(theirs - again), own + squared_norm(again)
+        return wire.written(wire.Distance(of=(apart / max(own, 1e-30)) ** 0.5, finite=math.isfinite(own)))
 
     async def part_of(self, peer: str, which: str, part: wire.Part) -> Tensor:
         """Read a part of a peer's sum, or of this one's own; raise Refused, naming who could not be read."""
@@ -375,6 +422,11 @@ class Worker:
             self.changed.notify_all()
 
 
+def not_finite(tensor: Tensor) -> str:
+    """Say so if it is not; else nothing."""
+    return "" if bool(torch.isfinite(tensor).all()) else "not finite"
+
+
 def only(answer: Frame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return an answer's one tensor; raise Malformed if it is not what was asked for."""
     if len(answer.tensors) != 1 or answer.tensors[0].shape != torch.Size(shape) or answer.tensors[0].dtype != dtype:
@@ -425,7 +477,11 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    print(asyncio.run(work(args)))  # noqa: T201
+    try:
+        print(asyncio.run(work(args)))  # noqa: T201
+    except (ValueError, OSError, Unreachable) as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
     return 0
 
 

@@ -1,0 +1,87 @@
+"""Who sends what no sound machine would is banned, the step stays right, and nobody else is."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from swarm_chain import tiny
+
+from trainer.data.dataset import Dataset
+from trainer.swarm import trust, wire
+from trainer.swarm.chaos import Fault
+from trainer.swarm.journal import Line, losses
+from trainer.swarm.local import exact_cover, hashes_equal, largest_difference
+from trainer.swarm.world import World
+
+pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
+
+STEPS = 14
+A, B, C, D = ("Qm" + letter * 44 for letter in "abcd")
+
+
+def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.0) -> list[Line]:
+    """Run a swarm of two stages of three, some of whom lie from a step on; its losses are those of one process."""
+    config = tiny(Dataset.open(folder), steps=STEPS, checkpoint_every=STEPS, micro_batches=12, audit=audit)
+    faults = {name: [Fault(kind="drop", point=f"lie:{lie}", step=step)] for name, (lie, step) in lies.items()}
+    wishes = [0, 1] * 3
+    modules = dict.fromkeys(lies, "swarm_liar")
+    with World(config, folder, wishes, faults, patience=10, modules=modules) as world:
+        lines = world.run(250)
+        assert not world.left_behind()
+    found = losses(lines)
+    difference = largest_difference(found, config, folder)
+    bans = {line["label"]: line["why"] for line in lines if line["kind"] == "ban"}
+    sys.stdout.write(f"{lies}: {len(found)} steps, {difference:.1e}, banned: {bans}\n")
+    assert len(found) == STEPS
+    assert difference < 1e-4
+    assert exact_cover(lines, config)
+    assert hashes_equal(lines)
+    assert bans.keys() == lies.keys()
+    return lines
+
+
+def test_who_sends_what_is_not_a_number_is_banned(dataset_folder: Path) -> None:
+    swarm_with(dataset_folder, {"worker-0": ("hidden", 2), "worker-1": ("nan", 3)})
+
+
+def test_who_sends_wrong_shapes_or_a_huge_sum_is_banned(dataset_folder: Path) -> None:
+    swarm_with(dataset_folder, {"worker-0": ("huge sum", 3), "worker-1": ("shape", 1)})
+
+
+def test_who_sends_huge_gradients_or_an_old_sum_is_banned(dataset_folder: Path) -> None:
+    swarm_with(dataset_folder, {"worker-0": ("stale sum", 4), "worker-1": ("huge", 3)}, audit=1.0)
+
+
+def ledger(*blamed: str) -> wire.Ledger:
+    return wire.Ledger(held=(), blamed=tuple(wire.Blame(peer=peer, why="odd") for peer in blamed))
+
+
+def test_it_takes_more_than_half_of_a_stage_to_have_somebody_banned() -> None:
+    assert trust.condemned({0: {A: ledger(C), B: ledger()}, 1: {C: ledger(), D: ledger()}}, {}) == {}
+    assert trust.condemned({0: {A: ledger(C), B: ledger(C)}, 1: {C: ledger(), D: ledger()}}, {}) == {C: "odd"}
+    assert trust.condemned({0: {A: ledger()}, 1: {C: ledger(A)}}, {}) == {A: "odd"}
+
+
+def test_nobody_is_banned_by_its_own_stage_and_the_coordinator_is_believed() -> None:
+    assert trust.condemned({0: {A: ledger(B), B: ledger(A)}, 1: {C: ledger()}}, {}) == {}
+    assert trust.condemned({0: {A: ledger()}, 1: {C: ledger()}}, {A: "a tensor", D: "gone"}) == {A: "a tensor"}
+
+
+def test_a_sum_is_suspected_if_it_is_far_too_long_or_not_finite() -> None:
+    held = {A: 2, B: 2, C: 4}
+    read = {A: 1.0, B: 1.5, C: 3.9}
+    assert trust.suspects({A: read, B: read, C: read}, held) == {}
+    assert trust.suspects({A: {**read, C: 1e6}, B: {**read, C: 1e6}}, held).keys() == {C}
+    assert trust.suspects({A: {**read, B: math.nan}}, held).keys() == {B}
+    assert trust.suspects({A: read}, {**held, B: 0}).keys() == {B}
+
+
+def test_a_gradient_far_larger_than_usual_is_odd_and_does_not_become_usual() -> None:
+    usual = trust.Usual()
+    assert not any(usual.odd(torch.full((3,), size)) for size in (1.0, 3.0, 2.0, 1.0, 50.0))
+    assert usual.odd(torch.full((3,), 1e4))
+    assert usual.odd(torch.full((3,), 1e4))
