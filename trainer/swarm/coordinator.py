@@ -375,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(coordinate(args))
     except (ValueError, OSError, Unreachable) as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201
         return 2
     return 0
 
