@@ -103,13 +103,17 @@ def shown(swarm: Swarm) -> dict[str, Any]:
 
 
 def stages(swarm: Swarm, last: SwarmEvent | None) -> list[list[dict[str, Any]]]:
-    """Return for each stage the machines that are there, with the rows of text that each had in the last step."""
-    there = list(swarm.seats.filter(stage__isnull=False).order_by("pk")) if swarm.pk else []
+    """Return for each stage the machines that are there, with the rows of text that each had in the last step; of a run
+    that is over, those that made it."""
+    seats = list(swarm.seats.exclude(peer="").order_by("pk")) if swarm.pk else []
     held = (last.data.get("held") or {}) if last else {}
-    return [
-        [{"seat": seat, "rows": held.get(str(number), {}).get(seat.peer, 0)} for seat in there if seat.stage == number]
-        for number in range(swarm.size["stages"])
-    ]
+    over = swarm.run.is_over or swarm.run.state == Run.State.SCORING
+    found = []
+    for number in range(swarm.size["stages"]):
+        rows = held.get(str(number), {})
+        there = [seat for seat in seats if (seat.peer in rows if over else seat.stage == number)]
+        found.append([{"seat": seat, "rows": rows.get(seat.peer, 0)} for seat in there])
+    return found
 
 
 def counts(events: QuerySet[SwarmEvent]) -> dict[str, int]:
@@ -129,7 +133,7 @@ def people(swarm: Swarm) -> list[dict[str, Any]]:
 
 
 def listed(events: QuerySet[SwarmEvent]) -> QuerySet[SwarmEvent]:
-    return events.exclude(what__in=[What.STEP, What.ADDRESS]).order_by("-pk")[:LISTED]
+    return events.exclude(what__in=[What.STEP, What.ADDRESS, What.CHECKPOINT]).order_by("-pk")[:LISTED]
 
 
 @dataclass(frozen=True)
@@ -159,8 +163,6 @@ class Happening:
                 return f"{self.who} moves from stage {event.data.get('source', 0) + 1} to stage {stage}."
             case What.ROLLBACK:
                 return f"A stage had nobody left: back from step {event.data.get('since', 0)} to {event.step}."
-            case What.CHECKPOINT:
-                return f"Step {event.step} is saved."
             case What.END:
                 return "The run has ended."
             case _:

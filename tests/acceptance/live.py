@@ -108,7 +108,7 @@ class LiveSite:
     def start_web(self) -> None:
         serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "off")
         self.start("web", sys.executable, *serve)
-        self.wait(lambda: self.get("/healthz") is not None, 30, "the site to answer")
+        self.wait(lambda: self.get("/healthz") is not None, 120, "the site to answer")
 
     def start_worker(self, threads: int = 2) -> None:
         options = (

@@ -67,7 +67,7 @@ def trained_together(site: LiveSite) -> None:
     assert found["step"] == STEPS
     board = site.get("/tracks/together/")
     assert board is not None
-    assert f"/runs/{run}/" in board.text
+    assert f"/entries/{found['entry']}/" in board.text
 
     told = site.get(f"/runs/{run}/swarm.json")
     assert told is not None
