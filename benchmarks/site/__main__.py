@@ -48,6 +48,7 @@ def runs_going_on(runs: list[int], environment: dict[str, str]) -> Iterator[dict
         assert process.stdout
         process.stdin.write(json.dumps(runs) + "\n")
         process.stdin.flush()
+        process.stdout.readline()  # it writes
         yield told
         process.stdin.close()
         told.update(json.loads(process.stdout.read()))

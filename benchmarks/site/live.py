@@ -1,6 +1,6 @@
 """Runs that go on while pages are asked for: metrics every second for each of them, and a change of state now and then.
 
-Goes on until its input ends; then it prints how many rows it wrote and what a second of writing took.
+Says that it begins, and goes on until its input ends; then prints how many rows it wrote and what a second of it took.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ EVENT_SECONDS = 5
 def main() -> None:
     runs = list(Run.objects.filter(pk__in=json.loads(sys.stdin.readline())))
     steps, noise, took, rounds = 1000, random.Random(1), 0.0, 0
+    print("writing", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], max(0.0, 1 - took))[0]:
         began = time.perf_counter()
         for run in runs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from django.http import QueryDict
@@ -148,6 +149,13 @@ class Scale:
             return 100 * (value - self.low) / (self.high - self.low)
         return 100 * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
+    def across(self, values: Sequence[float]) -> list[float]:
+        """Return the places of many values, rounded to what a screen shows."""
+        if self.log:
+            return [round(self.at(value), 2) for value in values]
+        low, span = self.low, self.high - self.low
+        return [round(100 * (value - low) / span, 2) for value in values]
+
     def ticks(self) -> list[float]:
         """Return about five round values; on a logarithmic scale those of 1, 2 and 5."""
         if self.log and (found := [tick for tick in decades(self.low, self.high) if self.low <= tick <= self.high]):
@@ -211,11 +219,12 @@ Series = tuple[Shown, list[Point], list[float], list[float]]
 
 def drawn_values(series: Sequence[Series], view: View, since: float = 0.0) -> list[float]:
     """Return what is drawn from this place of the abscissa on."""
+    x = attrgetter(view.x)
     return [
         value
         for one, points, raw, calm in series
         for point, value in zip(points, raw if one.is_alone else calm, strict=True)
-        if getattr(point, view.x) >= since
+        if x(point) >= since
     ]
 
 
@@ -231,12 +240,9 @@ def x_ticks(scale: Scale, x: Abscissa) -> list[float]:
 
 def columns(one: Shown, metric: Metric, view: View) -> tuple[list[Point], list[float], list[float]]:
     """Return the points that have a value, their values, and these without their noise."""
-    points, values = [], []
-    for point in one.curve.train:
-        value = value_of(point, metric)
-        if value is not None:
-            points.append(point)
-            values.append(value)
+    column, scale = attrgetter(metric.name), metric.scale
+    points = [point for point in one.curve.train if (value := column(point)) is not None and math.isfinite(value)]
+    values = [column(point) * scale for point in points]
     if metric.name == "loss" and view.smoothing == MEDIUM:
         return points, values, one.curve.smooth  # made of the whole series
     return points, values, calmed(metric, values, view.smoothing)
@@ -259,19 +265,25 @@ def line(
     one: Shown, points: Sequence[Point], raw: Sequence[float], calm: Sequence[float],
     metric: Metric, view: View, x_scale: Scale, y_scale: Scale,
 ) -> Line:  # fmt: skip
-    def place(point: Point, value: float) -> Dot:
-        return Dot(round(x_scale.at(getattr(point, view.x)), 2), round(100 - y_scale.at(value), 2))
+    x = attrgetter(view.x)
+
+    def places(points: Sequence[Point], values: Sequence[float]) -> list[Dot]:
+        down = y_scale.across(values)
+        return [
+            Dot(left, round(100 - up, 2))
+            for left, up in zip(x_scale.across([x(point) for point in points]), down, strict=True)
+        ]
 
     kept = thin(calm, SMALL_POINTS if metric is not METRICS[0] else len(calm))
-    drawn = [place(points[i], calm[i]) for i in kept]
+    drawn = places([points[i] for i in kept], [calm[i] for i in kept])
     noisy = one.is_alone and metric.name == "loss" and view.smoothing != "none"
     evaluations = one.curve.dev if one.is_alone and metric.name == "loss" else []
     return Line(
         colour=one.colour,
         label=one.label,
         smooth=path(drawn),
-        raw=path(place(point, value) for point, value in zip(points, raw, strict=True)) if noisy else "",
-        dots=tuple(dot for point in evaluations if 0 <= (dot := place(point, point.loss)).y <= 100),
+        raw=path(places(points, raw)) if noisy else "",
+        dots=tuple(dot for dot in places(evaluations, [point.loss for point in evaluations]) if 0 <= dot.y <= 100),
         last=None if one.run.is_over or one.is_past or metric.name != "loss" else drawn[-1],
     )
 
