@@ -148,7 +148,7 @@ def rebalance(size: Size) -> Plan:
     def meanwhile(world: World) -> None:
         if come and world.step() >= size.at(0.3):
             world.add(come.pop())
-        elif go and world.step() >= size.at(0.5):
+        elif go and world.step() > size.at(0.5):
             last = go.pop()
             world.process(next(name for name, stage in world.belonging().items() if stage == last)).terminate()
 
