@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import transaction
-from django.db.models import BigIntegerField, CharField, DateTimeField, F, OuterRef, Subquery
+from django.db.models import BigIntegerField, CharField, Count, DateTimeField, F, Min, OuterRef, Subquery
 from django.utils import timezone
 from station import make_job, make_node
 
@@ -48,6 +48,14 @@ TAKE = PreparedTake(
         ),
     )
 )
+SINCE = Prepared(
+    lambda: (
+        Job.objects.filter(queued_at__gt=Later("since", DateTimeField()))
+        .order_by("author")
+        .values_list("author")
+        .annotate(first=Min("queued_at"), jobs=Count("pk"))
+    )
+)
 BOTH = PreparedInserts(PreparedInsert(lambda: Window, numbered=True), ADD)
 
 
@@ -65,6 +73,17 @@ def test_rows_are_those_of_the_queryset_with_what_they_point_at(labels: list[str
     ]
     assert all(Job.release.is_cached(job) and job.entry is None for job in found)
     assert not any(job._state.adding for job in found)
+
+
+def test_values_and_sums_come_as_tuples_of_pythons_own_types() -> None:
+    now = timezone.now()
+    for author, age in (("ada", 2), ("ada", 1), ("bob", 3), ("eve", 60)):
+        make_job(author=author, queued_at=now - timedelta(hours=age))
+    assert SINCE.tuples(since=now - timedelta(days=1)) == [
+        ("ada", now - timedelta(hours=2), 2),
+        ("bob", now - timedelta(hours=3), 1),
+    ]
+    assert SINCE.tuples(since=now) == []
 
 
 def test_what_is_not_there_is_nothing() -> None:
