@@ -163,12 +163,14 @@ def files(campaign: Campaign) -> list[dict[str, Any]]:
     Each has its `name` in the dataset and its `address` here; shards have `bytes`, `rows` and `sha256` as well. One
     query.
     """
-    shards = [
+    shards: list[dict[str, Any]] = [
         {"name": shard.name, "bytes": shard.blob.size, "rows": shard.rows, "sha256": shard.blob.sha256}
         for shard in dataset.shards(campaign)
         if shard.blob
     ]
-    beside = [{"name": name} for name in (dataset.MANIFEST, dataset.CARD, dataset.SET_ASIDE)] if shards else []
+    beside: list[dict[str, Any]] = (
+        [{"name": name} for name in (dataset.MANIFEST, dataset.CARD, dataset.SET_ASIDE)] if shards else []
+    )
     root = f"{settings.SITE_URL}{campaign.get_absolute_url()}files/"
     return [{**row, "address": f"{root}{row['name']}"} for row in (*beside, *shards)]
 
