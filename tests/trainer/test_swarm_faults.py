@@ -1,6 +1,6 @@
 """A swarm of real processes over real sockets, with faults of every kind: its losses are those of one process.
 
-Short here; `make chaos-swarm` makes them long, and puts all kinds together at random for ten minutes.
+A few here, short; `make chaos-swarm` has all of them over 60 steps, and all kinds together at random for ten minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ PATIENCE = 280 if STEPS < 60 else 900
 SECONDS = float(os.environ.get("SWARM_SECONDS", "0"))
 """Of everything at random, over and over; 0: once, short."""
 
+long = pytest.mark.skipif(STEPS < 60, reason="every swarm of processes takes a dozen seconds of CPU: make chaos-swarm")
+
 
 def swarm(
     dataset: Path, chaos: str, workers: int = 2, patience: float = 10.0, seed: int = 5
@@ -46,6 +48,7 @@ def kinds(lines: list[Line]) -> Counter[str]:
     return Counter(line["kind"] for line in lines)
 
 
+@long
 def test_without_faults_it_is_one_process(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "none")
     assert result.kills == 0
@@ -57,16 +60,19 @@ def test_a_worker_of_each_stage_is_killed_and_newcomers_join(dataset_folder: Pat
     assert result.kills == 2
 
 
+@long
 def test_an_answer_is_lost_after_its_gradient_was_added(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "drop")
     assert result.kills == 0
 
 
+@long
 def test_gradients_come_when_nobody_waits_any_more_and_a_worker_stands_still(dataset_folder: Path) -> None:
     _, lines = swarm(dataset_folder, "stall", patience=1.5)
     assert kinds(lines)["leave"] >= 1
 
 
+@long
 def test_workers_are_killed_inside_prepare(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "prepare")
     assert result.kills == 2
@@ -78,13 +84,14 @@ def test_the_coordinator_is_killed_at_every_point_of_a_step(dataset_folder: Path
     assert kinds(lines)["start"] >= 6
 
 
+@long
 def test_peers_move_to_where_they_are_needed(dataset_folder: Path) -> None:
     _, lines = swarm(dataset_folder, "rebalance")
     assert kinds(lines)["move"] >= 2
     assert "wants to leave" in {line["why"] for line in lines if line["kind"] == "leave"}
 
 
-@pytest.mark.skipif(STEPS < 60, reason="twelve workers: make chaos-swarm")
+@long
 def test_a_world_of_two_grows_to_twelve_and_shrinks_to_three(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "resize")
     assert result.kills == 4
