@@ -32,7 +32,7 @@ track = Track.objects.create(
     config={{
         "model": {{"depth": 2, "width": 32, "heads": 2}},
         "train": {{"sequence_length": 32, "batch": 16}},
-        "swarm": {{"micro_batches": 4, "learning_rate": 0.003, "warmup_steps": 2}},
+        "swarm": {{"micro_batches": 4, "learning_rate": 0.003, "warmup_steps": 2, "checkpoint_every": 5}},
     }},
     limits={{"memory_bytes": 8 * 2**30, "disk_bytes": 2**28, "processes": 512, "wall_seconds": 3600}},
 )
