@@ -29,7 +29,7 @@ COUNTED = (What.JOIN, What.LEAVE, What.BAN, What.MOVE, What.ROLLBACK)
 @require_safe
 def swarm(request: HttpRequest, run_id: int) -> HttpResponse:
     found = asked(run_id)
-    context = {**shown(found), "revision": revision_of(request), "server": settings.SITE_URL}
+    context = {**shown(found), "revision": revision_of(request)}
     return render(request, "leaderboard/swarm.html", context)
 
 
@@ -98,6 +98,7 @@ def shown(swarm: Swarm) -> dict[str, Any]:
         "lines": lines(events),
         "people": people(swarm),
         "happened": [Happening(event) for event in listed(events)],
+        "server": settings.SITE_URL,
         "going": swarm.run.state == Run.State.TRAINING,
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import hand_back, lease, train_row, upload
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.test import Client
 
@@ -211,6 +212,7 @@ def test_the_page_says_who_is_where_and_escapes_names(led: Run, client: Client) 
     assert led.swarm.secret not in page
     live = client.get(f"/runs/{led.pk}/swarm/live.json").json()
     assert live["last"] == SwarmEvent.objects.last().pk  # type: ignore[union-attr]
+    assert f"--server {settings.SITE_URL} --run {led.pk}" in live["parts"]["head"]
     assert set(live["parts"]) == {"head", "lines", "people", "happened"}
     assert f"/runs/{led.pk}/swarm/" in client.get(f"/runs/{led.pk}/").content.decode()
 
