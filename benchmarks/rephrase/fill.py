@@ -22,7 +22,8 @@ WAITING_SHARE = 0.3
 INSERT = """
 INSERT INTO scheduler_packet
     (campaign_id, row, part, document, first, chunks, state, second, lacking, tries, handed_out)
-SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(replace((%s::text[])[1 + i %% %s], '{n}', i::text)),
+SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(CASE WHEN i < %s THEN 'done long ago'
+        ELSE replace((%s::text[])[1 + i %% %s], '{n}', i::text) END),
     CASE WHEN i < %s THEN 'done' ELSE 'waiting' END, 'no', NULL, 0, 0
 FROM generate_series(0, %s) AS i
 """
@@ -32,14 +33,16 @@ def add_packets(campaign: Campaign, count: int) -> None:
     done = round(count * (1 - WAITING_SHARE))
     sources = [texts.source(number) for number in range(texts.TEMPLATES)]
     with connection.cursor() as cursor:
-        cursor.execute(INSERT, [campaign.pk, sources, texts.TEMPLATES, done, count - 1])
+        cursor.execute(INSERT, [campaign.pk, done, sources, texts.TEMPLATES, done, count - 1])
         cursor.execute("ANALYZE")
 
 
 def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
     release, sat = storage.keep(b"a release"), []
     for number in range(count):
-        node = Node.objects.create(name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY)
+        node = Node.objects.create(
+            name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY, token_hash=f"{number:064}"
+        )
         Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.KNOWN)
         job = Job.objects.create(kind="rephrase", state=Job.State.LEASED, author="rephrase:bench", release=release)
         Sitting.objects.create(job=job, campaign=campaign)

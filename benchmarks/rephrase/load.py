@@ -40,6 +40,8 @@ class Volunteer:
     token: str
     written: dict[tuple[int, str], str]
     ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One round at a time, however slow the answers are."""
 
     async def ask(self, what: str, message: dict[str, Any]) -> dict[str, Any]:
         if self.ends is None:
@@ -62,6 +64,10 @@ class Volunteer:
 
     async def round(self, count: int, tally: Tally) -> None:
         """Take packets, and hand them in."""
+        async with self.turn:
+            await self._round(count, tally)
+
+    async def _round(self, count: int, tally: Tally) -> None:
         began = time.perf_counter()
         packets = (await self.ask("take", {"count": count}))["packets"]
         taken = time.perf_counter()
