@@ -4,6 +4,8 @@
   2019, section 3.2), or on a maintainer's word, a volunteer is known; so are trusted nodes.
 - Of whose latest outputs more than half were rejected is barred. So is who was wrong three times in a row about packets
   whose answer two others had agreed on, or who hardly ever agrees with anybody.
+- Who is known and wrong three times in a row begins anew, and what they doubt counts as known no more: two volunteers
+  may have agreed on nonsense, and nobody honest is to be barred for it.
 - Two who disagree may both be honest: neither is blamed, and both get more packets with a known answer for a while.
 
 Whatever a barred volunteer wrote is withdrawn (`withdrawal`).
@@ -102,10 +104,18 @@ def verdict(volunteer: Volunteer, share: Share) -> str:
     return ""
 
 
+def is_doubtful(volunteer: Volunteer, share: Share) -> bool:
+    """Whether nothing but known answers speaks against a known volunteer: two may have agreed on nonsense."""
+    return volunteer.state == Volunteer.State.KNOWN and share.failing <= MOST_FAILING and not is_suspect(share)
+
+
 def settle(volunteer: Volunteer, share: Share) -> None:
     """Keep what was noted, and draw the consequences. Bring the transaction."""
     volunteer.save(update_fields=["right_in_a_row", "wrong_in_a_row"])
-    if reason := verdict(volunteer, share):
+    reason = verdict(volunteer, share)
+    if reason and is_doubtful(volunteer, share):
+        doubt(volunteer, SITE, reason)
+    elif reason:
         bar(volunteer, SITE, reason)
     elif volunteer.right_in_a_row >= RIGHT_BEFORE_KNOWN:
         believe(volunteer, SITE, f"{volunteer.right_in_a_row} comparisons in a row agreed.")
@@ -117,6 +127,17 @@ def settle(volunteer: Volunteer, share: Share) -> None:
 def believe(volunteer: Volunteer, by: str, why: str = "") -> bool:
     """Give a new volunteer as much as can be done."""
     return change(volunteer, Volunteer.State.KNOWN, [Volunteer.State.NEW], by, f"{volunteer.name} is known: {why}", why)
+
+
+@transaction.atomic
+def doubt(volunteer: Volunteer, by: str, why: str) -> bool:
+    """Let a known volunteer begin anew; what they wrote stays."""
+    sentence = f"{volunteer.name} is no longer known: {why}"
+    changed = change(volunteer, Volunteer.State.NEW, [Volunteer.State.KNOWN], by, sentence, why)
+    if changed:
+        volunteer.right_in_a_row = volunteer.wrong_in_a_row = 0
+        volunteer.save(update_fields=["right_in_a_row", "wrong_in_a_row"])
+    return changed
 
 
 def bar(volunteer: Volunteer, by: str, why: str) -> bool:

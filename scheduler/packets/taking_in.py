@@ -276,6 +276,12 @@ def compare(one: Judged, packet: Packet, texts: Sequence[Rephrasing], people: Pe
     agrees, me = agree(one, texts), people.volunteer.pk
     if one.handout.purpose == Handout.Purpose.KNOWN:
         people.compared(me, agrees, answer_is_known=True)
+        if not agrees and people.volunteer.state == Volunteer.State.KNOWN:
+            # Perhaps those two were wrong together: what a known volunteer doubts tells of nobody any more.
+            for pk in {row.volunteer_id for row in texts}:
+                people.compared(pk, agrees=False, answer_is_known=False)
+            packet.second = Packet.Second.DISAGREED
+            packet.save(update_fields=["second"])
     elif packet.second == Packet.Second.HELD:
         for pk in {me, *(row.volunteer_id for row in texts)}:
             people.compared(pk, agrees, answer_is_known=False)

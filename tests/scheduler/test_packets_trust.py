@@ -13,7 +13,7 @@ from volunteers import Volunteer, document, echo, garbage, make_campaign, produc
 from scheduler import matching, seekers
 from scheduler.models import Campaign, Event, Handout, JoinToken, Node, Packet, Rephrasing, Share
 from scheduler.models import Volunteer as Person
-from scheduler.packets import figures, joining, reputation, sittings, withdrawal
+from scheduler.packets import figures, joining, reputation, sittings, taking_in, withdrawal
 from trainer import wire
 
 
@@ -102,6 +102,34 @@ def test_three_wrong_answers_to_what_is_known_and_it_is_over(db: None, settings:
     assert eve.take() == ()
     assert "Nothing more is given to eve" in eve.last.done
     assert campaign.packets.filter(second="agreed").exists()
+
+
+def test_who_agreed_on_nonsense_bars_nobody_who_is_known(
+    db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agree with each other, and a third, who is known, with neither: their answer tells of nobody any more."""
+    campaign = campaign_of(settings, tmp_path, second_share=0.5)
+    ada, bob = sit_down("ada"), sit_down("bob")
+    for volunteer in (ada, bob):
+        while volunteer.write():
+            pass
+    answers = campaign.packets.filter(second="agreed").count()
+    Campaign.objects.update(known_share=0.5)
+    Packet.objects.filter(second="no").update(state="waiting", lacking=None)
+    Rephrasing.objects.filter(packet__second="no").update(state="withdrawn")
+    cy = sit_down("cy")
+    reputation.believe(person(cy), "mara", "Mara knows them.")
+    monkeypatch.setattr(taking_in, "ALIKE", 1.1)
+    Share.objects.create(campaign=campaign, volunteer=person(cy), agreed=10)
+    for _ in range(20):
+        if person(cy).state != "known" or not cy.write(2):
+            break
+    assert person(cy).state == "new", "and not barred"
+    doubted = campaign.packets.filter(second="disagreed").count()
+    assert doubted >= 3
+    assert campaign.packets.filter(second="agreed").count() == answers - doubted
+    assert not Rephrasing.objects.filter(volunteer=person(cy), state="withdrawn").exists()
+    assert Share.objects.get(volunteer=person(ada)).disagreed == doubted, "whose texts they are"
 
 
 def test_an_honest_volunteer_knows_the_known_answers(db: None, settings: Any, tmp_path: Path) -> None:
