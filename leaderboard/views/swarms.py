@@ -128,7 +128,10 @@ def people(swarm: Swarm) -> list[dict[str, Any]]:
     if not swarm.pk:
         return []
     sums = {"rows": Sum("rows"), "bytes": Sum(F("bytes_in") + F("bytes_out")), "seats": Count("pk")}
-    found = list(swarm.seats.exclude(name="").order_by().values("name").annotate(**sums).order_by("-rows", "name"))
+    found: list[dict[str, Any]] = [
+        dict(one)
+        for one in swarm.seats.exclude(name="").order_by().values("name").annotate(**sums).order_by("-rows", "name")
+    ]
     total = sum(one["rows"] for one in found)
     return [{**one, "share": one["rows"] / total if total else 0.0} for one in found]
 

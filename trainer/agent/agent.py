@@ -73,8 +73,7 @@ class Agent:
         self.offer = offer
         self.reach = reach
         self.swarm_run = swarm_run
-        lacking = (REPHRASE,) if offer is None else ()
-        lacking += () if has_engine() else SWARM
+        lacking = {*(() if offer is not None else (REPHRASE,)), *(() if has_engine() else SWARM)}
         self.kinds = tuple(kind for kind in kinds if kind not in lacking)
         self.sponsor = Sponsor()
         self.vitals = Vitals(reader())
