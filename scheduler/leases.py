@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, Literal
 
 from django.conf import settings
@@ -72,28 +71,38 @@ def claim(
     now = timezone.now()
     queue = queue or lines.queue(now)
     seeker = seeker or seekers.seeker(node, now, lane=lane)
-    for line in list(islice(queue.fitting(seeker), TRIES)):  # all of them first: what is found empty is taken out
-        if granted := take(node, line, lane, queue, seeker):
-            queue.served(line)
-            return granted
+    tried: list[matching.Line] = []
+    for _ in range(TRIES):
+        line = next((line for line in queue.fitting(seeker) if not any(map(line.is_alike, tried))), None)
+        if line is None:
+            break
+        # First it is said that it is taken: otherwise all that ask at once would try the same job, and all but one
+        # in vain.
+        if queue.served(line):
+            if granted := take(node, line, lane, queue, seeker):
+                return granted
+            tried.append(line)
     return None
 
 
 def take(
     node: Node, line: matching.Line, lane: int, queue: matching.Queue, seeker: matching.Seeker
 ) -> wire.Lease | None:
-    """Lease the first job of a line to the node; None when there is none left, or the lane holds a lease already."""
+    """Lease the first job of a line, which counts as served, to the node; None when there is none left, or the lane
+    holds a lease already."""
     job: Job | None = None
     try:
         with transaction.atomic():
             job = claimed(line, node)
-            if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
-                queue.forget(line)
             if job is None or endings.too_soon(job, node, seeker):
+                queue.unserved(line)
+                if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
+                    queue.forget(line)
                 transaction.set_rollback(True)
                 return None
             return grant(job, node, lane)
     except IntegrityError:
+        queue.unserved(line)
         return None  # one active lease per lane, per job: this node asked twice at once
     except Unorderable:
         assert job is not None

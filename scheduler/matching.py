@@ -116,6 +116,11 @@ class Line:
         """Seconds of work after which something is left of it that another node can go on from."""
         return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
 
+    def is_alike(self, other: Line) -> bool:
+        """Whether they differ in nothing but how many wait."""
+        quick = self.waiting_since == other.waiting_since and self.author == other.author
+        return quick and replace(self, jobs=other.jobs) == other
+
     @property
     def needs(self) -> tuple[object, ...]:
         """Everything that decides who may serve it."""
@@ -217,22 +222,43 @@ class Queue:
         return (line for _, _, line in merge(*mine))
 
     def forget(self, line: Line) -> None:
-        """Nobody waits in this line any more."""
+        """Nobody waits in this line any more, nor in what is left of it."""
         with self._lock:
-            self._leave(line)
+            if not self._leave(line) and (rest := self._rest(line)):
+                self._leave(rest)
 
-    def served(self, line: Line) -> None:
-        """A job of this line has been taken: its author has had that much more, and the others come first."""
+    def served(self, line: Line) -> bool:
+        """A job of this line is taken: its author has had that much more, and the others come first. Say so before it
+        is claimed, and those who look meanwhile find another. Return whether it still stood there: another thread may
+        have been faster."""
         with self._lock:
+            if not self._leave(line):
+                return False
             self.used[line.author] = self.used.get(line.author, 0.0) + line.expected_seconds
-            if self._leave(line) and line.jobs > 1:
-                insort(self._places[line.needs], self._place(replace(line, jobs=line.jobs - 1)))
+            if line.jobs > 1:
+                self._stand(replace(line, jobs=line.jobs - 1))
+            return True
+
+    def unserved(self, line: Line) -> None:
+        """After all no job of this line was taken: it stands where it stood."""
+        with self._lock:
+            self.used[line.author] -= line.expected_seconds
+            rest = self._rest(line)
+            if rest:
+                self._leave(rest)
+            self._stand(replace(line, jobs=1 + (rest.jobs if rest else 0)))
+
+    def _stand(self, line: Line) -> None:
+        insort(self._places[line.needs], self._place(line))
+
+    def _rest(self, line: Line) -> Line | None:
+        return next((found for _, _, found in self._places[line.needs] if found.is_alike(line)), None)
 
     def _leave(self, line: Line) -> bool:
         places = self._places[line.needs]
         index = next((index for index, place in enumerate(places) if place[2] is line), None)
         if index is None:
-            return False  # another thread was faster
+            return False
         del places[index]
         return True
 

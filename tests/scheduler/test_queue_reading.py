@@ -165,3 +165,36 @@ def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
 
 def jobs_of(line: matching.Line) -> Counter[matching.Line]:
     return Counter({replace(line, jobs=1): line.jobs})
+
+
+def line(author: str, jobs: int) -> matching.Line:
+    needs = {"needs_labels": (), "needs_trusted": False, "needs_sandbox": False, "needs_disk_bytes": 0}
+    facts = {"priority": 40, "impact": 0, "expected_seconds": 60.0, "waiting_since": NOW}
+    return matching.Line(**needs, **facts, author=author, jobs=jobs)
+
+
+def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
+    queue = matching.Queue([line("ada", 1), line("bob", 2)], {}, NOW)
+    first = next(queue.fitting(NODE))
+    assert queue.served(first)
+    assert not queue.served(first), "it stands there no more"
+    assert [(line.author, line.jobs) for line in queue.fitting(NODE)] == [("bob", 2)]
+
+
+def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
+    queue = matching.Queue([line("ada", 2), line("bob", 1)], {}, NOW)
+    before = list(queue.fitting(NODE))
+    for chosen in before:
+        assert queue.served(chosen)
+    for chosen in before:
+        queue.unserved(chosen)
+    assert list(queue.fitting(NODE)) == before
+
+
+def test_with_a_line_goes_what_is_left_of_it() -> None:
+    queue = matching.Queue([line("ada", 3)], {}, NOW)
+    chosen = next(queue.fitting(NODE))
+    assert queue.served(chosen)
+    queue.unserved(chosen)
+    queue.forget(chosen)
+    assert list(queue.fitting(NODE)) == []
