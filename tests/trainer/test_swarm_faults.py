@@ -107,6 +107,7 @@ def test_a_stage_that_is_lost_comes_back_from_the_last_checkpoint(dataset_folder
     assert rollback["to"] <= rollback["from"]
 
 
+@long
 def test_everything_at_random(dataset_folder: Path) -> None:
     started = time.monotonic()
     for seed in itertools.count(1):

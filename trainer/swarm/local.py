@@ -174,7 +174,7 @@ def resize(size: Size) -> Plan:
             asked[0] = True
             for _ in range(many - size.stages):
                 world.add()
-        elif not asked[1] and many in sizes(world.journal()):
+        elif not asked[1] and world.step() > size.at(0.4):
             asked[1] = True
             for number, name in enumerate(sorted(stages.keys() - remaining(stages, few))):
                 process = world.process(name)
