@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import django
+import hypothesis
 import pytest
 from django.conf import settings
 
@@ -28,6 +29,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()  # and before the folders' own conftest.py import models
 
+# No test knows how fast its machine is.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 settings.CACHES["shared"] = settings.CACHES["default"]  # not a Redis that other tests count in too
 
 
