@@ -123,7 +123,7 @@ class SwarmEvent(models.Model):
         told: dict[str, Any] = {"id": self.pk, "at": seconds(self.at), "what": self.what, "step": self.step}
         told |= {"stage": self.stage} if self.stage is not None else {}
         told |= {name: value for name in ("peer", "name", "why") if (value := getattr(self, name))}
-        return told | self.data
+        return {**told, **self.data}
 
 
 def seconds(at: datetime) -> float:
