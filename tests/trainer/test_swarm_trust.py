@@ -40,20 +40,21 @@ def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.
     assert difference < 1e-4
     assert exact_cover(lines, config)
     assert hashes_equal(lines)
-    assert bans.keys() <= lies.keys()
+    # Who gets little work may end the run before more than half of its callers have met it.
+    assert {"worker-0"} <= bans.keys() <= lies.keys()
     return lines
 
 
 def test_what_is_not_a_number_leaves_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("hidden", 2), "worker-1": ("nan", 3)})
+    swarm_with(dataset_folder, {"worker-0": ("hidden", 0), "worker-1": ("nan", 0)})
 
 
 def test_wrong_shapes_and_a_huge_sum_leave_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("huge sum", 3), "worker-1": ("shape", 1)})
+    swarm_with(dataset_folder, {"worker-0": ("huge sum", 0), "worker-1": ("shape", 0)})
 
 
 def test_huge_gradients_and_an_old_sum_leave_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("stale sum", 4), "worker-1": ("huge", 3)}, audit=1.0)
+    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 1)}, audit=1.0)
 
 
 def ledger(*blamed: str) -> wire.Ledger:
