@@ -27,7 +27,7 @@ TEXTS = {
     "qa": "Question: Who teaches the class in Missoula?\nAnswer: Tony Balay from the Lonestar Smoke Rangers.\n"
     "Question: For whom is it?\nAnswer: For beginners who want to get better at barbecue.",
 }
-REASONS = {"length": 31, "copied": 12, "meaning": 9, "cut_off": 6, "refusal": 2}
+REASONS = {"too_short": 31, "copied": 12, "meaning": 9, "cut_off": 6, "refusal": 2}
 DONE, WAITING, ASIDE, HELD = 26, 9, 2, 3
 
 
@@ -56,7 +56,7 @@ def campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
     )
     ada, number, bad = people(slug)
     share(made, ada, accepted=212, tokens=61_430, rejected=14, reasons=REASONS)
-    share(made, number, accepted=87, tokens=20_118, rejected=9, reasons={"length": 9})
+    share(made, number, accepted=87, tokens=20_118, rejected=9, reasons={"too_short": 9})
     share(made, bad, accepted=0, tokens=0, rejected=37, withdrawn=4, reasons={"echo": 37})
     held = handouts(made, ada, packets)
     write(made, packets[0], held[0], ada)

@@ -70,7 +70,7 @@ def test_reasons_are_drawn_to_scale(client: Client, campaign: Campaign) -> None:
     page = shown(client, campaign.get_absolute_url())
     widths = [float(width) for width in re.findall(r'<rect width="([\d.]+)%" height="100%"/>', page)]
     assert widths == sorted(widths, reverse=True)
-    assert widths[:2] == [100, 92.5], "40 outputs of the wrong length, 37 echoes"
+    assert widths[:2] == [100, 92.5], "40 outputs were too short, 37 echoes"
 
 
 def test_texts_of_strangers_stay_text(client: Client, campaign: Campaign) -> None:
