@@ -12,11 +12,13 @@ import itertools
 import json
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +115,7 @@ class World:
         argv = [*map(str, flags), *given]
         log = self.folder / f"{name}.log"
         process = self.context.Process(
-            target=become, args=(module, argv, log, self.sockets, self.threads), name=name, daemon=True
+            target=become, args=(os.getpid(), module, argv, log, self.sockets, self.threads), name=name, daemon=True
         )
         process.start()
         return process
@@ -250,16 +252,23 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def become(module: str, argv: Sequence[str], log: Path, sockets: Path, threads: int) -> None:
-    """In a new process: be this program, and say what it says into a file."""
+def become(runner: int, module: str, argv: Sequence[str], log: Path, sockets: Path, threads: int) -> None:
+    """In a new process: be this program, say what it says into a file, and end with the runner."""
     import importlib
 
     import torch
 
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=die_with, args=(os.pidfd_open(runner),), daemon=True).start()
     os.environ["SWARM_SOCKETS"] = str(sockets)
     torch.set_num_threads(threads)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.exit(importlib.import_module(module).main(argv))
+
+
+def die_with(runner: int) -> None:
+    """End this process when that of the file descriptor does: its parent is the fork server, which lives on."""
+    select.select([runner], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
