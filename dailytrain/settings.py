@@ -248,7 +248,7 @@ POOL_TRACKS = "leaderboard.runs.tracks"
 NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
 """Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
 VOLUNTEER_IMAGE = text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
-"""Container image of a volunteer of the dataset swarm, in the line on a campaign's page (Dockerfile, target `volunteer`)."""
+"""The same for a volunteer of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`)."""
 NODE_PACKAGE = text("NODE_PACKAGE", "dailytrain[training]")
 """What pipx installs for a sponsor without Docker: a name on a package index, or an address of a wheel."""
 MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))
