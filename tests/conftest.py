@@ -20,7 +20,14 @@ from django.conf import settings
 
 # Before Django reads its settings: nothing of a test may land in the checkout's `var/`.
 HOME = Path(tempfile.mkdtemp(prefix="dailytrain-tests-"))
-atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+
+
+def _clear(maker: int = os.getpid()) -> None:
+    if os.getpid() == maker:  # and not a process that was forked off it
+        shutil.rmtree(HOME, ignore_errors=True)
+
+
+atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
 os.environ.setdefault("PAGES_KEPT_SECONDS", "0")  # a test sees what it has just changed

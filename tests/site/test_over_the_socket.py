@@ -65,6 +65,9 @@ def test_what_nodes_can_say_is_documented(site_url: str) -> None:
         "/leases/{lease_id}/blobs/{sha256}",
         "/leases/{lease_id}/checkpoints",
         "/leases/{lease_id}/finish",
+        "/leases/{lease_id}/packets/take",
+        "/leases/{lease_id}/packets/submit",
+        "/volunteer",
     }
 
 

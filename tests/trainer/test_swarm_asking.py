@@ -101,8 +101,10 @@ def test_evaluations_and_samples_are_those_of_one_process(tmp_path: Path, batche
         assert loss == pytest.approx(reference.step(), abs=1e-4)
 
 
-def test_a_worker_that_is_told_to_go_leaves_between_two_steps(tmp_path: Path, batches: Batches) -> None:
+def test_a_worker_that_is_told_to_go_leaves_between_two_steps(tmp_path: Path, dataset_folder: Path) -> None:
     """`leave` is what SIGTERM does. It is told in the first step, and its share is not run again."""
+    dataset, steps = Dataset.open(dataset_folder), 60
+    batches = Batches(dataset, tiny(dataset, steps=steps))
 
     async def trained() -> str:
         async with connected(tmp_path, 4) as (mine, *others):
@@ -124,4 +126,4 @@ def test_a_worker_that_is_told_to_go_leaves_between_two_steps(tmp_path: Path, ba
     left = [line for line in lines if line["kind"] == "leave"]
     assert [(line["stage"], line["why"]) for line in left] == [(1, "wants to leave")]
     reference = Reference(batches.config, batches)
-    assert losses(lines) == pytest.approx([reference.step() for _ in range(STEPS)], abs=1e-4)
+    assert losses(lines) == pytest.approx([reference.step() for _ in range(steps)], abs=1e-4)

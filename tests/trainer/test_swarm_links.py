@@ -13,13 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import torch
 from swarm_chain import tiny
 
 from trainer.data.dataset import Dataset
-from trainer.swarm.frames import CallFailed, Frame
 from trainer.swarm.local import compare
-from trainer.swarm.transport import Route, Transport
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 sys.path.append(str(Path(__file__).parents[2]))
@@ -89,31 +86,3 @@ def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
     assert result.held(8)
     hidden = next(line["peer"] for line in lines if line["kind"] == "join" and line["label"] == "worker-1")
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
-
-
-def test_two_that_nobody_can_dial_reach_each_other_through_a_relay(tmp_path: Path) -> None:
-    async def echo(peer: str, frame: Frame) -> Frame:
-        return frame
-
-    async def talk() -> None:
-        relay, one, other = (Transport(tmp_path / name) for name in ("relay", "one", "other"))
-        try:
-            await relay.start(serves_as_relay=True)
-            for hidden in (one, other):
-                await hidden.start(listen=False, relays=relay.addresses[:1])
-                await hidden.serve({"echo": Route(echo, lambda peer: True, 2**20)})
-            assert other.addresses == (f"{relay.addresses[0]}/p2p-circuit/p2p/{other.peer}",)
-            one.know(other.peer, other.addresses)
-            sent = torch.arange(1000.0)
-            async with asyncio.timeout(120):  # a place at the relay is there after 15 to 20 seconds
-                while True:
-                    try:
-                        answer = await one.call(other.peer, "echo", Frame({"n": 1}, (sent,)), 10)
-                        break
-                    except CallFailed:
-                        await asyncio.sleep(0.5)
-            assert torch.equal(answer.tensors[0], sent)
-        finally:
-            await asyncio.gather(relay.close(), one.close(), other.close())
-
-    asyncio.run(talk())

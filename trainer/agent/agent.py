@@ -169,7 +169,7 @@ class Agent:
         for loop in loops:
             if loop.error is not None:
                 raise loop.error
-        if any(loop.alive() for loop in loops):
+        if self.sponsor.stop > Stop.NONE or any(loop.alive() for loop in loops):
             raise Left
 
     def _in_background(self, task: Callable[[], Answer]) -> Answer:
