@@ -47,7 +47,7 @@ chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for 
 	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
 
 chaos-swarm: install  ## a swarm of real processes with every kind of fault for 60 steps, then all at random for ten minutes
-	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/test_swarm_faults.py
+	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/test_swarm_faults.py tests/trainer/test_swarm_trust.py
 
 chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and cut off, some cheating
 	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
