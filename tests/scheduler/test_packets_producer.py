@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django import conf
 from django.db import connection
 from volunteers import document, make_campaign, produced, sit_down, write_source
 
@@ -179,6 +180,7 @@ def kill_now_and_then(what: str, campaign: Campaign, root: Path, times: int) -> 
     environment = {
         **os.environ,
         "DATABASE_URL": place,
+        "DAILYTRAIN_HOME": str(conf.settings.HOME),  # this process's, whatever the variable says by now
         "TEST_DATABASE": str(database["NAME"]),
         "REPHRASE_FILES": str(root / "files"),
         "PYTHONPATH": str(HERE.parents[1]),
