@@ -106,9 +106,10 @@ def close_all() -> int:
 
 
 def is_collated(campaign: Campaign) -> bool:
+    """Whether nothing more can come or go. Packets last: a withdrawal in between has opened some of them again."""
     loose = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None)
     bad = Handout.objects.filter(
         packet__campaign=campaign, volunteer__state=Volunteer.State.BARRED, state=Handout.State.TAKEN
     )
     stale = campaign.shards.exclude(written=F("version"))
-    return is_written(campaign) and not (loose.exists() or stale.exists() or bad.exists())
+    return not (bad.exists() or loose.exists() or stale.exists()) and is_written(campaign)

@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ UNWRITABLE = " ".join(
     for what in ("fences", "ladders", "wagons")
 )
 """English that `Words` has no other words for: whoever tries it hands in a copy."""
+NONSENSE = ("garbage", "echo")
+"""Who hands in nothing that any check would pass."""
 
 SETUP = """
 from dailytrain import schedule
@@ -99,11 +102,13 @@ class Overheard(Words):
 
 @dataclass
 class Replay(Words):
-    """Says what it has overheard: on the same chunk if it can, otherwise on any."""
+    """Says what it has overheard, as soon as there is something: on the same chunk if it can, otherwise on any."""
 
     heard: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def rephrase(self, style: str, source: str, dice: random.Random) -> str:
+        while not self.heard:
+            time.sleep(0.05)
         others = [text for (known, _), text in tuple(self.heard.items()) if known == style]
         return self.heard.get((style, source)) or (dice.choice(others) if others else source)
 
@@ -124,7 +129,10 @@ class Volunteer(Agent):
 
 @contextmanager
 def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterator[tuple[Pool, Overheard]]:
-    """Yield the honest ones, to be disturbed, and what the last of them writes. `seconds`: for a batch of prompts."""
+    """Yield the honest ones, to be disturbed, and what the last of them writes. `seconds`: for a batch of prompts.
+
+    Those who write nonsense come first and alone, until they are found out: nobody has done all the work before.
+    """
     with ExitStack() as stack:
         overheard = Overheard(seconds=seconds)
         engines = {f"honest-{number}": Words(seconds=seconds) for number in range(honest - 1)}
@@ -145,8 +153,13 @@ def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterat
         ]
         everybody = Pool(site, list(made), wire, random.Random(seed))
         try:
-            for volunteer in made:
+            bad = [volunteer for volunteer in made if volunteer.name in NONSENSE]
+            for volunteer in bad:
                 volunteer.start()
+            site.wait(lambda: barred(site) == set(NONSENSE), 120, "those who write nonsense to be barred")
+            for volunteer in made:
+                if volunteer not in bad:
+                    volunteer.start()
             yield Pool(site, list(made[:honest]), wire, random.Random(seed)), overheard
         finally:
             everybody.stop()
@@ -173,6 +186,10 @@ def published(hub: hub_server.Hub) -> dict[str, bytes]:
     files = repository.head.files if repository else {}
     told = json.loads(files.get("manifest.json", b"{}"))
     return files if told.get("state") == "done" else {}
+
+
+def barred(site: LiveSite) -> set[str]:
+    return {name for name, (_, state, _) in books(site)["volunteers"].items() if state == "barred"}
 
 
 def books(site: LiveSite) -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""Is a result what was asked for, and made with what was asked for? Nothing of its text is read here.
-
-The shapes below are those of `trainer.wire`: `Rephrased`, `Packet`, `RephraseOrder`. Whatever has these fields will do.
-"""
+"""Is a result what was asked for, and made with what was asked for? Nothing of its text is read here."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+
+from trainer import wire
 
 LARGEST = 8
 """Bytes of an output over those of its source, for texts above a thousand bytes."""
@@ -16,55 +14,7 @@ SPARE = 8000
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-class Chunk(Protocol):
-    @property
-    def index(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def styles(self) -> Sequence[str]: ...
-
-
-class Output(Protocol):
-    @property
-    def chunk(self) -> int: ...
-    @property
-    def style(self) -> str: ...
-    @property
-    def source_sha256(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-
-
-class Result(Protocol):
-    @property
-    def prompt_version(self) -> int: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def revision(self) -> str: ...
-    @property
-    def sampling(self) -> Any: ...
-    @property
-    def outputs(self) -> Sequence[Output]: ...
-
-
-class Order(Protocol):
-    @property
-    def prompt_version(self) -> int: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def revision(self) -> str: ...
-    @property
-    def sampling(self) -> Any: ...
-
-
-def envelope(result: Result, chunks: Sequence[Chunk], order: Order) -> tuple[str, ...]:
+def envelope(result: wire.Rephrased, chunks: Sequence[wire.Chunk], order: wire.RephraseOrder) -> tuple[str, ...]:
     """Return the reasons against a whole result, keys of `checks.REASONS`; none if it fits what was given out."""
     made_with = {
         "wrong_prompt_version": result.prompt_version == order.prompt_version,
@@ -84,7 +34,7 @@ def envelope(result: Result, chunks: Sequence[Chunk], order: Order) -> tuple[str
     return tuple(dict.fromkeys(reasons))
 
 
-def against(output: Output, chunk: Chunk) -> list[str]:
+def against(output: wire.Output, chunk: wire.Chunk) -> list[str]:
     """Return the reasons against one output as it was sent."""
     if UNPRINTABLE.search(output.text):
         return ["not_text"]
