@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -19,8 +20,11 @@ from django.urls import get_resolver  # noqa: E402
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
 from leaderboard.views.shared import SharedAnswers  # noqa: E402
 from scheduler.front_desk import POLL, FrontDesk  # noqa: E402
+from scheduler.packets.desk import ADDRESS, PacketDesk  # noqa: E402
 
 NODES = "/api/node/"
+GARBAGE = (20_000, 20, 20)
+"""New objects after which Python looks for rings of them; a page makes some thousands, none of them in a ring."""
 
 
 class NodesHandler(ASGIHandler):
@@ -62,6 +66,7 @@ class Site:
         self.pages = SharedAnswers(ASGIHandler())
         self.nodes = NodesHandler()
         self.front_desk = FrontDesk(otherwise=self.nodes)
+        self.packet_desk = PacketDesk(otherwise=self.nodes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.door(scope)(scope, receive, send)
@@ -69,8 +74,12 @@ class Site:
     def door(self, scope: Scope) -> Application:
         if scope["type"] != "http" or not scope["path"].startswith(NODES):
             return self.pages
-        return self.front_desk if (scope["method"], scope["path"]) == ("POST", POLL) else self.nodes
+        if scope["method"] == "POST" and scope["path"] == POLL:
+            return self.front_desk
+        return self.packet_desk if scope["method"] == "POST" and ADDRESS.fullmatch(scope["path"]) else self.nodes
 
 
 application = BodyLimit(Site())
 get_resolver()._populate()  # imports all pages now: GitHub gives the first webhook ten seconds, a visitor less
+gc.freeze()  # what is there now stays: looking through it for garbage is a tenth of a second in which nobody is answered
+gc.set_threshold(*GARBAGE)

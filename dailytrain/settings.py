@@ -125,8 +125,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 elif pool := int(text("DATABASE_POOL", "0")):
     # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
     # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    # Nine more are kept by the threads that answer nodes (scheduler/clerks.py, lobby.py).
-    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 9}}
+    # Twelve more are kept by the threads that answer nodes (scheduler/clerks.py, lobby.py, packets/desk.py).
+    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 12}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 

@@ -62,12 +62,17 @@ async def write_soon() -> None:
         await CLERKS.do(NOTES.write)
 
 
+def said(body: bytes) -> dict[str, Any]:
+    """Return what a node has said; raise ValueError where it is too long, or cannot be read."""
+    if len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        raise ValueError("No message is so long.")
+    return node_api.plain_json(body)
+
+
 def hear(token: str, body: bytes) -> tuple[polls.Question, wire.Action | None]:
     """Look once, in a thread."""
-    if len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
-        raise ValueError("No question is so long.")
     node = node_api.admitted(token)
-    question = polls.Question(node, wire.Poll.model_validate(node_api.plain_json(body)))
+    question = polls.Question(node, wire.Poll.model_validate(said(body)))
     return question, question.first(NOTES)
 
 

@@ -119,3 +119,4 @@ def site_url(transactional_db: None) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         front_desk.rest()
+        desk.rest()

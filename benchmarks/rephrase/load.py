@@ -44,7 +44,7 @@ class Volunteer:
     """One round at a time, however slow the answers are."""
 
     async def ask(self, what: str, message: dict[str, Any]) -> dict[str, Any]:
-        if self.ends is None:
+        if self.ends is None or self.ends[0].at_eof():  # a server ends what nobody has used for some seconds
             self.ends = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.ends
         body = json.dumps(message).encode()

@@ -36,14 +36,19 @@ def noticed(folder: Path, victim: str, after: float) -> float | None:
     return min((at for at in found if at >= after - 0.001), default=None)
 
 
-def disturbed(world: World, victim: Started) -> tuple[float, float]:
-    """Kill a worker; return the seconds until that was noticed, and until the next step was made."""
+def disturbed(world: World, victim: Started) -> tuple[float, float, float]:
+    """Kill a worker; return the seconds until it was gone, until that was noticed, and until the next step was made.
+
+    A process that is killed gives back its memory before its connections: until then nobody can know.
+    """
     steps, killed = world.step(), time.time()
     victim.process.kill()
+    victim.process.join()
+    gone = time.time()
     while world.step() == steps:
         time.sleep(0.01)
     resumed = next(line["time"] for line in world.journal() if line["kind"] == "commit" and line["step"] == steps)
-    return (noticed(world.folder, victim.name, killed) or resumed) - killed, resumed - killed
+    return gone - killed, (noticed(world.folder, victim.name, killed) or resumed) - killed, resumed - killed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,8 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 world.look_after()
             usual = median(line["seconds"] for line in world.journal() if line["kind"] == "commit")
     result = {
-        "noticed_ms": [round(1000 * seconds, 1) for seconds, _ in found],
-        "resumed_s": [round(seconds, 3) for _, seconds in found],
+        "gone_ms": [round(1000 * seconds, 1) for seconds, _, _ in found],
+        "noticed_ms": [round(1000 * seconds, 1) for _, seconds, _ in found],
+        "resumed_s": [round(seconds, 3) for _, _, seconds in found],
         "usual_step_s": usual,
     }
     sys.stdout.write(json.dumps(result) + "\n")

@@ -1,0 +1,56 @@
+"""Where volunteers take packets and hand them in, a few at a time: `POST /api/node/v1/leases/ID/packets/take|submit`.
+
+Reading a batch is work for a processor, and hundreds of threads that all want it only get into each other's way. So a
+few do it (`clerks`), others than those who answer nodes that ask for work. What is not in order is answered where all
+other calls of nodes are, by `node_api`, which says why; a batch that was half taken in is not: it counts whole or not.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from scheduler import front_desk, node_api
+from scheduler.clerks import Clerks
+from scheduler.front_desk import Application, Receive, Scope, Send
+from scheduler.packets import handing_out, taking_in
+from trainer import wire
+
+ADDRESS = re.compile(r"/api/node/v1/leases/(\d{1,18})/packets/(take|submit)")
+AT_ONCE = 3
+"""Of each process: one waits for the database while another reads."""
+SORTERS = Clerks(AT_ONCE)
+
+
+class PacketDesk:
+    def __init__(self, otherwise: Application) -> None:
+        """`otherwise`: what answers a message that is not in order."""
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await front_desk.whole(receive)
+        if body is None:
+            return
+        asked = ADDRESS.fullmatch(scope["path"])
+        assert asked
+        lease, what = asked.groups()
+        try:
+            answer = await SORTERS.do(partial(hear, front_desk.token_of(scope), int(lease), what, body))
+        except Exception:  # said, and logged, over there
+            await self._otherwise(scope, front_desk.once_more(body, receive), send)
+            return
+        await front_desk.answer(send, answer.model_dump_json(exclude_none=True).encode())
+
+
+def hear(token: str, lease_id: int, what: str, body: bytes) -> wire.Message:
+    """Do what a message asks for, in a thread."""
+    lease = node_api.holder(token, lease_id)
+    said = front_desk.said(body)
+    if what == "take":
+        return handing_out.take(lease, wire.TakePackets.model_validate(said))
+    return taking_in.submit(lease, wire.SubmitPackets.model_validate(said))
+
+
+def rest() -> None:
+    """Let the threads and their connections go; the next message has new ones."""
+    SORTERS.rest()
