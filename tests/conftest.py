@@ -102,6 +102,7 @@ def site_url(transactional_db: None) -> Iterator[str]:
 
     from dailytrain.asgi import application
     from scheduler import front_desk
+    from scheduler.packets import desk
 
     config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
