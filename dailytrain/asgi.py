@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import django
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 django.setup(set_prefix=False)
@@ -27,22 +27,14 @@ GARBAGE = (20_000, 20, 20)
 """New objects after which Python looks for rings of them; a page makes some thousands, none of them in a ring."""
 
 
-class NodesHandler(ASGIHandler):
-    """Django without middleware, for machines: they have no session, no cookie and no page, and each middleware costs
-    every question a change of thread. What is left of it that matters to them is here."""
-
-    def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware: list[Any] = []
-        self._template_response_middleware: list[Any] = []
-        self._exception_middleware: list[Any] = []
-        self._middleware_chain = convert_exception_to_response(self.answer)
+class ThreadsKept(ASGIHandler):
+    """Django begins a thread for each request, and with it a new connection to the database; these are kept."""
 
     def __init__(self) -> None:
         super().__init__()
         self._idle: list[ThreadSensitiveContext] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Django begins a thread for each request, and with it a new connection to the database; these are kept."""
         context = self._idle.pop() if self._idle else ThreadSensitiveContext()
         before = SyncToAsync.thread_sensitive_context.set(context)
         try:
@@ -50,6 +42,28 @@ class NodesHandler(ASGIHandler):
         finally:
             SyncToAsync.thread_sensitive_context.reset(before)
             self._idle.append(context)
+
+
+class PagesHandler(ThreadsKept):
+    """Django whose middlewares and view run through in one thread, in one go: none of them has anything to wait for
+    but the database, and each change between the event loop and a thread costs as much as a small page."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        super().load_middleware(is_async=False)
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        return await sync_to_async(self.get_response)(request)
+
+
+class NodesHandler(ThreadsKept):
+    """Django without middleware, for machines: they have no session, no cookie and no page. What is left of it that
+    matters to them is here."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        self._view_middleware: list[Any] = []
+        self._template_response_middleware: list[Any] = []
+        self._exception_middleware: list[Any] = []
+        self._middleware_chain = convert_exception_to_response(self.answer)
 
     async def answer(self, request: HttpRequest) -> HttpResponseBase:
         response: HttpResponseBase = await self._get_response_async(request)  # type: ignore[attr-defined]
@@ -63,7 +77,7 @@ class Site:
     """Lets machines in by their own door."""
 
     def __init__(self) -> None:
-        self.pages = SharedAnswers(ASGIHandler())
+        self.pages = SharedAnswers(PagesHandler())
         self.nodes = NodesHandler()
         self.front_desk = FrontDesk(otherwise=self.nodes)
         self.packet_desk = PacketDesk(otherwise=self.nodes)
@@ -81,5 +95,5 @@ class Site:
 
 application = BodyLimit(Site())
 get_resolver()._populate()  # imports all pages now: GitHub gives the first webhook ten seconds, a visitor less
-gc.freeze()  # what is there now stays: looking through it for garbage is a tenth of a second in which nobody is answered
+gc.freeze()  # what is there now stays; to look through it is a tenth of a second in which nobody is answered
 gc.set_threshold(*GARBAGE)
