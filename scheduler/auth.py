@@ -15,7 +15,7 @@ from typing import Literal
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
-from django.db.models import CharField, Exists, OuterRef, Q
+from django.db.models import BigIntegerField, CharField, Exists, OuterRef, Q
 from django.utils import timezone
 
 from scheduler.models import Event, JoinToken, Lease, Node
@@ -147,10 +147,15 @@ def node_of(token: str) -> Node:
     return node
 
 
+OF_NUMBER = Prepared(
+    lambda: Lease.objects.select_related("node", "job").filter(pk=Later("lease", BigIntegerField())).order_by()
+)
+
+
 def lease_of(token: str, lease_id: int) -> Lease:
     """Return the lease whose token this is, active or not; raise Unknown or Forbidden with a sentence."""
     hashed = digest(token)
-    lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
+    lease = OF_NUMBER.first(lease=lease_id)
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
             raise Forbidden("This call needs the token of the lease, not the node's.")

@@ -7,11 +7,12 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q, Sum
+from django.db.models import BigIntegerField, Q, Sum
 
 from scheduler import partials, storage
 from scheduler.kinds import kind_of
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
+from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Forbidden, Missing, Over, TooLarge, Unacceptable
 from trainer import wire
 
@@ -134,9 +135,19 @@ def named(message: Any) -> Iterator[wire.FileRef]:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
+ACTIVE = Prepared(
+    lambda: (
+        Lease.objects.filter(pk=Later("lease", BigIntegerField()), state=Lease.State.ACTIVE)
+        .order_by()
+        .select_for_update()
+        .values_list("pk")
+    )
+)
+
+
 def require_active(lease: Lease) -> None:
     """Raise Over when the lease has ended. Bring a transaction: the row is locked, where the database can."""
-    if Lease.objects.active(lease).select_for_update().first() is None:
+    if not ACTIVE.tuples(lease=lease.pk):
         raise Over
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 
 from django.db import connection, transaction
+from django.db.models import BigIntegerField
 from django.utils import timezone
 
 from scheduler import uploads
 from scheduler.models import Campaign, Handout, Lease, Packet, Share, Sitting, Volunteer
 from scheduler.packets import asked, reputation
+from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Missing, Over
 from trainer import wire
 
@@ -66,10 +68,20 @@ def take(lease: Lease, message: wire.TakePackets) -> wire.Packets:
     return nothing(campaign, limited=count == 0 and message.count > 0, holds=bool(held))
 
 
+# Without the names of its files: of a large source there are thousands.
+OF_JOB = Prepared(
+    lambda: (
+        Sitting.objects.select_related("campaign")
+        .defer("campaign__files")
+        .filter(job=Later("job", BigIntegerField()))
+        .order_by()
+    )
+)
+
+
 def campaign_of(lease: Lease) -> Campaign:
     """Return for which campaign a lease is; raise Missing where it is for none."""
-    # Without the names of its files: of a large source there are thousands.
-    sitting = Sitting.objects.select_related("campaign").defer("campaign__files").filter(job=lease.job_id).first()
+    sitting = OF_JOB.first(job=lease.job_id)
     if sitting is None:
         raise Missing("This lease is no sitting: there are no packets under it.")
     return sitting.campaign

@@ -17,9 +17,11 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import BigIntegerField
 
 from scheduler.models import Event, Handout, Node, Share, Volunteer
 from scheduler.models.jobs import Lease
+from scheduler.prepared import Later, Prepared
 
 RIGHT_BEFORE_KNOWN = 10
 LATELY = 40
@@ -36,17 +38,21 @@ SUSPECT_KNOWN_SHARE = 0.25
 SITE = "site"
 
 
+OF_USER = Prepared(lambda: Volunteer.objects.filter(user=Later("user", BigIntegerField())).order_by("pk")[:1])
+OF_NODE = Prepared(lambda: Volunteer.objects.filter(node=Later("node", BigIntegerField())).order_by("pk")[:1])
+
+
 def volunteer_of(node: Node) -> Volunteer:
     """Return whose work a node's is: its owner's, or its own where nobody has signed in for it."""
     if node.owner_id is not None:
-        known = Volunteer.objects.filter(user=node.owner_id).first()
+        known = OF_USER.first(user=node.owner_id)
         return (
             known
             or Volunteer.objects.get_or_create(
                 user_id=node.owner_id, defaults={"name": node.owner.get_username() if node.owner else node.name}
             )[0]
         )
-    known = Volunteer.objects.filter(node=node).first()
+    known = OF_NODE.first(node=node.pk)
     return known or Volunteer.objects.get_or_create(node=node, defaults={"name": node.name})[0]
 
 
