@@ -37,6 +37,7 @@ def learn(seat: Seat, batches: Batches, micro_batch: int, step: int = 0, need: t
 def promise(seat: Seat, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
     ask = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), patience=1)
     seat.promise(ask)
+    seat.weigh(ask)
     return ask
 
 

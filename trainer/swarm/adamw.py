@@ -35,14 +35,14 @@ class AdamW:
         self.squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in self.parameters.items()}
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], factor: float, number: int) -> None:
+    def step(self, gradients: Sequence[Tensor], factor: float, number: int, scale: float = 1.0) -> None:
         """Make update `number`, counted from 1, at `factor` times the learning rate. Gradients are in the parameters'
-        order and not changed."""
+        order, taken times `scale`, and not changed."""
         for (name, weight), gradient in zip(self.parameters.items(), gradients, strict=True):
             rows = (weight, gradient, self.averages[name], self.squares[name])
             size = PIECE if weight.device.type == "cpu" else max(1, weight.numel())
             for piece in zip(*(tensor.view(-1).split(size) for tensor in rows), strict=True):
-                self.update(*piece, rate=self.learning_rate * factor, number=number, decays=name in self.decayed)
+                self.update(*piece, scale, rate=self.learning_rate * factor, number=number, decays=name in self.decayed)
 
     def update(
         self,
@@ -50,12 +50,14 @@ class AdamW:
         gradient: Tensor,
         average: Tensor,
         square: Tensor,
+        scale: float,
         *,
         rate: float,
         number: int,
         decays: bool,
     ) -> None:
         slow, slower = self.betas
+        gradient = gradient * scale
         average.mul_(slow).add_(gradient * (1 - slow))
         square.mul_(slower).add_((gradient * gradient).mul_(1 - slower))
         size = root(square * (1 / (1 - slower**number))).add_(self.epsilon)

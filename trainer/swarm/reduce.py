@@ -65,7 +65,7 @@ async def mean(
             for peer, part in zip(peers, found, strict=True):
                 if norms is not None:
                     norms[peer] = norms.get(peer, 0.0) + squared_norm(part.float())
-            total[piece.start : piece.stop] = summed(found) * (1 / micro_batches)
+            torch.mul(summed(found), 1 / micro_batches, out=total[piece.start : piece.stop])
 
     async def take_over(owner: str, piece: range) -> None:
         async with gate:

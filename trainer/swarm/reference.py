@@ -45,7 +45,7 @@ class Reference:
         targets = self.batches.count(self.version)
         means = [mine.detach().mul_(1 / config.micro_batches) for mine in total]
         scale = config.clip_scale(sum(squared_norm(mean) for mean in means))
-        self.optimizer.step([mean * scale for mean in means], config.rate(self.version), self.version + 1)
+        self.optimizer.step(means, config.rate(self.version), self.version + 1, scale)
         self.version += 1
         return nats / targets
 

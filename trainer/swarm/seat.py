@@ -10,6 +10,7 @@ until each micro-batch is held once; the seat promises to hold still (`promise`)
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import DTYPES, Refused
 from trainer.swarm.router import SMOOTHING
-from trainer.swarm.stage import Passage, Stage, squared_norm
+from trainer.swarm.stage import Passage, Stage, fed, squared_norm
 from trainer.swarm.wire import Ask, AskWhere, Commit, Committed, Held, Ledger, Prepare, Run, Vote, Where
 
 
@@ -34,6 +35,8 @@ class Seat:
         """The attempt in which this seat holds still; set last, when everything belonging to it is there."""
         self.snapshot: Tensor | None = None
         """`[P]`: the sum as it was promised, in what sums are sent in. Never changed, only replaced."""
+        self.weighed: tuple[int, hashlib._Hash] | None = None
+        """The attempt, and a sha256 that has been fed the weights."""
         self.mean: Tensor | None = None
         """`[P]`, fp32: the whole stage's mean gradient, voted on."""
         self.aside: tuple[int, Tensor] | None = None
@@ -60,6 +63,7 @@ class Seat:
     def forget(self) -> None:
         """Let go of this step's gradients and promises."""
         self.held, self.promised, self.snapshot, self.mean, self.aside = {}, None, None, None, None
+        self.weighed = None
         if self.stage is not None:
             self.stage.clear()
 
@@ -171,11 +175,16 @@ class Seat:
         self.snapshot = stage.total.detach().to("cpu", DTYPES[self.config.sums], copy=True)
         self.promised = ask.attempt  # last: whoever sees it finds the snapshot
 
+    def weigh(self, ask: Prepare) -> None:
+        """Hash the weights, while the sums are being read: they stay as they are until the commit."""
+        if self.promised == ask.attempt:
+            self.weighed = (ask.attempt, self.at(ask.step).hashed())
+
     def vote(self, ask: Prepare, mean: Tensor) -> Vote:
-        stage = self.at(ask.step)
-        if self.promised != ask.attempt:
+        self.at(ask.step)
+        if self.promised != ask.attempt or self.weighed is None or self.weighed[0] != ask.attempt:
             raise Refused("stale", "the promise has been taken back")
-        vote = Vote(digest=stage.digest(mean), squared_norm=squared_norm(mean))
+        vote = Vote(digest=fed(self.weighed[1].copy(), [mean]).hexdigest(), squared_norm=squared_norm(mean))
         self.mean = mean
         return vote
 

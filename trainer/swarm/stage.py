@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from trainer.loss import Objective
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import assign
-from trainer.swarm.adamw import AdamW
+from trainer.swarm.adamw import PIECE, AdamW
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.cuts import Cut, CutError, cut_of, share
 
@@ -196,8 +196,8 @@ class Stage:
         `mean [P]`: all peers' sums over the number of micro-batches; `factor`: on the learning rate; `clip_scale`: on
         the gradient, the same at all stages.
         """
-        mean = mean.to(self.device, torch.float32) * clip_scale
-        self.optimizer.step(self.apart(mean), factor, self.version + 1)
+        mean = mean.to(self.device, torch.float32)
+        self.optimizer.step(self.apart(mean), factor, self.version + 1, clip_scale)
         self.version += 1
         self.clear()
 
@@ -227,15 +227,27 @@ class Stage:
 
     def digest(self, *more: Tensor) -> str:
         """Return the sha256 of the weights, and of more tensors behind them."""
-        found = hashlib.sha256()
-        for tensor in (*self.parameters.values(), *more):
-            found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return fed(self.hashed(), more).hexdigest()
+
+    def hashed(self) -> hashlib._Hash:
+        """Return a sha256 that has been fed the weights, and takes more."""
+        return fed(hashlib.sha256(), self.parameters.values())
+
+
+def fed(found: hashlib._Hash, tensors: Iterable[Tensor]) -> hashlib._Hash:
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return found
 
 
 def squared_norm(mean: Tensor) -> float:
-    """Return the squared length of a gradient, summed in fp64. In another order its last digits differ."""
-    return float(mean.double().square().sum())
+    """Return the squared length of a gradient, summed in fp64. In another order its last digits differ.
+
+    Piece by piece on a CPU: fresh memory for all of it in fp64 takes fifteen times as long as the arithmetic.
+    """
+    flat = mean.detach().reshape(-1)
+    size = PIECE if flat.device.type == "cpu" else max(1, flat.numel())
+    return sum(float(torch.dot(wide, wide)) for wide in (piece.double() for piece in flat.split(size)))
 
 
 # --- making it --------------------------------------------------------------------------------------------------------

@@ -344,7 +344,8 @@ class Worker:
         size, dtype = seat.at(ask.step).total.numel(), DTYPES[seat.config.sums]
         norms: dict[str, float] = {}
         me, count = self.transport.peer, seat.config.micro_batches
-        mean = await reduce.mean(me, ask.peers, size, count, dtype, read, publish, norms)
+        reading = reduce.mean(me, ask.peers, size, count, dtype, read, publish, norms)
+        mean, _ = await reduce.together([reading, self.in_lane(seat.weigh, ask)])
         vote = await self.in_lane(seat.vote, ask, mean)
         return wire.written(vote.model_copy(update={"norms": tuple(norms.items())}))
 
