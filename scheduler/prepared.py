@@ -126,8 +126,10 @@ class Reading(Generic[Row]):
 class Prepared(Generic[Row]):
     """A SELECT. `build` is called once for each kind of database, when it is first needed."""
 
-    def __init__(self, build: Callable[[], QuerySet[Row, Any]]) -> None:
+    def __init__(self, build: Callable[[], QuerySet[Row, Any]], *, binary: bool = False) -> None:
+        """`binary`: all columns are numbers and words, many of them: PostgreSQL need not write them out."""
         self._build = build
+        self._binary = binary
         self._made: dict[str, Reading[Row]] = {}
 
     def rows(self, **values: Any) -> list[Row]:
@@ -137,6 +139,8 @@ class Prepared(Generic[Row]):
     def tuples(self, **values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a queryset that has `values_list`."""
         made, rows, connection = self._asked(values)
+        if not made.converters:
+            return rows
         return [tuple(row) for row in made.on(connection).apply_converters(rows, made.converters)]
 
     def first(self, **values: Any) -> Row | None:
@@ -146,7 +150,7 @@ class Prepared(Generic[Row]):
     def _asked(self, values: dict[str, Any]) -> tuple[Reading[Row], list[Any], BaseDatabaseWrapper]:
         connection = connections[DEFAULT_DB_ALIAS]
         made = self._made.get(connection.vendor) or self._make(connection)
-        with cursor_of(connection) as cursor:
+        with cursor_of(connection, self._binary) as cursor:
             made.words.run(cursor, values, connection)
             return made, cursor.fetchall(), connection
 
@@ -280,8 +284,9 @@ def update_of(
     return sql, tuple(values)
 
 
-def cursor_of(connection: BaseDatabaseWrapper) -> Any:
-    """Return a cursor that lets PostgreSQL keep what it is asked; Django's own sends it whole each time."""
+def cursor_of(connection: BaseDatabaseWrapper, binary: bool = False) -> Any:
+    """Return a cursor that lets PostgreSQL keep what it is asked; Django's own sends it whole each time. `binary`: and
+    answer without writing numbers out."""
     if connection.vendor != "postgresql":
         return connection.cursor()
     from django.db.backends.postgresql.base import ServerBindingCursor
@@ -291,7 +296,9 @@ def cursor_of(connection: BaseDatabaseWrapper) -> Any:
     own.ensure_connection()
     own.connection.prepare_threshold = 0
     kept: Any = ServerBindingCursor
-    return own._prepare_cursor(kept(own.connection))
+    cursor = kept(own.connection)
+    cursor.format = int(binary)
+    return own._prepare_cursor(cursor)
 
 
 def escaped(literal: str) -> str:

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from django.db import connection
-from django.db.models import Count, Max, Sum
+from django.db.models import BigIntegerField, Count, Max, Sum
 from django.urls import reverse
 from typing_extensions import TypedDict
 
@@ -34,6 +34,7 @@ from leaderboard.judging.judged import (
     record,
 )
 from leaderboard.models import Run, Track
+from scheduler.prepared import Later, Prepared
 from trainer.budget import Budget
 from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, compare, parse
 
@@ -51,6 +52,15 @@ MAKING: set[str] = set()
 """What a thread computes just now."""
 SLOW_SECONDS = 0.3
 """A page does not wait for a table that takes longer than this."""
+VERSION = Prepared(
+    lambda: (
+        Run.objects.judged_in(Later("track", BigIntegerField()), Later("season", BigIntegerField()))
+        .order_by()
+        .values_list("track")
+        .annotate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
+    )
+)
+"""What is another after any change of a judged run; every page asks it."""
 
 
 class LeftOutDict(TypedDict):
@@ -285,8 +295,7 @@ def of(track: Track, axis: Axis = "flops", *, may_lag: bool = False) -> Standing
     `may_lag` is for pages: where a table takes long they show the last one while the next is made. Whatever decides
     something, or is told as of now, waits.
     """
-    judged = Run.objects.judged(track).order_by()
-    version = judged.aggregate(count=Count("pk"), last=Max("pk"), revisions=Sum("revision"))
+    version = VERSION.tuples(track=track.pk, season=track.season_id)
     rules = (track.season_id, track.season.baseline_id, track.budget, track.ladder, track.seeds, track.confirmations)
     place = hash_of(track.pk, axis, rules)
     key = hash_of(place, version)

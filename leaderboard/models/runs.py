@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
 from scheduler.models import Checkpoint, Event, Job
+from scheduler.prepared import Later
 
 OVERALL = "average/normalised"
 """Name of the score that is the scorer's average over the track's lm-eval tasks."""
@@ -74,8 +75,11 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def judged(self, track: Track) -> RunQuerySet:
         """Return the track's judged runs of its present season, the ladder's rungs among them: what is compared."""
+        return self.judged_in(track.pk, track.season_id)
+
+    def judged_in(self, track: int | Later, season: int | Later) -> RunQuerySet:
         return (
-            self.filter(track=track, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+            self.filter(track=track, season=season, state=Run.State.FINISHED, bits_per_byte__isnull=False)
             .exclude(purpose=Run.Purpose.REWIND)
             .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=OVERALL)))
             .order_by("bits_per_byte", "pk")

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
-from django.db.models import Q
+from django.db.models import BigIntegerField, Q
 
 from leaderboard.figures import compact, duration, power
 from leaderboard.levels import level_for
 from leaderboard.models import CurvePoint, Run
+from scheduler.prepared import Later, Prepared
 
 PICTURE_POINTS = 400
 """More than a picture of this width can show."""
@@ -105,23 +107,29 @@ def points_of(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Poin
 
 def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
     """Return each run's train and dev series, by step, without losses that are no numbers: of each about `count`
-    points, or all. One query."""
+    points, or all. A curve is read as coarse as it is shown, whatever there is of it. One query."""
     found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
-    rows = CurvePoint.objects.filter(shown(runs, count)).order_by("run", "series", "step")
-    for run, series, *values in rows.values_list("run_id", "series", *Point._fields):
-        point = Point(*values)
+    asked = {f"run{number}": run.pk for number, run in enumerate(runs)}
+    asked |= {f"level{number}": level_for(run.step, count) if count else 0 for number, run in enumerate(runs)}
+    for run, series, *values in stored(len(runs)).tuples(**asked) if runs else ():
+        point = Point._make(values)
         if math.isfinite(point.loss):
             found[run][series == CurvePoint.Series.DEV].append(point)
     return found
 
 
-def shown(runs: Sequence[Run], count: int | None) -> Q:
-    """Return which points to read. A curve is read as coarse as it is shown, whatever there is of it."""
-    levels = {run.pk: level_for(run.step, count) if count else 0 for run in runs}
-    asked = Q(run__in=[run for run, level in levels.items() if not level])
-    for level in set(levels.values()) - {0}:
-        asked |= Q(run__in=[run for run, own in levels.items() if own == level], level__gte=level)
-    return asked
+@cache
+def stored(count: int) -> Prepared[CurvePoint]:
+    """What asks for the points of so many runs, of each from its own level on."""
+    chosen = Q()
+    for number in range(count):
+        own = {
+            "run": Later(f"run{number}", BigIntegerField()),
+            "level__gte": Later(f"level{number}", BigIntegerField()),
+        }
+        chosen |= Q(**own)
+    points = CurvePoint.objects.filter(chosen).order_by("run_id", "series", "step")
+    return Prepared(lambda: points.values_list("run_id", "series", *Point._fields), binary=True)
 
 
 def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:

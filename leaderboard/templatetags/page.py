@@ -20,10 +20,17 @@ from leaderboard.models import Score
 from leaderboard.models.entries import web_address
 from leaderboard.pictures.charts import Dot, Tick
 from scheduler.models import Node
+from scheduler.prepared import Prepared
 
 register = template.Library()
 NEAR_SECONDS = 20 * 3600
 CROWD = 60
+THERE = Prepared(
+    lambda: Node.objects.filter(
+        Q(state__in=[Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]) | Q(name=demo_label.NODE)
+    ).values_list("name", "hardware")
+)
+"""Nodes that may work for us now."""
 
 
 def written(write: Any, value: float | None) -> str:
@@ -205,9 +212,8 @@ def foot() -> dict[str, Any]:
 @register.inclusion_tag("leaderboard/parts/banner.html")
 def unboxed_nodes() -> dict[str, Any]:
     """Warn of nodes that run jobs without a sandbox, and tell what is a demo. One query for both."""
-    states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
-    nodes = list(Node.objects.filter(Q(state__in=states) | Q(name=demo_label.NODE)).only("name", "hardware"))
+    nodes = THERE.tuples()
     return {
-        "nodes": [node for node in nodes if (node.hardware.get("sandboxes") or [""])[0] == "none"],
-        "demo": demo_label.WORDS if any(node.name == demo_label.NODE for node in nodes) else "",
+        "nodes": [name for name, hardware in nodes if (hardware.get("sandboxes") or [""])[0] == "none"],
+        "demo": demo_label.WORDS if any(name == demo_label.NODE for name, _ in nodes) else "",
     }

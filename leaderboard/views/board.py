@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import BigIntegerField
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.template.loader import render_to_string
@@ -19,24 +20,31 @@ from leaderboard.pictures import multiplier_pictures as pictures
 from leaderboard.timetable.calendar import next_night
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, revision_of, with_job
 from leaderboard.views.results import axis_of, results, results_etag
+from scheduler.prepared import Later, Prepared
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
 WAITING = 5
 BOUNTIES = 5
+HERE = Later("track", BigIntegerField())
+TRACKS = Prepared(lambda: Track.objects.in_order())
+LIVE = Prepared(lambda: Run.objects.live().filter(track=HERE))
+QUEUED = Prepared(lambda: with_job(Run.objects.waiting().filter(track=HERE))[:WAITING])
+SHOWN = Prepared(lambda: Bounty.objects.shown(HERE)[:BOUNTIES])
+FAILED = Prepared(lambda: Run.objects.failed().filter(track=HERE)[:FAILURES])
 
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
     """The default track's table, tonight's train on top; `leaderboard.board.asked` says what the address may ask."""
-    tracks = list(Track.objects.in_order())
+    tracks = TRACKS.rows()
     default = min(tracks, key=lambda track: not track.is_default, default=None)
     return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
 
 
 @require_safe
 def track(request: HttpRequest, slug: str) -> HttpResponse:
-    tracks = list(Track.objects.in_order())
+    tracks = TRACKS.rows()
     found = next((track for track in tracks if track.slug == slug), None)
     if found is None:
         raise Http404
@@ -46,8 +54,7 @@ def track(request: HttpRequest, slug: str) -> HttpResponse:
 def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
     wish = asked.read(request.GET)
     now = timezone.now()
-    here = list(Run.objects.live().filter(track=track))
-    waiting = list(with_job(Run.objects.waiting().filter(track=track))[:WAITING])
+    here = LIVE.rows(track=track.pk)
     found = standings.of(track, wish.axis, may_lag=True)
     context = {
         "track": track,
@@ -58,12 +65,12 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "frontier": frontier(found, now),
         "leader": leader(found),
         "ladder": found.once("ladder", lambda: pictures.ladder_picture(found)),
-        "bounties": Bounty.objects.shown(track)[:BOUNTIES],
+        "bounties": SHOWN.rows(track=track.pk),
         **train(here),
         "also": here[1:],
-        "waiting": waiting,
+        "waiting": QUEUED.rows(track=track.pk),
         "next_night": None if here else next_night(now),
-        "failures": Run.objects.failed().filter(track=track)[:FAILURES],
+        "failures": FAILED.rows(track=track.pk),
         "revision": revision_of(request, found),
     }
     return render(request, "leaderboard/board.html", context)

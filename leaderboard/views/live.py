@@ -8,17 +8,19 @@ from django.http import HttpRequest
 from leaderboard.judging.standings import Standings
 from leaderboard.models import Run
 from scheduler.models import Event, Node
+from scheduler.prepared import Prepared
 
 LIVE_SECONDS = 1.5
 """How soon a page asks again while something moves; `IDLE_SECONDS` while nothing does, 0 when it never will again."""
 IDLE_SECONDS = 10
 OLDER = -1
 """The revision of a page that is not the latest, whatever happens."""
+LATEST = Prepared(lambda: Event.objects.order_by("-pk").values_list("pk")[:1])
 
 
 def latest_event() -> int:
     """Return the number of the last change of any state: when it grows, a page loads itself anew."""
-    return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    return next((number for (number,) in LATEST.tuples()), 0)
 
 
 def revision_of(request: HttpRequest, table: Standings | None = None) -> int:
