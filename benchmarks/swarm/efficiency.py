@@ -4,8 +4,10 @@
     python -m benchmarks.swarm.efficiency --story story.json --picture docs/pictures/swarm-efficiency.svg
 
 Measured: one process on one thread, and a swarm of two stages of one worker each, one thread each, over real sockets
-and `benchmarks.swarm.link`. That is what two cores can hold. The rest is modelled (`modelled`) from what one process
-was seen to do at each width, and says so. Blocks only: the vocabulary is small, so that the head is no part of it.
+and `benchmarks.swarm.link`. That is what two cores can hold. Steps of few and of many micro-batches tell what each
+micro-batch costs from what each step costs besides (the pipeline's filling, the update, the agreement on it). The rest
+is modelled from those costs (`modelled`), and says so. Blocks only: the vocabulary is small, so that the head is no
+part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from trainer.data.dataset import Dataset, prepare
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.reference import Reference
+from trainer.swarm.stage import whole_model
 from trainer.swarm.world import World
 
 LINKS = {
@@ -33,6 +36,10 @@ LINKS = {
     "1 Gbit/s, 5 ms": Shape(megabits=1000, milliseconds=5),
     "100 Mbit/s, 50 ms": Shape(megabits=100, milliseconds=50),
 }
+FEW, MANY = 4, 16
+"""Micro-batches of the steps that are measured."""
+USUAL = 512
+"""Micro-batches of the steps that are modelled: times 128 tokens an eighth of GPT-2's batch."""
 ROWS, LENGTH, BLOCKS, BYTES = 2, 64, 4, 2
 """Of a micro-batch; blocks of the model; bytes of a number on the wire (bf16)."""
 EXCHANGES = 4
@@ -46,7 +53,7 @@ def configured(width: int, stages: int, micro_batches: int, vocabulary: int) -> 
         arch="litgpt",
         model={**model, "vocabulary_size": vocabulary, "sequence_length": LENGTH},
         stages=stages,
-        steps=4,
+        steps=5,
         seed=1,
         micro_batch=ROWS,
         micro_batches=micro_batches,
@@ -58,81 +65,89 @@ def configured(width: int, stages: int, micro_batches: int, vocabulary: int) -> 
     )
 
 
-def alone(config: SwarmConfig, dataset: Path) -> dict[str, float]:
-    """Return one process's seconds for a step, and for its update alone."""
+def costs(few: float, many: float) -> dict[str, float]:
+    """Return the seconds of a micro-batch and of a step besides, given those of steps of `FEW` and `MANY`."""
+    each = (many - few) / (MANY - FEW)
+    return {"few": few, "many": many, "micro_batch": each, "step": max(0.0, few - FEW * each)}
+
+
+def alone(config: SwarmConfig, dataset: Path) -> float:
+    """Return one process's seconds for a step."""
     torch.set_num_threads(1)
     reference = Reference(config, Batches(Dataset.open(dataset), config))
     seconds = []
-    for _ in range(3):
+    for _ in range(4):
         started = time.perf_counter()
         reference.step()
         seconds.append(time.perf_counter() - started)
-    zeros = [torch.zeros_like(p) for p in reference.parameters.values()]
-    started = time.perf_counter()
-    reference.optimizer.step(zeros, 0.0, 4)
-    parameters = sum(p.numel() for p in reference.parameters.values())
-    return {"step": min(seconds), "update": time.perf_counter() - started, "parameters": parameters}
+    return min(seconds[1:])
 
 
-def together(config: SwarmConfig, dataset: Path, shape: Shape) -> dict[str, Any]:
+def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
     """Return the seconds of a step of two stages of one worker each, over such links."""
     with Links(shape) as links:
         before = links.before if shape != Shape() else None
         with World(config, dataset, [0, 1], patience=120, links=before) as world:
             lines = world.run(280)
-        seconds = [line["seconds"] for line in lines if line["kind"] == "commit"]
-        return {"step": min(seconds[1:]), "steps": seconds, "carried": links.carried}
+        return min([line["seconds"] for line in lines if line["kind"] == "commit"][1:])
 
 
-def measure(corpus: str, widths: Sequence[int], micro_batches: int) -> dict[str, Any]:
-    story: dict[str, Any] = {"micro_batches": micro_batches, "widths": {}}
+def measure(corpus: str, widths: Sequence[int], links: Sequence[str]) -> dict[str, Any]:
+    """Return, by width, what one process takes and what two stages take over each link."""
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "dataset"
         vocabulary = prepare(corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
         for width in widths:
-            config = configured(width, 2, micro_batches, vocabulary)
-            found: dict[str, Any] = {"alone": alone(config, place)}
-            for name, shape in LINKS.items() if width <= 1024 else ():
-                found[name] = together(config, place, shape)
-                gain = found["alone"]["step"] / found[name]["step"]
-                sys.stderr.write(f"width {width}, {name}: {gain:.2f} times one process, {gain / 2:.0%}\n")
-            story["widths"][str(width)] = found
-    return story
+            few, many = (configured(width, 2, count, vocabulary) for count in (FEW, MANY))
+            row = found[str(width)] = {"parameters": sum(p.numel() for p in whole_model(few).parameters())}
+            row["alone"] = costs(alone(few, place), alone(many, place))
+            for name in links:
+                row[name] = costs(together(few, place, LINKS[name]), together(many, place, LINKS[name]))
+                sys.stderr.write(f"width {width}, {name}: {row['alone']} alone, {row[name]} in two stages\n")
+    return found
 
 
-def modelled(
-    found: dict[str, float], width: int, stages: int, workers: int, link: Shape, seen: int, micro_batches: int = 512
-) -> float:
-    """Return the efficiency of stages x workers machines, each as fast as the one process that was measured.
+def kept(row: Mapping[str, Any], name: str) -> float:
+    """Return the measured efficiency of two machines over a link, at `MANY` micro-batches a step."""
+    return row["alone"]["many"] / row[name]["many"] / 2
 
-    A worker computes its share of the blocks while the link carries; each micro-batch costs it whichever is longer. The
-    pipeline fills once; at the end each reads the sums of the others (all-gather up to four, then in shares), and the
-    coordinator goes round. `micro_batches` of a step: 512 x 128 tokens are an eighth of GPT-2's batch. `seen`: those of
-    the measured step.
+
+def modelled(row: Mapping[str, Any], width: int, stages: int, workers: int, link: Shape, faster: float = 1.0) -> float:
+    """Return the efficiency of stages x workers machines, each `faster` times as fast as the process measured alone.
+
+    A worker computes its share of the blocks while the link carries; each micro-batch costs it whichever is longer, and
+    what two stages on loopback were seen to take beyond their computing (`handled`: copies, encryption, waiting). The
+    pipeline fills once; at the end each reads the sums of the others (all-gather up to four, then in shares), the
+    coordinator goes round, and each does what two stages did with half the parameters.
     """
-    whole = (found["step"] - found["update"]) / seen
     rate = link.megabits * 1e6 / 8 if link.megabits else float("inf")
     trip = link.milliseconds / 1000
-    compute, carry = whole / stages, ROWS * LENGTH * width * BYTES / rate * (2 if stages > 2 else 1)
-    each = max(compute, carry if stages > 1 else 0.0)
-    fill = (stages - 1) * (each + trip)
-    part = found["parameters"] / stages * BYTES
+    one, two = row["alone"], row["loopback"]
+    handled = max(0.0, two["micro_batch"] - one["micro_batch"] / 2)
+    carry = ROWS * LENGTH * width * BYTES / rate * (2 if stages > 2 else 1)
+    each = max(one["micro_batch"] / faster / stages, carry) + handled / faster
+    end = max(0.0, two["step"] - one["micro_batch"] / 2) * 2 / stages / faster
+    part = row["parameters"] / stages * BYTES
     read = part * (workers - 1 if workers <= 4 else 2 * (workers - 1) / workers) / rate
-    step = micro_batches / workers * each + fill + read + found["update"] / stages + EXCHANGES * trip
-    return (micro_batches * whole + found["update"]) / (step * stages * workers)
+    step = USUAL / workers * each + (stages - 1) * (each + trip) + read + end + EXCHANGES * trip
+    return (USUAL * one["micro_batch"] + one["step"]) / faster / (step * stages * workers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="benchmarks.swarm.efficiency", description="What a swarm keeps of its machines' work.")
     parser.add_argument("--corpus", default="files:../shared/data/text/tinyshakespeare/input.txt")
-    parser.add_argument("--widths", default="256,512,1024,2048")
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--widths", default="256,512,1024")
+    parser.add_argument("--links", default=";".join(LINKS), help="which of them, with ; between")
     parser.add_argument("--story", type=Path, help="what was measured before, instead of measuring")
-    parser.add_argument("--out", type=Path, help="write what was measured there, JSON")
+    parser.add_argument("--out", type=Path, help="write what was measured there, JSON; other widths' stay")
     parser.add_argument("--picture", type=Path, help="write the picture there, SVG")
     args = parser.parse_args(argv)
-    widths = [int(width) for width in args.widths.split(",")]
-    story = json.loads(args.story.read_text()) if args.story else measure(args.corpus, widths, args.micro_batches)
+    if args.story:
+        story = json.loads(args.story.read_text())
+    else:
+        before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+        story = before | measure(args.corpus, [int(width) for width in args.widths.split(",")], args.links.split(";"))
     if args.out:
         args.out.write_text(json.dumps(story, indent=1))
     if args.picture:
@@ -143,17 +158,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def table(story: dict[str, Any]) -> dict[str, Any]:
-    """Return efficiencies by width: measured for two stages of one worker, and modelled for more."""
+def table(story: Mapping[str, Any]) -> dict[str, Any]:
+    """Return, by width, seconds and efficiencies: measured for two stages of one worker, and modelled for more."""
     result: dict[str, Any] = {}
-    for width, found in story["widths"].items():
-        row = result[width] = {"one process, s a step": round(found["alone"]["step"], 3)}
+    for width, found in story.items():
+        row = result[width] = {}
+        for name in ("alone", *(link for link in LINKS if link in found)):
+            row[f"{name}, measured, s a micro-batch"] = round(found[name]["micro_batch"], 4)
+            row[f"{name}, measured, s a step besides"] = round(found[name]["step"], 4)
         for name, link in LINKS.items():
             if name in found:
-                row[f"2x1 {name}, measured"] = round(found["alone"]["step"] / found[name]["step"] / 2, 3)
+                row[f"2x1 {name}, measured, {MANY} micro-batches"] = round(kept(found, name), 3)
             for stages, workers in ((2, 1), (2, 4), (4, 4), (4, 16)):
-                share = modelled(found["alone"], int(width), stages, workers, link, story["micro_batches"])
-                row[f"{stages}x{workers} {name}, modelled"] = round(share, 3)
+                share = modelled(found, int(width), stages, workers, link)
+                row[f"{stages}x{workers} {name}, modelled, {USUAL} micro-batches"] = round(share, 3)
     return result
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.swarm.churn_picture import line, text
-from benchmarks.swarm.efficiency import LINKS, modelled
+from benchmarks.swarm.efficiency import LINKS, MANY, USUAL, kept, modelled
 
 WIDTH, LEFT, RIGHT, TOP, HIGH, GAP = 860, 52, 90, 92, 150, 74
 SHAPES = {(2, 1): "a", (2, 4): "b", (4, 4): "c", (4, 16): "d"}
@@ -26,7 +26,7 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 
 def picture(story: Mapping[str, Any]) -> str:
     """Draw the share of all machines' work that is kept, by width; rings where one process alone is faster."""
-    widths = sorted(map(int, story["widths"]))
+    widths = sorted(map(int, story))
     across = (WIDTH - LEFT - RIGHT) / len(LINKS)
     title = "Efficiency of a swarm by width of the model, stages x workers and link"
     parts = [text(LEFT, 22, title), *legend()]
@@ -62,17 +62,15 @@ def panel(
     for (stages, workers), kind in SHAPES.items():
         shares = {}
         for width in widths:
-            found = story["widths"][str(width)]["alone"]
-            found = {**found, "step": found["step"] / faster, "update": found["update"] / faster}
-            shares[width] = modelled(found, width, stages, workers, LINKS[name], story["micro_batches"])
+            shares[width] = modelled(story[str(width)], width, stages, workers, LINKS[name], faster)
         points = " ".join(f"{x(width):.1f},{y(share):.1f}" for width, share in shares.items())
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
         rings = [(w, s) for w, s in shares.items() if s * stages * workers < 1]
         parts += [f'<circle class="{kind} loses" cx="{x(w):.1f}" cy="{y(s):.1f}" r="4"/>' for w, s in rings]
     for width in widths if faster == 1 else ():
-        found = story["widths"][str(width)]
+        found = story[str(width)]
         if name in found:
-            share = found["alone"]["step"] / found[name]["step"] / 2
+            share = kept(found, name)
             parts.append(f'<rect class="seen" x="{x(width) - 4:.1f}" y="{y(share) - 4:.1f}" width="8" height="8"/>')
     return parts
 
@@ -83,5 +81,5 @@ def legend() -> list[str]:
         parts += [f'<polyline class="{kind}" points="{x:.0f},42 {x + 22:.0f},42"/>']
         parts += [text(x + 28, 46, f"{stages} x {workers}", "small")]
         x += 86
-    parts += [text(x, 46, "lines: modelled from one process; squares: measured, 2 x 1;", "small")]
-    return [*parts, text(x, 62, "rings: slower than one machine alone", "small")]
+    parts += [text(x, 46, f"lines: modelled, {USUAL} micro-batches a step;", "small")]
+    return [*parts, text(x, 62, f"squares: measured, 2 x 1, {MANY}; rings: slower than one machine", "small")]

@@ -43,8 +43,8 @@ def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.
     assert exact_cover(lines, config)
     assert hashes_equal(lines)
     assert bans.keys() <= lies.keys()
-    if LONG:  # who gets little work may end a short run before more than half of its callers have met it
-        assert "worker-0" in bans
+    if LONG:  # in a short run more than half of somebody's callers may not have met it
+        assert bans.keys() == lies.keys()
     return lines
 
 
@@ -57,7 +57,7 @@ def test_wrong_shapes_and_a_huge_sum_leave_the_losses_right(dataset_folder: Path
 
 
 def test_huge_gradients_and_an_old_sum_leave_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 1)}, audit=1.0)
+    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
 
 
 def ledger(*blamed: str) -> wire.Ledger:
@@ -89,3 +89,22 @@ def test_a_gradient_far_larger_than_usual_is_odd_and_does_not_become_usual() -> 
     assert not any(usual.odd(torch.full((3,), size)) for size in (1.0, 3.0, 2.0, 1.0, 50.0))
     assert usual.odd(torch.full((3,), 1e4))
     assert usual.odd(torch.full((3,), 1e4))
+
+
+def test_one_of_the_first_gradients_is_regretted_once_if_it_is_far_larger_than_those_seen_since() -> None:
+    usual = trust.Usual()
+    assert not usual.odd(torch.full((3,), 1e6), A)
+    assert usual.regretted() == {}
+    assert not any(usual.odd(torch.full((3,), size), B) for size in (1.0, 2.0))
+    assert usual.regretted().keys() == {A}
+    assert usual.regretted() == {}
+    assert not any(usual.odd(torch.full((3,), size), B) for size in (0.5, 3.0))
+    assert usual.odd(torch.full((3,), 1e6), A)
+    assert usual.regretted() == {}
+
+
+def test_the_first_gradients_of_a_model_whose_head_begins_at_zero_are_not_regretted() -> None:
+    usual = trust.Usual()
+    for step in range(6):
+        assert not usual.odd(torch.full((3,), 0.01 * step), A)
+        assert usual.regretted() == {}

@@ -48,7 +48,7 @@ class Below:
         depth: int,
         patience: float,
         cost: float,
-        odd: Callable[[Frame], str] = lambda answer: "",
+        odd: Callable[[str, Frame], str] = lambda peer, answer: "",
         only: str | None = None,
     ) -> tuple[Frame, wire.Ran, float]:
         """Have a micro-batch computed by one peer and those behind it, `depth` stages in all.
@@ -57,19 +57,39 @@ class Below:
         banned, and another asked, until all have failed twice, or as much time is over as the caller has. Raises
         Refused.
 
-        `odd` says what is strange about an answer, and raises Malformed for one that cannot be: that peer is blamed,
-        and another asked. A strange answer counts only if all peers give such. `only`: ask this one, if it is here.
+        `odd` says what is strange about a peer's answer, and raises Malformed for one that cannot be: that peer is
+        blamed, and another asked. A strange answer counts only if all peers give such; who gave one is blamed as soon
+        as another has given a sound one, and asked again if none did. `only`: ask this one, if it is here.
         """
+        strange: dict[str, str] = {}
+        try:
+            return await self.tried(request, depth, patience, cost, odd, only, strange)
+        finally:
+            for peer in strange.keys() - self.blamed.keys():
+                self.router.free(peer, now())
+
+    async def tried(
+        self,
+        request: Frame,
+        depth: int,
+        patience: float,
+        cost: float,
+        odd: Callable[[str, Frame], str],
+        only: str | None,
+        strange: dict[str, str],
+    ) -> tuple[Frame, wire.Ran, float]:
+        """Do what `run` says; note in `strange` who gave a strange answer, and what it was."""
         loop = asyncio.get_running_loop()
         started, failures = loop.time(), Counter[str]()
-        strange: dict[str, str] = {}
         while (left := started + patience * (depth + 0.9) - loop.time()) > 0:
             peer = only if only in self.router.peers and not failures[only] else await self.chosen(cost)
             asked = loop.time()
             try:
                 answer = await self.transport.call(peer, "run", request, min(patience * depth, left), self.most_bytes)
                 ran = wire.read(wire.Ran, answer)
-                why = odd(answer)
+                if ran.path[:1] != (peer,):
+                    raise Malformed("an answer that says another peer gave it")
+                why = odd(peer, answer)
             except Malformed as error:
                 self.blamed[peer] = str(error)[:200]
                 self.ban(peer, error)
@@ -105,7 +125,7 @@ class Below:
                 raise Refused("below", "the next stage has no peers") from error
         await asyncio.sleep(PAUSE)
         for peer in self.router.banned(now()):
-            self.router.peers[peer].banned_until = now()
+            self.router.free(peer, now())
         try:
             return self.router.pick(cost, now())
         except NoPeers:

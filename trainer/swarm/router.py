@@ -60,6 +60,11 @@ class Router:
             known = self.peers[peer]
             known.banned_until = max(known.banned_until, now + seconds)
 
+    def free(self, peer: str, now: float) -> None:
+        """Let a peer be asked again, if it is known."""
+        if peer in self.peers:
+            self.peers[peer].banned_until = min(self.peers[peer].banned_until, now)
+
     def banned(self, now: float) -> dict[str, float]:
         """Return who is banned, and until when."""
         return {peer: known.banned_until for peer, known in self.peers.items() if known.banned_until > now}

@@ -229,7 +229,7 @@ class Transaction:
             self.membership.evict(name, f"no update: {error}")
 
 
-def no_tensors(answer: Frame) -> str:
+def no_tensors(_: str, answer: Frame) -> str:
     """Raise Malformed where the first stage answers with one: nobody needs the gradient of tokens."""
     if answer.tensors:
         raise Malformed("a tensor that nobody asked for")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from torch import Tensor
@@ -30,14 +30,30 @@ class Usual:
 
     def __init__(self) -> None:
         self.sizes: deque[float] = deque(maxlen=64)
+        self.early: list[tuple[str, float]] = []
+        """Peers and sizes that were taken in before there was a usual size."""
 
-    def odd(self, gradient: Tensor) -> str:
+    def odd(self, gradient: Tensor, peer: str = "") -> str:
         """Say so if this one is far larger; else take it in."""
         size = float(gradient.float().abs().amax())
         if len(self.sizes) >= SEEN and size > HUGE * median(self.sizes) > 0:
             return f"a gradient {size / median(self.sizes):.0f} times as large as usual"
+        if len(self.sizes) < SEEN:
+            self.early.append((peer, size))
         self.sizes.append(size)
         return ""
+
+    def regretted(self) -> dict[str, str]:
+        """Return who sent one of the first that is far larger than those that were seen since, and say so once.
+
+        Of two that are far apart the smaller one is taken to be usual.
+        """
+        usual = median_low(self.sizes) if self.sizes else 0.0
+        wrong = [(peer, size) for peer, size in self.early if size > HUGE * usual > 0]
+        for _, size in wrong:
+            self.sizes.remove(size)
+        self.early = [] if len(self.sizes) >= SEEN else [one for one in self.early if one not in wrong]
+        return {peer: f"a gradient {size / usual:.0f} times as large as usual" for peer, size in wrong}
 
 
 def condemned(ledgers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]) -> dict[str, str]:

@@ -190,7 +190,7 @@ class Worker:
             raise Refused("unread", f"{ask.sources[0].name}: {error}") from error
         digest = await self.in_lane(stage.digest)
         slots = await self.in_lane(buffers.room, stage)
-        self.slots, self.reduced, self.below = asyncio.Semaphore(slots), None, None
+        self.slots, self.reduced, self.below, self.usual = asyncio.Semaphore(slots), None, None, trust.Usual()
         log.info("stage %d of %d at step %d", ask.stage, self.seated.config.stages, ask.step)
         parameters = stage.total.numel()
         return wire.written(wire.Loaded(digest=digest, parameters=parameters, slots=slots))
@@ -255,12 +255,12 @@ class Worker:
         depth = seat.config.stages - seat.at(ask.step).index - 1
         shape, tokens = passage.output.shape, passage.tokens
 
-        def odd(answer: Frame) -> str:
+        def odd(peer: str, answer: Frame) -> str:
             if ask.mode != "learn":
                 wanted = tokens.shape if ask.mode == "nats" else (len(tokens), seat.config.model["vocabulary_size"])
                 return not_finite(only(answer, wanted, torch.float32))
             gradient = only(answer, shape, dtype)
-            return not_finite(gradient) or self.usual.odd(gradient)
+            return not_finite(gradient) or self.usual.odd(gradient, peer)
 
         keeper = None if ask.aside is None else ask.aside.peer
         answer, ran, waited = await self.below.run(request, depth, ask.patience, tokens.numel(), odd, keeper)
@@ -316,7 +316,11 @@ class Worker:
         return wire.written(await self.in_lane(self.seat.where, ask))
 
     async def on_ledger(self, _: str, frame: Frame) -> Frame:
-        ledger = await self.in_lane(self.seated.read, wire.read(wire.Ask, frame))
+        ask, regretted = wire.read(wire.Ask, frame), self.usual.regretted()
+        if regretted and self.below is not None:
+            self.below.blamed |= regretted
+            await self.in_lane(self.seated.drop, ask)
+        ledger = await self.in_lane(self.seated.read, ask)
         await self.tell()
         blamed = {**self.callers, **(self.below.blamed if self.below else {})}
         found = tuple(wire.Blame(peer=peer, why=why) for peer, why in blamed.items() if self.is_member(peer))
