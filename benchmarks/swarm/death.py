@@ -25,13 +25,16 @@ from trainer.swarm.world import Started, World
 QUIET = 1.5
 """Seconds of undisturbed training before each kill."""
 
+SAID = ("is banned", "is asked again", "leaves stage", "did not come back")
+"""What a log says about a peer that has failed."""
+
 
 def noticed(folder: Path, victim: str, after: float) -> float | None:
-    """Return when somebody else first said that a peer has failed."""
+    """Return when somebody else first said that a peer has failed, to the millisecond."""
     found = []
     for log in folder.glob("*.log"):
         for line in log.read_text(errors="replace").splitlines() if log.stem != victim else ():
-            if "banned" in line or "leaves stage" in line or "did not come back" in line:
+            if any(words in line for words in SAID):
                 found.append(datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp())
     return min((at for at in found if at >= after - 0.001), default=None)
 

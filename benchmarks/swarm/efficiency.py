@@ -42,6 +42,8 @@ USUAL = 512
 """Micro-batches of the steps that are modelled: times 128 tokens an eighth of GPT-2's batch."""
 ROWS, LENGTH, BLOCKS, BYTES = 2, 64, 4, 2
 """Of a micro-batch; blocks of the model; bytes of a number on the wire (bf16)."""
+DAEMON = 79e6
+"""Bytes a second, one way: what a stream through two daemons carried on two cores, encrypted, however fast the link."""
 EXCHANGES = 4
 """Times that the coordinator goes round at a step's end: ledgers, promises with votes, updates, and a spare."""
 
@@ -53,7 +55,7 @@ def configured(width: int, stages: int, micro_batches: int, vocabulary: int) -> 
         arch="litgpt",
         model={**model, "vocabulary_size": vocabulary, "sequence_length": LENGTH},
         stages=stages,
-        steps=5,
+        steps=4,
         seed=1,
         micro_batch=ROWS,
         micro_batches=micro_batches,
@@ -75,12 +77,12 @@ def alone(config: SwarmConfig, dataset: Path) -> float:
     """Return one process's seconds for a step."""
     torch.set_num_threads(1)
     reference = Reference(config, Batches(Dataset.open(dataset), config))
-    seconds = []
-    for _ in range(4):
+    took = []
+    for _ in range(3):
         started = time.perf_counter()
         reference.step()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+        took.append(time.perf_counter() - started)
+    return min(took)
 
 
 def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
@@ -92,20 +94,25 @@ def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
         return min([line["seconds"] for line in lines if line["kind"] == "commit"][1:])
 
 
-def measure(corpus: str, widths: Sequence[int], links: Sequence[str]) -> dict[str, Any]:
-    """Return, by width, what one process takes and what two stages take over each link."""
-    found: dict[str, Any] = {}
+def measure(corpus: str, widths: Sequence[int], links: Sequence[str], out: Path) -> dict[str, Any]:
+    """Return, by width, what one process takes and what two stages take over each link; what `out` has stays."""
+    story = json.loads(out.read_text()) if out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "dataset"
         vocabulary = prepare(corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
-        for width in widths:
-            few, many = (configured(width, 2, count, vocabulary) for count in (FEW, MANY))
-            row = found[str(width)] = {"parameters": sum(p.numel() for p in whole_model(few).parameters())}
-            row["alone"] = costs(alone(few, place), alone(many, place))
-            for name in links:
-                row[name] = costs(together(few, place, LINKS[name]), together(many, place, LINKS[name]))
-                sys.stderr.write(f"width {width}, {name}: {row['alone']} alone, {row[name]} in two stages\n")
-    return found
+        for width, name in ((width, name) for width in widths for name in ("alone", *links)):
+            row = story.setdefault(str(width), {})
+            if name not in row:
+                few, many = (configured(width, 2, count, vocabulary) for count in (FEW, MANY))
+                row["parameters"] = sum(p.numel() for p in whole_model(few).parameters())
+                row[name] = costs(*(seconds(config, place, name) for config in (few, many)))
+                out.write_text(json.dumps(story, indent=1))
+                sys.stderr.write(f"width {width}, {name}: {row[name]}\n")
+    return story
+
+
+def seconds(config: SwarmConfig, dataset: Path, name: str) -> float:
+    return alone(config, dataset) if name == "alone" else together(config, dataset, LINKS[name])
 
 
 def kept(row: Mapping[str, Any], name: str) -> float:
@@ -117,17 +124,18 @@ def modelled(row: Mapping[str, Any], width: int, stages: int, workers: int, link
     """Return the efficiency of stages x workers machines, each `faster` times as fast as the process measured alone.
 
     A worker computes its share of the blocks while the link carries; each micro-batch costs it whichever is longer, and
-    what two stages on loopback were seen to take beyond their computing (`handled`: copies, encryption, waiting). The
-    pipeline fills once; at the end each reads the sums of the others (all-gather up to four, then in shares), the
-    coordinator goes round, and each does what two stages did with half the parameters.
+    what two stages on loopback were seen to take beyond their computing (`waited`: both share two cores with all else).
+    The pipeline fills once; at the end each reads the sums of the others (all-gather up to four, then in shares), the
+    coordinator goes round, and each does what two stages did with half the parameters, at no more than a CPU's speed:
+    that is mostly hashing.
     """
-    rate = link.megabits * 1e6 / 8 if link.megabits else float("inf")
+    rate = min(DAEMON, link.megabits * 1e6 / 8 if link.megabits else DAEMON)
     trip = link.milliseconds / 1000
     one, two = row["alone"], row["loopback"]
-    handled = max(0.0, two["micro_batch"] - one["micro_batch"] / 2)
+    waited = max(0.0, two["micro_batch"] - one["micro_batch"] / 2)
     carry = ROWS * LENGTH * width * BYTES / rate * (2 if stages > 2 else 1)
-    each = max(one["micro_batch"] / faster / stages, carry) + handled / faster
-    end = max(0.0, two["step"] - one["micro_batch"] / 2) * 2 / stages / faster
+    each = max((one["micro_batch"] / stages + waited) / faster, carry)
+    end = max(0.0, two["step"] - one["micro_batch"] / 2) * 2 / stages
     part = row["parameters"] / stages * BYTES
     read = part * (workers - 1 if workers <= 4 else 2 * (workers - 1) / workers) / rate
     step = USUAL / workers * each + (stages - 1) * (each + trip) + read + end + EXCHANGES * trip
@@ -140,16 +148,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--widths", default="256,512,1024")
     parser.add_argument("--links", default=";".join(LINKS), help="which of them, with ; between")
     parser.add_argument("--story", type=Path, help="what was measured before, instead of measuring")
-    parser.add_argument("--out", type=Path, help="write what was measured there, JSON; other widths' stay")
+    parser.add_argument(
+        "--out", type=Path, default=Path("story.json"), help="what is measured, JSON; what is there stays"
+    )
     parser.add_argument("--picture", type=Path, help="write the picture there, SVG")
     args = parser.parse_args(argv)
     if args.story:
         story = json.loads(args.story.read_text())
     else:
-        before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-        story = before | measure(args.corpus, [int(width) for width in args.widths.split(",")], args.links.split(";"))
-    if args.out:
-        args.out.write_text(json.dumps(story, indent=1))
+        widths, links = args.widths.split(","), args.links.split(";")
+        story = measure(args.corpus, [int(width) for width in widths], [link for link in links if link], args.out)
     if args.picture:
         from benchmarks.swarm.efficiency_picture import picture
 

@@ -178,7 +178,8 @@ class Membership:
         what the coordinator asks for may be done again without any harm."""
         try:
             return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
-        except Unreachable:
+        except Unreachable as error:
+            log.info("%s is asked again: %s", short(peer), error)
             await asyncio.sleep(CUT)
             return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
 
