@@ -7,7 +7,7 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 
 
 class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]
-    """WhiteNoise, without streams: a server that waits for answers asynchronously reads them in a thread of their own."""
+    """WhiteNoise, without streams: a server that waits for answers asynchronously would read them in another thread."""
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         if request.path_info.startswith(self.static_prefix) and (file := self.whole(request)):

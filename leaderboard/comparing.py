@@ -119,7 +119,8 @@ def pairs(runs: Sequence[Run], table: Standings | None) -> Pairs | None:
 
 def cells_of(board: Board, names: Sequence[str]) -> list[list[Cell | None]]:
     """Return how each does against each other. What b needs for a is one over what a needs for b."""
-    ratios = {(one, two): board.ratio(one, two) for one, two in combinations(names, 2)}
+    pairs = list(combinations(names, 2))
+    ratios = dict(zip(pairs, board.ratios(pairs), strict=True))
     back = {
         (two, one): found and Ratio(1 / found.cm, 1 / found.high, 1 / found.low) for (one, two), found in ratios.items()
     }

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from django.http import QueryDict
 
 from leaderboard import figures
@@ -18,6 +18,7 @@ from leaderboard.models import Run
 from leaderboard.pictures.charts import (
     ABSCISSAE,
     Abscissa,
+    Array,
     Curve,
     Dot,
     Point,
@@ -149,12 +150,13 @@ class Scale:
             return 100 * (value - self.low) / (self.high - self.low)
         return 100 * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
-    def across(self, values: Sequence[float]) -> list[float]:
+    def across(self, values: Array) -> Array:
         """Return the places of many values, rounded to what a screen shows."""
         if self.log:
-            return [round(self.at(value), 2) for value in values]
-        low, span = self.low, self.high - self.low
-        return [round(100 * (value - low) / span, 2) for value in values]
+            way = np.log(np.maximum(values, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            way = (values - self.low) / (self.high - self.low)
+        return np.round(100 * way, 2)
 
     def ticks(self) -> list[float]:
         """Return about five round values; on a logarithmic scale those of 1, 2 and 5."""
@@ -192,19 +194,16 @@ def last_x(one: Shown, x: Abscissa) -> float:
 
 
 def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) -> Panel | None:
-    series = [(one, *columns(one, metric, view)) for one in shown]
-    values = drawn_values(series, view)
-    if not values:
+    series = [found for one in shown if len((found := series_of(one, metric, view)).raw)]
+    if not series:
         return None
     steep = metric.name == "loss" and not (view.log_x or view.log_y)
-    y_scale = scale_of(metric, gentle(series, view) if steep else values, view)
-    lines = [line(one, points, raw, calm, metric, view, x_scale, y_scale) for one, points, raw, calm in series if raw]
-    latest = next((raw[-1] for _, _, raw, _ in series if raw), values[-1])
-    first = next(calm[0] for _, _, _, calm in series if calm)
+    y_scale = scale_of(metric, gentle(series) if steep else np.concatenate([one.drawn for one in series]), view)
+    latest, first = float(series[0].raw[-1]), float(series[0].calm[0])
     unit = f" {metric.unit}" if metric.unit else ""
     return Panel(
         metric=metric,
-        lines=lines,
+        lines=[line(one, metric, view, x_scale, y_scale) for one in series],
         x_ticks=[Tick(round(x_scale.at(tick), 2), x_label(view.x)(tick)) for tick in x_ticks(x_scale, view.x)],
         y_ticks=[Tick(round(100 - y_scale.at(tick), 2), short(tick) if abs(tick) < 1e3 else figures.compact(tick))
                  for tick in y_scale.ticks()],
@@ -213,78 +212,74 @@ def panel(metric: Metric, shown: Sequence[Shown], view: View, x_scale: Scale) ->
     )  # fmt: skip
 
 
-Series = tuple[Shown, list[Point], list[float], list[float]]
-"""A run, its points that have a value, these values, and these without their noise."""
+@dataclass(frozen=True)
+class Series:
+    """A run's values of one metric, where it has any."""
+
+    of: Shown
+    x: Array
+    raw: Array
+    calm: Array
+    """Without their noise."""
+
+    @property
+    def drawn(self) -> Array:
+        return self.raw if self.of.is_alone else self.calm
 
 
-def drawn_values(series: Sequence[Series], view: View, since: float = 0.0) -> list[float]:
-    """Return what is drawn from this place of the abscissa on."""
-    x = attrgetter(view.x)
-    return [
-        value
-        for one, points, raw, calm in series
-        for point, value in zip(points, raw if one.is_alone else calm, strict=True)
-        if x(point) >= since
-    ]
+def series_of(one: Shown, metric: Metric, view: View) -> Series:
+    column, x = one.curve.columns[metric.name], one.curve.columns[view.x]
+    there = np.isfinite(column)
+    raw = column[there] * metric.scale
+    if metric.name == "loss" and view.smoothing == MEDIUM:
+        return Series(one, x[there], raw, np.array(one.curve.smooth))  # made of the whole series
+    return Series(one, x[there], raw, calmed(metric, raw, view.smoothing))
 
 
-def gentle(series: Sequence[Series], view: View) -> list[float]:
+def gentle(series: Sequence[Series]) -> Array:
     """Return what is drawn after the first steep fall."""
-    way = max((getattr(points[-1], view.x) for _, points, _, _ in series if points), default=0)
-    return drawn_values(series, view, way * STEEP)
+    since = max(float(one.x[-1]) for one in series) * STEEP
+    return np.concatenate([one.drawn[one.x >= since] for one in series])
 
 
 def x_ticks(scale: Scale, x: Abscissa) -> list[float]:
     return scale.ticks() if scale.log else x_steps(x, scale.high)
 
 
-def columns(one: Shown, metric: Metric, view: View) -> tuple[list[Point], list[float], list[float]]:
-    """Return the points that have a value, their values, and these without their noise."""
-    column, scale = attrgetter(metric.name), metric.scale
-    points = [point for point in one.curve.train if (value := column(point)) is not None and math.isfinite(value)]
-    values = [column(point) * scale for point in points]
-    if metric.name == "loss" and view.smoothing == MEDIUM:
-        return points, values, one.curve.smooth  # made of the whole series
-    return points, values, calmed(metric, values, view.smoothing)
-
-
-def calmed(metric: Metric, values: list[float], smoothing: str) -> list[float]:
+def calmed(metric: Metric, values: Array, smoothing: str) -> Array:
     share = SMOOTHINGS[smoothing]
-    return values if not share or metric.name == "learning_rate" else smooth(values, share)
+    return values if not share or metric.name == "learning_rate" else np.array(smooth(values.tolist(), share))
 
 
-def scale_of(metric: Metric, values: Sequence[float], view: View) -> Scale:
-    low, high = min(values), max(values)
+def scale_of(metric: Metric, values: Array, view: View) -> Scale:
+    low, high = float(values.min()), float(values.max())
     if view.log_y and metric.may_be_log and 0 < low < high:
         return Scale(low / (high / low) ** 0.04, high * (high / low) ** 0.04, True)
     bottom, top = padded(low, high)
     return Scale(0.0, high * 1.06 or 1.0) if metric.from_zero else Scale(bottom, top)
 
 
-def line(
-    one: Shown, points: Sequence[Point], raw: Sequence[float], calm: Sequence[float],
-    metric: Metric, view: View, x_scale: Scale, y_scale: Scale,
-) -> Line:  # fmt: skip
-    x = attrgetter(view.x)
+def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Scale) -> Line:
+    def places(x: Array, values: Array) -> list[tuple[float, float]]:
+        return list(zip(x_scale.across(x).tolist(), (100 - y_scale.across(values)).round(2).tolist(), strict=True))
 
-    def places(points: Sequence[Point], values: Sequence[float]) -> list[Dot]:
-        down = y_scale.across(values)
-        return [
-            Dot(left, round(100 - up, 2))
-            for left, up in zip(x_scale.across([x(point) for point in points]), down, strict=True)
-        ]
-
-    kept = thin(calm, SMALL_POINTS if metric is not METRICS[0] else len(calm))
-    drawn = places([points[i] for i in kept], [calm[i] for i in kept])
-    noisy = one.is_alone and metric.name == "loss" and view.smoothing != "none"
-    evaluations = one.curve.dev if one.is_alone and metric.name == "loss" else []
+    one, is_loss = series.of, metric is METRICS[0]
+    x, calm = series.x, series.calm
+    if not is_loss and len(calm) > SMALL_POINTS:
+        kept = thin(calm, SMALL_POINTS)
+        x, calm = x[kept], calm[kept]
+    drawn = places(x, calm)
+    seen = one.curve.dev if one.is_alone and is_loss else []
+    evaluations = places(
+        np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen])
+    )
     return Line(
         colour=one.colour,
         label=one.label,
         smooth=path(drawn),
-        raw=path(places(points, raw)) if noisy else "",
-        dots=tuple(dot for dot in places(evaluations, [point.loss for point in evaluations]) if 0 <= dot.y <= 100),
-        last=None if one.run.is_over or one.is_past or metric.name != "loss" else drawn[-1],
+        raw=path(places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
+        dots=tuple(Dot(*dot) for dot in evaluations if 0 <= dot[1] <= 100),
+        last=None if one.run.is_over or one.is_past or not is_loss else Dot(*drawn[-1]),
     )
 
 
@@ -299,7 +294,7 @@ class Table:
 
 def table(curve: Curve, count: int = ROWS) -> Table:
     """Return some of a run's points, evenly spread, the last among them, with every metric that it has."""
-    metrics = [metric for metric in METRICS if any(value_of(point, metric) is not None for point in curve.train)]
+    metrics = [metric for metric in METRICS if np.isfinite(curve.columns[metric.name]).any()]
     return Table(
         heads=[*PLACES, *(head(metric) for metric in metrics)],
         rows=[[*places(point), *(cell(point, metric) for metric in metrics)] for point in some(curve.train, count)],
@@ -355,11 +350,12 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True, since: Point |
     """
     train, dev = curve.train, curve.dev
     last = train[-1] if train else None
-    named: dict[str, list[float | None]] = {name: [tidy(getattr(point, name)) for point in train] for name in ABSCISSAE}
+    named: dict[str, list[Any]] = {name: tidied(curve.columns[name]) for name in ("flops", "seconds")}
+    named |= {name: [getattr(point, name) for point in train] for name in ("tokens", "step")}
     for metric in METRICS:
-        values = [value_of(point, metric) for point in train]
-        if (whole or metric.name != "loss") and any(value is not None for value in values):
-            named[metric.name] = [tidy(value) for value in values]
+        values = curve.columns[metric.name] * metric.scale
+        if (whole or metric.name != "loss") and np.isfinite(values).any():
+            named[metric.name] = tidied(values)
     return {
         "train": {**named, "smooth": [round(value, 5) for value in curve.smooth]},
         "dev": {name: [tidy(getattr(point, name)) for point in dev] for name in (*ABSCISSAE, "loss", "bits_per_byte")},
@@ -368,6 +364,15 @@ def script_columns(run: Run, curve: Curve, *, whole: bool = True, since: Point |
             for name in ABSCISSAE
         },
     }
+
+
+def tidied(values: Array) -> list[float | None]:
+    """Return a column as `tidy` would; None where there is no value."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = 4 - np.floor(np.log10(np.abs(values)))
+        up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)  # no power of ten below 1 is exact
+        found = np.where(values == 0, 0.0, np.rint(values * up / down) * down / up)
+    return [value if math.isfinite(value) else None for value in found.tolist()]
 
 
 def tidy(value: float | None) -> float | None:

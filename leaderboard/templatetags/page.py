@@ -19,12 +19,16 @@ from leaderboard.comparing import Cell
 from leaderboard.models import Score
 from leaderboard.models.entries import web_address
 from leaderboard.pictures.charts import Dot, Tick
+from leaderboard.pictures.panels import Line
 from scheduler.models import Node
 from scheduler.prepared import Prepared
 
 register = template.Library()
 NEAR_SECONDS = 20 * 3600
 CROWD = 60
+RAW = '<path class="raw" d="{}" vector-effect="non-scaling-stroke"/>'
+SMOOTH = '<path class="smooth is-{}" d="{}" vector-effect="non-scaling-stroke"/>'
+HERE = '<circle class="last" cx="{}%" cy="{}%" r="5"/>'
 THERE = Prepared(
     lambda: Node.objects.filter(
         Q(state__in=[Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]) | Q(name=demo_label.NODE)
@@ -140,6 +144,23 @@ def dots(places: Iterable[Dot]) -> SafeString:
     found = list(places)
     size = "3.500" if len(found) <= CROWD else "1.750"
     return repeated('<circle class="dev" cx="{}%" cy="{}%" r="{}"/>', ((*place, size) for place in found))
+
+
+@register.filter
+def paths(lines: Iterable[Line]) -> SafeString:
+    """Return the curves of a picture, the first on top."""
+    drawn = [
+        (RAW.format(line.raw) if line.raw else "") + SMOOTH.format(escape(str(line.colour)), line.smooth)
+        for line in reversed(list(lines))
+    ]
+    return mark_safe("".join(drawn))  # noqa: S308 (numbers, and a colour's name)
+
+
+@register.filter
+def marks(lines: Iterable[Line]) -> SafeString:
+    """Return what lies over the curves: evaluations, and where a train is now."""
+    drawn = [dots(line.dots) + (HERE.format(*line.last) if line.last else "") for line in lines]
+    return mark_safe("".join(drawn))  # noqa: S308 (numbers only)
 
 
 @register.filter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -18,8 +19,9 @@ from leaderboard.judging.standings import Standings
 from leaderboard.models import Entry, Run, Score
 from leaderboard.pictures import charts
 from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
-from leaderboard.views.live import LIVE_SECONDS, OLDER
+from leaderboard.views.live import LIVE_SECONDS, OLDER, any_of, named
 from leaderboard.views.runs import X_LABELS, address
+from scheduler.prepared import Prepared
 
 POINTS = 1600
 """Of all curves together; a picture of ten needs fewer of each."""
@@ -51,8 +53,19 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 def in_order(asked: Sequence[int]) -> list[Run]:
     """Return the runs that there are, as asked for. A notebook has no curve of ours."""
-    found = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).in_bulk(asked)
+    found = {run.pk: run for run in (several(len(asked)).rows(**named(asked)) if asked else ())}
     return [found[number] for number in asked if number in found]
+
+
+@cache
+def several(count: int) -> Prepared[Run]:
+    chosen = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).filter(any_of("pk", count)).order_by()
+    return Prepared(lambda: chosen)
+
+
+@cache
+def scored(count: int) -> Prepared[Score]:
+    return Prepared(lambda: Score.objects.filter(any_of("run", count)).order_by())
 
 
 def standings_of(runs: Sequence[Run]) -> Standings | None:
@@ -70,7 +83,7 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
     differ, alike = comparing.differences(runs)
     here = [run for run in runs if board and run.track_id == runs[0].track_id]
     found = comparing.pairs(here, board)
-    rows = comparing.score_rows(runs, Score.objects.filter(run__in=runs))
+    rows = comparing.score_rows(runs, scored(len(runs)).rows(**named([run.pk for run in runs])))
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         "view": view,

@@ -21,13 +21,19 @@ from leaderboard.kinds import smoking
 from leaderboard.models import Entry, Run
 from leaderboard.pictures import multiplier_pictures as pictures
 from leaderboard.review import changes, estimates
-from leaderboard.views.live import revision_of
+from leaderboard.views.live import NUMBER, about, one, revision_of
 from leaderboard.views.results import axis_of, results, results_etag
-from scheduler.models import Event
+from scheduler.prepared import Prepared
 from trainer.scoring.multiplier import AXES, Estimate
 
 MOST_RUNS = 200
 """Of one entry, the latest."""
+ONE = Prepared(
+    lambda: Entry.objects.filter(pk=NUMBER).select_related("track__season", "smoke_job", "pull_request").order_by()
+)
+RUNS = Prepared(
+    lambda: Run.objects.filter(entry=NUMBER).select_related("entry", "track").order_by("-created_at")[:MOST_RUNS]
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,9 @@ class Group:
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    related = ("track__season", "smoke_job", "pull_request")
-    found = get_object_or_404(Entry.objects.select_related(*related), pk=entry_id)
+    found = one(ONE, entry_id)
     table = standings.of(found.track, axis_of(request), may_lag=True)
-    runs = list(found.runs.select_related("entry", "track").order_by("-created_at")[:MOST_RUNS])
+    runs = RUNS.rows(number=found.pk)
     at_scales = scales.of(table, found.pk)
     context = {
         "entry": found,
@@ -60,7 +65,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         **row_of(table, found),
         "smoking": smoking.under_way(found),
         "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
-        "events": Event.objects.about(found),
+        "events": about(found),
         "revision": revision_of(request),
     }
     return render(request, "leaderboard/entry.html", context)

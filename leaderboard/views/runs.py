@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,7 +19,7 @@ from leaderboard.bases import RUN_FILE
 from leaderboard.beside import Beside, numbers, offered
 from leaderboard.judging import standings
 from leaderboard.judging.standings import Standings
-from leaderboard.models import Entry, Run
+from leaderboard.models import Entry, Run, Sample, Score
 from leaderboard.models.publications import FINAL
 from leaderboard.pictures import charts
 from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
@@ -27,10 +28,25 @@ from leaderboard.publishing.weights import CHECKPOINT_FILES
 from leaderboard.runs import RunError
 from leaderboard.timetable.departures import departure_of, in_queue
 from leaderboard.views import notebooks
-from leaderboard.views.live import LIVE_SECONDS, latest_event, revision_of, with_job
+from leaderboard.views.live import (
+    LIVE_SECONDS,
+    MOST,
+    NUMBER,
+    about,
+    any_of,
+    latest_event,
+    named,
+    revision_of,
+    with_job,
+)
 from leaderboard.views.pacing import refusal
-from scheduler.models import Event, Lease
+from scheduler.models import Lease
+from scheduler.prepared import Prepared
 
+SAMPLES = Prepared(lambda: Sample.objects.filter(run=NUMBER))
+SCORES = Prepared(lambda: Score.objects.filter(run=NUMBER))
+REVISION = Prepared(lambda: Run.objects.filter(pk=NUMBER).order_by().values_list("revision"))
+LOGGED = Prepared(lambda: Lease.objects.filter(job__run=NUMBER).order_by("-pk").values_list("pk", "log_received")[:1])
 SAMPLED = 8
 """Checkpoints whose samples a page shows."""
 X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
@@ -41,9 +57,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
     for in its log."""
     over = [number for number in numbers(request.GET.getlist("over")) if number != run_id]
-    runs = with_job(Run.objects.filter(pk__in=[run_id, *over])).select_related("checkpoint").in_bulk()
-    if run_id not in runs:
-        raise Http404
+    runs = wanted(run_id, *over)
     if (refused := too_often(request)) is not None:
         return refused
     found = runs[run_id]
@@ -53,9 +67,9 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
     place = standings_of(found)
     context = {
         "run": found,
-        "samples": newest_first(list(found.samples.all())),
+        "samples": newest_first(SAMPLES.rows(number=found.pk)),
         **scores_of(found),
-        "events": Event.objects.about(found),
+        "events": about(found),
         "log": logs.shown(found, request.GET.get("find", "")),
         "weights": weight_files(found),
         "publications": publications.shown(found),
@@ -68,6 +82,21 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "revision": revision_of(request, place),
     }
     return render(request, "leaderboard/run.html", context)
+
+
+def wanted(run_id: int, *others: int) -> dict[int, Run]:
+    """Return a run, and others that there are, by their numbers; there is no page where it is none."""
+    asked = [number for number in (run_id, *others) if number < MOST]
+    found = {run.pk: run for run in several(len(asked)).rows(**named(asked))} if asked else {}
+    if run_id not in found:
+        raise Http404
+    return found
+
+
+@cache
+def several(count: int) -> Prepared[Run]:
+    chosen = with_job(Run.objects.filter(any_of("pk", count))).select_related("checkpoint").order_by()
+    return Prepared(lambda: chosen)
 
 
 def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Beside]) -> dict[str, Any]:
@@ -117,7 +146,7 @@ def address(request: HttpRequest, **changed: str) -> str:
 
 def scores_of(run: Run) -> dict[str, Any]:
     """Return the held-out numbers, and those of the lm-eval tasks, which have a `/` in their names."""
-    scores = sorted(run.scores.all(), key=lambda score: score.name) if is_judged(run) else []
+    scores = sorted(SCORES.rows(number=run.pk), key=lambda score: score.name) if is_judged(run) else []
     return {
         "held_out": [score for score in scores if "/" not in score.name],
         "suite": [score for score in scores if "/" in score.name],
@@ -175,9 +204,8 @@ def newest_first(samples: list[Any]) -> list[tuple[int, list[Any]]]:
 
 
 def run_etag(request: HttpRequest, run_id: int) -> str:
-    revision = Run.objects.filter(pk=run_id).values_list("revision", flat=True).first()
-    log = Lease.objects.filter(job__run=run_id).order_by("-pk").values_list("pk", "log_received").first()
-    return f'"{revision}-{log}-{latest_event()}"'
+    asked = {"number": min(run_id, MOST - 1)}
+    return f'"{REVISION.tuples(**asked)}-{LOGGED.tuples(**asked)}-{latest_event()}"'
 
 
 def too_often(request: HttpRequest) -> HttpResponse | None:
@@ -190,7 +218,7 @@ def too_often(request: HttpRequest) -> HttpResponse | None:
 def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     if (refused := too_often(request)) is not None:
         return refused
-    found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
+    found = wanted(run_id)[run_id]
     is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
     head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
     context = {

@@ -137,6 +137,10 @@ class Ratio:
     high: float
 
 
+def both_known(one: Estimate, two: Estimate) -> bool:
+    return None not in (one.cm, one.low, one.high, two.cm, two.low)
+
+
 @dataclass(frozen=True)
 class Board:
     """A track's entries, compared on one axis."""
@@ -164,18 +168,34 @@ class Board:
 
     def ratio(self, entry: str, other: str) -> Ratio | None:
         """Compare two entries, as their ties are decided; None where one of them has no interval."""
-        one, two = self[entry], self[other]
+        return self.ratios([(entry, other)])[0]
+
+    def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Ratio | None]:
+        """Compare many pairs at once."""
+        rows = [(self[entry], self[other]) for entry, other in pairs]
+        far = [self.baseline not in pair and both_known(*row) for pair, row in zip(pairs, rows, strict=True)]
+        off = iter(self._read_off([row for row, is_far in zip(rows, far, strict=True) if is_far]))
+        return [next(off) if is_far else self._known(*row) for row, is_far in zip(rows, far, strict=True)]
+
+    def _known(self, one: Estimate, two: Estimate) -> Ratio | None:
+        """What needs no reading: one of the two is the baseline, or has no interval."""
         if one.cm is None or one.low is None or one.high is None or two.cm is None or two.low is None:
             return None
-        if other == self.baseline:
+        if two.entry == self.baseline:
             return Ratio(one.cm, one.low, one.high)
-        if entry == self.baseline:
-            return None if two.high is None else Ratio(1 / two.cm, 1 / two.high, 1 / two.low)
-        loss, compute = (np.array([getattr(row, name) for row in (one, two)], float) for name in ("loss", "compute"))
-        both = read(self.ladder, loss, compute, [one.runs, two.runs])
+        return None if two.high is None else Ratio(1 / two.cm, 1 / two.high, 1 / two.low)
+
+    def _read_off(self, rows: Sequence[tuple[Estimate, Estimate]]) -> list[Ratio]:
+        if not rows:
+            return []
+        columns = (
+            [[getattr(row, name) for row in side] for side in zip(*rows, strict=True)]
+            for name in ("loss", "compute", "runs")
+        )
+        both = read(self.ladder, *(np.array(column, float) for column in columns))  # [2, pairs]
         gap, error = difference(self.ladder, both[0], both[1])
         width = self.ladder.quantile((1 + CONFIDENCE) / 2) * error
-        return Ratio(*(float(np.exp(end)) for end in (gap, gap - width, gap + width)))
+        return [Ratio(*ends) for ends in np.exp([gap, gap - width, gap + width]).T.tolist()]
 
     def standing(self, entry: str) -> Standing:
         row = self[entry]
