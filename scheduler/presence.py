@@ -18,7 +18,7 @@ from scheduler.prepared import Later, PreparedUpdate
 
 logger = logging.getLogger(__name__)
 
-WRITTEN_EVERY = 1.0
+WRITTEN_EVERY = 0.2
 
 
 @dataclass(frozen=True)
