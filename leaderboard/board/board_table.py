@@ -103,7 +103,7 @@ class BoardTable:
 
 def table(standings: Standings, asked: Asked) -> BoardTable:
     """Lay out the rows of a page. The scale of the whiskers is that of all rows: it stays while one searches."""
-    found = ordered(narrowed(standings.rows, asked), asked)
+    found = chosen(standings, asked)
     start = (asked.page - 1) * PER_PAGE
     page = found[start : start + PER_PAGE]
     shown = filled(standings, asked)
@@ -130,6 +130,13 @@ def table(standings: Standings, asked: Asked) -> BoardTable:
         ),
         trusts=standings.once("trusts", lambda: trusts(standings.rows)),
     )
+
+
+def chosen(standings: Standings, asked: Asked) -> list[Row]:
+    """Return the rows that were asked for, in their order; that of all rows is kept with them."""
+    if asked.is_narrowed:
+        return ordered(narrowed(standings.rows, asked), asked)
+    return standings.once(("order", asked.sort, asked.backwards), lambda: ordered(standings.rows, asked))
 
 
 def trusts(rows: Sequence[Row]) -> list[Run.Trust]:

@@ -57,13 +57,20 @@ class ScalePicture:
 
 def of(standings: Standings, entry: int) -> list[AtScale]:
     """Return the entry's scales, smallest first: runs that count, and at other budgets all that can be relied on."""
-    runs = [run for run in [*standings.counted, *elsewhere(standings)] if compute(run, standings.axis)]
+    own = standings.once("runs at all scales", lambda: by_entry(standings))
     found: dict[str, list[Judged]] = defaultdict(list)
-    for run in runs:
-        if run.entry == entry:
-            found[run.budget].append(run)
-    rungs = [run for run in runs if run.entry == standings.baseline]
+    for run in own.get(entry, ()):
+        found[run.budget].append(run)
+    rungs = own.get(standings.baseline, [])
     return sorted((at_scale(standings, rungs, runs) for runs in found.values()), key=lambda at: at.amount)
+
+
+def by_entry(standings: Standings) -> dict[int | None, list[Judged]]:
+    found: dict[int | None, list[Judged]] = defaultdict(list)
+    for run in [*standings.counted, *elsewhere(standings)]:
+        if compute(run, standings.axis):
+            found[run.entry].append(run)
+    return dict(found)
 
 
 def elsewhere(standings: Standings) -> list[Judged]:
