@@ -44,25 +44,6 @@ class CampaignsDict(TypedDict):
     items: list[CampaignDict]
 
 
-class ProgressDict(TypedDict):
-    documents_read: int
-    packets: int
-    done: int
-    waiting: int
-    held: int
-    aside: int
-    texts: int
-    tokens: int
-    rejected: int
-    withdrawn: int
-    volunteers: int
-    volunteers_now: int
-    tokens_per_second: float
-    packets_per_second: float
-    seconds_left: float | None
-    share: float | None
-
-
 class VolunteerDict(TypedDict):
     name: str
     """Of who has signed in; otherwise a number."""
@@ -96,7 +77,7 @@ class CampaignDetail(TypedDict):
     finished_at: str | None
     dataset: str
     """Its address on the Hub; empty until something is there."""
-    progress: ProgressDict
+    progress: figures.Totals
     volunteers: list[VolunteerDict]
     """Most tokens first, fifty at most."""
     rejections: list[RejectionDict]
