@@ -27,6 +27,7 @@ MAX_POINTS = 2000
 """Of a series, on any page and in any answer."""
 READ_POINTS = 3000
 """For one page, of all its curves together."""
+DEV = CurvePoint.Series.DEV.value
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -121,10 +122,10 @@ def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tu
     found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
     asked = {f"run{number}": run.pk for number, run in enumerate(runs)}
     asked |= {f"level{number}": level_for(run.step, count) if count else 0 for number, run in enumerate(runs)}
-    for run, series, *values in stored(len(runs)).tuples(**asked) if runs else ():
-        point = Point._make(values)
+    for row in stored(len(runs)).tuples(**asked) if runs else ():
+        point = Point._make(row[2:])
         if math.isfinite(point.loss):
-            found[run][series == CurvePoint.Series.DEV].append(point)
+            found[row[0]][row[1] == DEV].append(point)
     return found
 
 

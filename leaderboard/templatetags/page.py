@@ -87,6 +87,12 @@ def cells(values: Iterable[str]) -> SafeString:
 
 
 @register.filter
+def rows(table: Iterable[Iterable[str]]) -> SafeString:
+    """Return rows of numbers."""
+    return mark_safe("".join([f"<tr>{cells(row)}</tr>" for row in table]))  # noqa: S308 (of cells)
+
+
+@register.filter
 def heads(names: Iterable[str]) -> SafeString:
     """Return what stands above them."""
     return repeated('<th scope="col" class="number">{}</th>', ((name,) for name in names))

@@ -74,6 +74,6 @@ def test_what_nodes_can_say_is_documented(site_url: str) -> None:
 def test_a_page_that_is_not_there_asks_the_database_nothing(
     db: None, client: Client, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    """Error pages are made in threads of their own, whose connections nobody closes."""
+    """They are asked for most by those who guess addresses."""
     with django_assert_num_queries(0):
         assert client.get("/no/such/page/").status_code == 404
