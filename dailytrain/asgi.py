@@ -24,8 +24,8 @@ from scheduler.packets.desk import ADDRESS, PacketDesk  # noqa: E402
 
 NODES = "/api/node/"
 GARBAGE = (5_000, 20, 20)
-"""New objects after which Python looks for rings of them. A page leaves over a thousand in rings: to take fourteen pages'
-away at once is 18 ms in which nobody is answered, three pages' 3."""
+"""New objects after which Python looks for rings of them. A page leaves over a thousand in rings: to take those of
+fourteen pages away at once is 18 ms in which nobody is answered, those of three 3 ms."""
 
 
 class ThreadsKept(ASGIHandler):
