@@ -27,6 +27,7 @@ from benchmarks.swarm.link import Links, Shape
 from trainer.data.dataset import Dataset, prepare
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
+from trainer.swarm.heap import keep_freed
 from trainer.swarm.reference import Reference
 from trainer.swarm.stage import whole_model
 from trainer.swarm.world import World
@@ -76,6 +77,7 @@ def costs(few: float, many: float) -> dict[str, float]:
 def alone(config: SwarmConfig, dataset: Path) -> float:
     """Return one process's seconds for a step."""
     torch.set_num_threads(1)
+    keep_freed()  # as workers do
     reference = Reference(config, Batches(Dataset.open(dataset), config))
     took = []
     for _ in range(3):

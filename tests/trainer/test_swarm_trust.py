@@ -57,7 +57,7 @@ def test_wrong_shapes_and_a_huge_sum_leave_the_losses_right(dataset_folder: Path
 
 
 def test_huge_gradients_and_an_old_sum_leave_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
+    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 1)}, audit=1.0)
 
 
 def ledger(*blamed: str) -> wire.Ledger:

@@ -22,6 +22,7 @@ from trainer.arguments import Parser
 from trainer.run import write_whole
 from trainer.swarm import wire
 from trainer.swarm.chaos import Chaos
+from trainer.swarm.heap import keep_freed
 from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
 from trainer.wire import SeatOrder
@@ -97,6 +98,7 @@ def status(worker: Worker) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    keep_freed()
     order = SeatOrder.model_validate_json(args.order.read_bytes())
     print(asyncio.run(attend(order, args)))  # noqa: T201
     return 0

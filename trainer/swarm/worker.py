@@ -29,6 +29,7 @@ from trainer.swarm import buffers, reduce, trust, wire
 from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused, Unreachable
+from trainer.swarm.heap import keep_freed
 from trainer.swarm.seat import Seat
 from trainer.swarm.stage import Passage, StateError, squared_norm
 from trainer.swarm.transport import Route, Transport
@@ -316,15 +317,21 @@ class Worker:
         return wire.written(await self.in_lane(self.seat.where, ask))
 
     async def on_ledger(self, _: str, frame: Frame) -> Frame:
-        ask, regretted = wire.read(wire.Ask, frame), self.usual.regretted()
-        if regretted and self.below is not None:
-            self.below.blamed |= regretted
+        ask = wire.read(wire.Ask, frame)
+        if self.regrets():
             await self.in_lane(self.seated.drop, ask)
         ledger = await self.in_lane(self.seated.read, ask)
         await self.tell()
         blamed = {**self.callers, **(self.below.blamed if self.below else {})}
         found = tuple(wire.Blame(peer=peer, why=why) for peer, why in blamed.items() if self.is_member(peer))
         return wire.written(ledger.model_copy(update={"blamed": found}))
+
+    def regrets(self) -> bool:
+        """Blame who sent one of the first gradients far too large; return whether somebody did."""
+        regretted = self.usual.regretted()
+        if self.below is not None:
+            self.below.blamed |= regretted
+        return bool(regretted)
 
     async def on_drop(self, _: str, frame: Frame) -> Frame:
         await self.in_lane(self.seated.drop, wire.read(wire.Ask, frame))
@@ -356,6 +363,8 @@ class Worker:
     async def on_replayed(self, _: str, frame: Frame) -> Frame:
         """Say how far a peer's sum is from what this one has computed again."""
         ask, seat = wire.read(wire.Replayed, frame), self.seated
+        if self.regrets():
+            raise Refused("stale", "what I have computed again was made with a gradient that is far too large")
         mine = await self.in_lane(seat.taken_aside, ask.number)
         apart, own = 0.0, 0.0
         for piece in reduce.pieces(range(len(mine))):
@@ -482,6 +491,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    keep_freed()
     try:
         print(asyncio.run(work(args)))  # noqa: T201
     except (ValueError, OSError, Unreachable) as error:
