@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from django.core.cache import cache
 from django.http import QueryDict
@@ -154,3 +156,8 @@ def test_of_many_checkpoints_some_samples_are_shown_the_last_among_them(client: 
     assert page.count("text ") <= 12
     assert "text 100." in page
     assert "text 1." in page
+
+
+def test_columns_for_scripts_have_five_digits_and_gaps() -> None:
+    values = [0.0, 1.0, -2.5, 3.14159265, 1.23456789e13, 9.99999e-4, 7.3e-9, math.nan, math.inf]
+    assert panels.tidied(np.array(values)) == [*map(panels.tidy, values[:-2]), None, None]

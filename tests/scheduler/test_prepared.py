@@ -133,3 +133,11 @@ def test_a_number_that_was_drawn_is_that_of_the_row_and_not_of_the_next() -> Non
     assert Window.objects.get() == window
     assert Event.objects.about(job).get().sentence == "Both were written."
     assert Window.objects.create(**day).pk > window.pk
+
+
+def test_numbers_and_words_come_as_they_are_stored() -> None:
+    jobs = [make_job(author=author) for author in ("a", "b")]
+    asked = Job.objects.filter(pk__gte=Later("first", BigIntegerField())).order_by("pk")
+    asked = asked.values_list("pk", "author", "expected_seconds", "attempts")
+    found = [Prepared(lambda: asked, binary=binary).tuples(first=jobs[0].pk) for binary in (False, True)]
+    assert found[0] == found[1] == [(job.pk, job.author, job.expected_seconds, job.attempts) for job in jobs]
