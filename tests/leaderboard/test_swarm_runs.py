@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import hand_back, lease, train_row, upload
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.test import Client
@@ -17,6 +16,7 @@ from scheduler import jobs, matching, seekers
 from scheduler.kinds import kind_of
 from scheduler.matching import Seeker
 from scheduler.models import Job, Node
+from tests.leaderboard.conftest import hand_back, lease, train_row, upload
 from trainer import wire
 from trainer.swarm.credentials import credential
 

@@ -90,7 +90,7 @@ def test_three_wrong_answers_to_what_is_known_and_it_is_over(db: None, settings:
     for volunteer in (ada, bob):
         while volunteer.write():
             pass
-    Campaign.objects.update(known_share=0.5)
+    Campaign.objects.update(known_share=1.0)
     Packet.objects.filter(second="no").update(state="waiting", lacking=None)
     Rephrasing.objects.filter(packet__second="no").update(state="withdrawn")
     eve = sit_down("eve")
@@ -114,7 +114,7 @@ def test_who_agreed_on_nonsense_bars_nobody_who_is_known(
         while volunteer.write():
             pass
     answers = campaign.packets.filter(second="agreed").count()
-    Campaign.objects.update(known_share=0.5)
+    Campaign.objects.update(known_share=1.0)
     Packet.objects.filter(second="no").update(state="waiting", lacking=None)
     Rephrasing.objects.filter(packet__second="no").update(state="withdrawn")
     cy = sit_down("cy")
@@ -138,7 +138,7 @@ def test_an_honest_volunteer_knows_the_known_answers(db: None, settings: Any, tm
         volunteer = sit_down(name)
         while volunteer.write():
             pass
-    Campaign.objects.update(known_share=0.5)
+    Campaign.objects.update(known_share=1.0)
     Campaign.objects.update(exhausted=False)
     cleo = sit_down("cleo")
     for _ in range(8):
