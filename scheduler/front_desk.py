@@ -36,19 +36,13 @@ class FrontDesk:
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await whole(receive)
-        if body is None:
-            return
-        deadline = asyncio.get_running_loop().time()
-        try:
-            question, action = await CLERKS.do(partial(hear, token_of(scope), body))
+        async def asked(token: str, body: bytes) -> wire.Action:
+            came = asyncio.get_running_loop().time()
+            question, action = await CLERKS.do(partial(hear, token, body))
             self._write_soon()
-            deadline += question.message.wait_seconds
-            action = action or await held_open(question, deadline, receive)
-        except Exception:  # said, and logged, over there
-            await self._otherwise(scope, once_more(body, receive), send)
-            return
-        await answer(send, action.model_dump_json(exclude_none=True).encode())
+            return action or await held_open(question, came + question.message.wait_seconds, receive)
+
+        await in_order(asked, self._otherwise, scope, receive, send)
 
     def _write_soon(self) -> None:
         """See to what has been noted of nodes being written down."""
@@ -97,6 +91,25 @@ async def held_open(question: polls.Question, deadline: float, receive: Receive)
 
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+async def in_order(
+    asked: Callable[[str, bytes], Awaitable[wire.Message]],
+    otherwise: Application,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answer with what `asked` makes of token and body, and what is not in order by `otherwise`."""
+    body = await whole(receive)
+    if body is None:
+        return
+    try:
+        message = await asked(token_of(scope), body)
+    except Exception:  # said, and logged, over there
+        await otherwise(scope, once_more(body, receive), send)
+        return
+    await answer(send, message.model_dump_json(exclude_none=True).encode())
 
 
 async def whole(receive: Receive) -> bytes | None:

@@ -207,7 +207,7 @@ def reference(job: Job, blob: Literal["release", "entry"]) -> wire.FileRef:
 
 def held() -> LeaseQuerySet:
     """Return an active lease whose number is told later."""
-    return Lease.objects.filter(pk=Later("lease", BigIntegerField()), state=Lease.State.ACTIVE)
+    return Lease.objects.active(Later("lease", BigIntegerField()))
 
 
 def longest() -> Greatest:

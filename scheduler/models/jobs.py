@@ -121,9 +121,10 @@ class Job(models.Model):
 
 
 class LeaseQuerySet(models.QuerySet["Lease"]):
-    def active(self, lease: Lease) -> LeaseQuerySet:
-        """Return this lease if it has not ended: what its changes are conditional on."""
-        return self.filter(pk=lease.pk, state=Lease.State.ACTIVE)
+    def active(self, lease: Lease | Later) -> LeaseQuerySet:
+        """Return this lease, or that whose number is told later, if it has not ended: what its changes are conditional
+        on."""
+        return self.filter(pk=lease.pk if isinstance(lease, Lease) else lease, state=Lease.State.ACTIVE)
 
     def held_by(self, node: Node) -> LeaseQuerySet:
         return self.filter(node=node, state=Lease.State.ACTIVE)

@@ -28,18 +28,14 @@ class PacketDesk:
         self._otherwise = otherwise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await front_desk.whole(receive)
-        if body is None:
-            return
-        asked = ADDRESS.fullmatch(scope["path"])
-        assert asked
-        lease, what = asked.groups()
-        try:
-            answer = await SORTERS.do(partial(hear, front_desk.token_of(scope), int(lease), what, body))
-        except Exception:  # said, and logged, over there
-            await self._otherwise(scope, front_desk.once_more(body, receive), send)
-            return
-        await front_desk.answer(send, answer.model_dump_json(exclude_none=True).encode())
+        found = ADDRESS.fullmatch(scope["path"])
+        assert found
+        lease, what = found.groups()
+
+        async def asked(token: str, body: bytes) -> wire.Message:
+            return await SORTERS.do(partial(hear, token, int(lease), what, body))
+
+        await front_desk.in_order(asked, self._otherwise, scope, receive, send)
 
 
 def hear(token: str, lease_id: int, what: str, body: bytes) -> wire.Message:
