@@ -92,7 +92,7 @@ def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
     with Links(shape) as links:
         before = links.before if shape != Shape() else None
         with World(config, dataset, [0, 1], patience=120, links=before) as world:
-            lines = world.run(280)
+            lines = world.run(1200)
         return min([line["seconds"] for line in lines if line["kind"] == "commit"][1:])
 
 

@@ -20,6 +20,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "nan": lambda found: found * float("nan"),
     "shape": lambda found: found[:, :-1],
     "huge": lambda found: found * 1e6,
+    "turned": lambda found: -found,
 }
 """What happens to the gradient that it answers with."""
 SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

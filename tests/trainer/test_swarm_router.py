@@ -94,3 +94,19 @@ def test_who_is_dropped_is_gone() -> None:
 
 def test_routers_with_other_seeds_do_not_all_begin_with_the_same_peer() -> None:
     assert len({router_of([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 6), st.integers(1, 30), st.floats(1, 1e5))
+def test_what_was_given_out_before_any_speed_was_known_starves_nobody(peers: int, at_first: int, speed: float) -> None:
+    router = Router()
+    for number in range(peers):
+        router.add(f"peer {number}")
+    for peer in [router.pick(32.0, 0.0) for _ in range(at_first)]:
+        router.observe(peer, 32.0, 32.0 / speed)
+    given_out = Counter[str]()
+    for _ in range(10 * peers):
+        peer = router.pick(32.0, 0.0)
+        given_out[peer] += 1
+        router.observe(peer, 32.0, 32.0 / speed)
+    assert set(given_out.values()) <= {9, 10, 11}

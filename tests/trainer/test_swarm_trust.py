@@ -57,7 +57,14 @@ def test_wrong_shapes_and_a_huge_sum_leave_the_losses_right(dataset_folder: Path
 
 
 def test_huge_gradients_and_an_old_sum_leave_the_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 1)}, audit=1.0)
+    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
+
+
+def test_gradients_huge_or_turned_around_from_the_first_on_leave_the_losses_right(
+    dataset_folder: Path,
+) -> None:
+    swarm_with(dataset_folder, {"worker-1": ("huge", 0)})
+    swarm_with(dataset_folder, {"worker-1": ("turned", 0)})
 
 
 def ledger(*blamed: str) -> wire.Ledger:
@@ -84,27 +91,30 @@ def test_a_sum_is_suspected_if_it_is_far_too_long_or_not_finite() -> None:
     assert trust.suspects({A: read}, {**held, B: 0}).keys() == {B}
 
 
-def test_a_gradient_far_larger_than_usual_is_odd_and_does_not_become_usual() -> None:
+def test_a_gradient_far_larger_than_usual_is_odd() -> None:
     usual = trust.Usual()
-    assert not any(usual.odd(torch.full((3,), size)) for size in (1.0, 3.0, 2.0, 1.0, 50.0))
+    for size in (1.0, 3.0, 2.0, 50.0):
+        assert not usual.odd(torch.full((3,), size))
+        usual.take_in(torch.full((3,), size))
     assert usual.odd(torch.full((3,), 1e4))
-    assert usual.odd(torch.full((3,), 1e4))
+    assert not usual.odd(torch.full((3,), 90.0))
 
 
-def test_one_of_the_first_gradients_is_regretted_once_if_it_is_far_larger_than_those_seen_since() -> None:
+def test_gradients_of_a_model_whose_head_begins_at_zero_do_not_become_usual() -> None:
     usual = trust.Usual()
-    assert not usual.odd(torch.full((3,), 1e6), A)
-    assert usual.regretted() == {}
-    assert not any(usual.odd(torch.full((3,), size), B) for size in (1.0, 2.0))
-    assert usual.regretted().keys() == {A}
-    assert usual.regretted() == {}
-    assert not any(usual.odd(torch.full((3,), size), B) for size in (0.5, 3.0))
-    assert usual.odd(torch.full((3,), 1e6), A)
-    assert usual.regretted() == {}
+    for _ in range(9):
+        usual.take_in(torch.zeros(3))
+    assert not usual.known
 
 
-def test_the_first_gradients_of_a_model_whose_head_begins_at_zero_are_not_regretted() -> None:
-    usual = trust.Usual()
-    for step in range(6):
-        assert not usual.odd(torch.full((3,), 0.01 * step), A)
-        assert usual.regretted() == {}
+def test_of_three_gradients_the_two_that_agree_are_right_whoever_came_first() -> None:
+    sound, lie = torch.tensor([1.0, -2.0]), torch.tensor([-1.0, 2.0])
+    assert trust.believed({A: lie, B: sound, C: sound * 1.001}, 0.01) == [B, C]
+    assert trust.believed({A: sound, B: sound}, 0.01) == [A, B]
+    assert trust.believed({A: torch.zeros(2), B: torch.zeros(2)}, 0.01) == [A, B]
+
+
+def test_of_two_gradients_that_contradict_each_other_the_shorter_is_taken_and_proves_nothing() -> None:
+    sound = torch.tensor([1.0, -2.0])
+    assert trust.believed({A: sound * 1e6, B: sound}, 0.01) == [B]
+    assert trust.believed({A: sound * 1e6, B: sound, C: sound * 1e3}, 0.01) == [B]

@@ -34,13 +34,26 @@ class Audit:
         self.membership, self.config = step.membership, step.config
 
     async def found(self) -> bool:
-        """Look at all who are suspected, then at others by chance, until one is found guilty; that one is banned."""
+        """Look at all who are suspected, then at others by chance, until one is found guilty; that one is doubted, or
+        banned."""
         for name, why in self.to_look_at().items():
             guilty = await self.verdict(name)
             if guilty is not None:
-                self.membership.ban(guilty, why if guilty == name else "blamed another peer wrongly")
+                if not await self.doubted(self.membership.members[guilty]):
+                    self.membership.ban(guilty, why if guilty == name else "blamed another peer wrongly")
                 return True
         return False
+
+    async def doubted(self, member: Member) -> bool:
+        """Have who is found wrong for the first time forget its sum, and be more careful: somebody further down may
+        have sent it a gradient that is wrong. At the last stage there is nobody further down."""
+        if member.doubted or member.stage == self.config.stages - 1:
+            return False
+        member.doubted = True
+        ask = wire.Drop(attempt=self.membership.next_attempt(), step=self.step.version, doubted=True)
+        log.info("%s is doubted: %s", short(member.name), member.label)
+        self.step.evict_failed(await self.membership.ask_each({member.name: ask}, "drop"))
+        return True
 
     def to_look_at(self) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,6 +16,8 @@ from trainer.swarm.transport import Transport, short
 
 BAN = 30.0
 """Seconds that a peer which failed is left alone."""
+LIED = 3600.0
+"""The same for one that answered what no sound peer would."""
 PAUSE = 0.2
 """Seconds before the banned are asked again, where there is nobody else."""
 TWICE = 2
@@ -85,27 +88,16 @@ class Below:
             peer = only if only in self.router.peers and not failures[only] else await self.chosen(cost)
             asked = loop.time()
             try:
-                answer = await self.transport.call(peer, "run", request, min(patience * depth, left), self.most_bytes)
-                ran = wire.read(wire.Ran, answer)
-                if ran.path[:1] != (peer,):
-                    raise Malformed("an answer that says another peer gave it")
-                why = odd(peer, answer)
-            except Malformed as error:
-                self.blamed[peer] = str(error)[:200]
-                self.ban(peer, error)
-                failures[peer] += 1
-            except Refused as error:
-                if error.code in NOT_ITS_FAULT:
-                    raise Refused("below", str(error)) from error
-                self.ban(peer, error)
-                failures[peer] += 1
+                answer, ran, why = await self.asked(peer, request, min(patience * depth, left), odd)
             except CallFailed as error:
-                self.ban(peer, error)
+                if isinstance(error, Refused) and error.code == "below":
+                    raise
                 failures[peer] += 1
             else:
                 if not why:
                     self.router.observe(peer, cost, loop.time() - asked - ran.below)
-                    self.blamed |= strange
+                    for liar, what in strange.items():
+                        self.blame(liar, what)
                     return answer, ran, loop.time() - started
                 strange[peer] = why
                 self.ban(peer, Malformed(why))
@@ -115,6 +107,42 @@ class Below:
             if all(failures[peer] >= TWICE for peer in self.router.peers):
                 break
         raise Refused("below", "no peer of the next stage answered")
+
+    async def asked(
+        self, peer: str, request: Frame, seconds: float, odd: Callable[[str, Frame], str]
+    ) -> tuple[Frame, wire.Ran, str]:
+        """Return a peer's answer, and what is strange about it; ban who fails. Raises CallFailed."""
+        try:
+            answer = await self.transport.call(peer, "run", request, seconds, self.most_bytes)
+            ran = wire.read(wire.Ran, answer)
+            if ran.path[:1] != (peer,):
+                raise Malformed("an answer that says another peer gave it")
+            return answer, ran, odd(peer, answer)
+        except Malformed as error:
+            self.blame(peer, str(error))
+            raise
+        except Refused as error:
+            if error.code in NOT_ITS_FAULT:
+                raise Refused("below", str(error)) from error
+            self.ban(peer, error)
+            raise
+        except CallFailed as error:
+            self.ban(peer, error)
+            raise
+
+    async def also(
+        self, those: Iterable[str], request: Frame, seconds: float, odd: Callable[[str, Frame], str]
+    ) -> tuple[str, Frame] | None:
+        """Have somebody who is not of those compute it, too; return who did, and the answer. None: nobody could."""
+        others = self.router.peers.keys() - self.router.banned(now()).keys() - set(those)
+        if not others:
+            return None
+        peer = random.choice(sorted(others))
+        try:
+            answer, _, why = await self.asked(peer, request, seconds, odd)
+        except CallFailed:
+            return None
+        return None if why else (peer, answer)
 
     async def chosen(self, cost: float) -> str:
         """Return who is asked. Where all are banned they are asked again, after a pause: there is nobody else."""
@@ -131,9 +159,13 @@ class Below:
         except NoPeers:
             raise Refused("below", "the next stage has no peers") from None
 
-    def ban(self, peer: str, error: CallFailed) -> None:
-        log.info("%s is banned for %.0f s: %s", short(peer), BAN, error)
-        self.router.ban(peer, now(), BAN)
+    def blame(self, peer: str, why: str) -> None:
+        self.blamed[peer] = why[:200]
+        self.ban(peer, Malformed(why), LIED)
+
+    def ban(self, peer: str, error: CallFailed, seconds: float = BAN) -> None:
+        log.info("%s is banned for %.0f s: %s", short(peer), seconds, error)
+        self.router.ban(peer, now(), seconds)
 
 
 def now() -> float:

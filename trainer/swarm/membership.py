@@ -43,6 +43,8 @@ class Member:
     parameters: int = 0
     throughput: float | None = None
     """Tokens a second, by its own count."""
+    doubted: bool = False
+    """Its sum was found wrong once."""
 
     @property
     def name(self) -> str:

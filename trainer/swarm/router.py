@@ -43,6 +43,8 @@ class Router:
         self.peers: dict[str, Known] = {}
         self.reached = 0.0
         """The clock of who was picked last: nobody free is behind it."""
+        self.usual: float | None = None
+        """The throughput that was seen last, of whomever."""
         self.chance = random.Random(seed)
 
     def add(self, peer: str, throughput: float | None = None) -> None:
@@ -87,10 +89,19 @@ class Router:
         if peer not in self.peers or seconds <= 0 or cost <= 0:
             return
         known, seen = self.peers[peer], cost / seconds
+        if self.usual is None:
+            self.rescale(seen)
+        self.usual = seen
         known.throughput = seen if known.throughput is None else (1 - SMOOTHING) * known.throughput + SMOOTHING * seen
 
+    def rescale(self, seen: float) -> None:
+        """Have clocks tell seconds: while nobody's throughput was known it was taken to be 1."""
+        self.reached /= seen
+        for known in self.peers.values():
+            known.clock /= seen
+
     def throughput(self, peer: str) -> float:
-        """Return a peer's average; of one not yet seen, the median of the others, else 1."""
+        """Return a peer's average; of one not yet seen, the median of the others, else what was seen last, else 1."""
         own = self.peers[peer].throughput
         seen = [known.throughput for known in self.peers.values() if known.throughput is not None]
-        return own if own is not None else median(seen) if seen else 1.0
+        return own if own is not None else median(seen) if seen else self.usual or 1.0

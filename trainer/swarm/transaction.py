@@ -117,7 +117,7 @@ class Transaction:
             ledgers = await self.ledgers()
             held = {s: {n: numbers(ledger) for n, ledger in peers.items()} for s, peers in ledgers.items()}
             forget = cover.to_forget(held)
-            ask = wire.Ask(attempt=self.membership.next_attempt(), step=self.version)
+            ask = wire.Drop(attempt=self.membership.next_attempt(), step=self.version)
             answers = await self.membership.ask_each(dict.fromkeys(forget, ask), "drop")
             self.evict_failed(answers)
             held = {s: {n: set() if n in forget else got for n, got in peers.items()} for s, peers in held.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from statistics import median, median_low
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,9 @@ from torch import Tensor
 HUGE = 100.0
 """Times the usual size above which a gradient of a hidden state is asked for once more, of another peer."""
 SEEN = 4
-"""Gradients that must have been seen before there is a usual size."""
+"""Gradients that must have been seen before there is a usual size. Until then two peers compute each."""
+DOUBTED = 32
+"""The same for a peer whose sum was found wrong once."""
 OUTLIER = 10.0
 """Times the others' norm for a micro-batch above which a peer's sum is computed again."""
 CLOSE = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
@@ -28,32 +30,44 @@ CLOSE = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
 class Usual:
     """How large gradients usually are that come back from the next stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = SEEN) -> None:
         self.sizes: deque[float] = deque(maxlen=64)
-        self.early: list[tuple[str, float]] = []
-        """Peers and sizes that were taken in before there was a usual size."""
+        self.enough = enough
 
-    def odd(self, gradient: Tensor, peer: str = "") -> str:
-        """Say so if this one is far larger; else take it in."""
-        size = float(gradient.float().abs().amax())
-        if len(self.sizes) >= SEEN and size > HUGE * median(self.sizes) > 0:
-            return f"a gradient {size / median(self.sizes):.0f} times as large as usual"
-        if len(self.sizes) < SEEN:
-            self.early.append((peer, size))
-        self.sizes.append(size)
-        return ""
+    @property
+    def known(self) -> bool:
+        return len(self.sizes) >= self.enough
 
-    def regretted(self) -> dict[str, str]:
-        """Return who sent one of the first that is far larger than those that were seen since, and say so once.
+    def odd(self, gradient: Tensor) -> str:
+        """Say so if this one is far larger."""
+        size = largest(gradient)
+        if not self.known or size <= HUGE * median(self.sizes):
+            return ""
+        return f"a gradient {size / median(self.sizes):.0f} times as large as usual"
 
-        Of two that are far apart the smaller one is taken to be usual.
-        """
-        usual = median_low(self.sizes) if self.sizes else 0.0
-        wrong = [(peer, size) for peer, size in self.early if size > HUGE * usual > 0]
-        for _, size in wrong:
-            self.sizes.remove(size)
-        self.early = [] if len(self.sizes) >= SEEN else [one for one in self.early if one not in wrong]
-        return {peer: f"a gradient {size / usual:.0f} times as large as usual" for peer, size in wrong}
+    def take_in(self, gradient: Tensor) -> None:
+        """A model whose head begins at zero has gradients of zero at first, which tell nothing."""
+        if size := largest(gradient):
+            self.sizes.append(size)
+
+
+def largest(tensor: Tensor) -> float:
+    return float(tensor.float().abs().amax())
+
+
+def believed(said: Mapping[str, Tensor], tolerance: float) -> list[str]:
+    """Return whose gradient is right, of those that several peers found of one micro-batch: what most got.
+
+    Where no two agree it is the shortest, alone; that proves nothing against the others.
+    """
+    lengths = {peer: float(found.float().norm()) for peer, found in said.items()}
+
+    def agree(one: str, other: str) -> bool:
+        apart = float((said[one].float() - said[other].float()).norm())
+        return apart <= tolerance * max(lengths[one], lengths[other])
+
+    groups = [[other for other in said if agree(peer, other)] for peer in said]
+    return min(groups, key=lambda group: (-len(group), lengths[group[0]]))
 
 
 def condemned(ledgers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]) -> dict[str, str]:

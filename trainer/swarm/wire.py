@@ -136,6 +136,13 @@ class Ask(Message):
     step: Number
 
 
+class Drop(Ask):
+    """Forget this step's gradients."""
+
+    doubted: bool = False
+    """The sum was wrong: have gradients from further down confirmed for a while."""
+
+
 class Held(Message):
     micro_batch: Number
     nats: float = 0.0

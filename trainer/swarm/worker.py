@@ -26,10 +26,10 @@ from torch import Tensor
 
 from trainer.arguments import Parser
 from trainer.swarm import buffers, reduce, trust, wire
-from trainer.swarm.calls import Below
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused, Unreachable
 from trainer.swarm.heap import keep_freed
+from trainer.swarm.onward import Onward, not_finite, only
 from trainer.swarm.seat import Seat
 from trainer.swarm.stage import Passage, StateError, squared_norm
 from trainer.swarm.transport import Route, Transport
@@ -54,14 +54,13 @@ class Worker:
         self.lane = ThreadPoolExecutor(1, "lane")
         self.seat: Seat | None = None
         self.members = wire.Members(attempt=0, stages=())
-        self.below: Below | None = None
+        self.onward: Onward | None = None
         self.slots = asyncio.Semaphore(1)
         self.changed = asyncio.Condition()
         """Notified when a promise or a reduced part is there, or gone."""
         self.reduced: tuple[int, Tensor] | None = None
         self.callers: dict[str, str] = {}
         """Callers that brought what no sound one would, and what."""
-        self.usual = trust.Usual()
         self.over = asyncio.Event()
         self.why = ""
 
@@ -172,8 +171,8 @@ class Worker:
             (n for n, peers in enumerate(members.stages) if self.transport.peer in {p.name for p in peers}), None
         )
         if mine is not None and mine + 1 < len(members.stages):
-            self.below = self.below or Below(self.transport)
-            self.below.now_are([peer.name for peer in members.stages[mine + 1]])
+            self.onward = self.onward or Onward(self.transport, self.seated.config, mine)
+            self.onward.below.now_are([peer.name for peer in members.stages[mine + 1]])
         return wire.written(wire.Done())
 
     async def meet_all(self) -> None:
@@ -191,7 +190,7 @@ class Worker:
             raise Refused("unread", f"{ask.sources[0].name}: {error}") from error
         digest = await self.in_lane(stage.digest)
         slots = await self.in_lane(buffers.room, stage)
-        self.slots, self.reduced, self.below, self.usual = asyncio.Semaphore(slots), None, None, trust.Usual()
+        self.slots, self.reduced, self.onward = asyncio.Semaphore(slots), None, None
         log.info("stage %d of %d at step %d", ask.stage, self.seated.config.stages, ask.step)
         parameters = stage.total.numel()
         return wire.written(wire.Loaded(digest=digest, parameters=parameters, slots=slots))
@@ -247,28 +246,12 @@ class Worker:
             return await self.through_the_next(ask, passage, targets)
 
     async def through_the_next(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> Frame:
-        seat = self.seated
-        if self.below is None:
+        if self.onward is None:
             raise Refused("stale", "I know nobody to pass this on to")
-        dtype = DTYPES[seat.config.wire]
-        given = [passage.tokens] if targets is None else [passage.tokens, targets]
-        request = wire.written(ask, *given, passage.output.to(dtype))
-        depth = seat.config.stages - seat.at(ask.step).index - 1
-        shape, tokens = passage.output.shape, passage.tokens
-
-        def odd(peer: str, answer: Frame) -> str:
-            if ask.mode != "learn":
-                wanted = tokens.shape if ask.mode == "nats" else (len(tokens), seat.config.model["vocabulary_size"])
-                return not_finite(only(answer, wanted, torch.float32))
-            gradient = only(answer, shape, dtype)
-            return not_finite(gradient) or self.usual.odd(gradient, peer)
-
-        keeper = None if ask.aside is None else ask.aside.peer
-        answer, ran, waited = await self.below.run(request, depth, ask.patience, tokens.numel(), odd, keeper)
-        if ask.mode != "learn":
-            return wire.written(wire.Ran(path=(self.transport.peer, *ran.path), below=waited), *answer.tensors)
-        gradient = only(answer, shape, dtype)
-        return await self.way_back(ask, passage, gradient, ran.model_copy(update={"below": waited}))
+        answer, ran = await self.onward.pass_on(ask, passage, targets)
+        if ask.mode == "learn":
+            return await self.way_back(ask, passage, answer, ran)
+        return wire.written(wire.Ran(path=(self.transport.peer, *ran.path), below=ran.below), answer)
 
     async def way_back(self, ask: wire.Run, passage: Passage, gradient: Tensor | None, ran: wire.Ran) -> Frame:
         await self.chaos.at("adding", ask.step)
@@ -318,23 +301,17 @@ class Worker:
 
     async def on_ledger(self, _: str, frame: Frame) -> Frame:
         ask = wire.read(wire.Ask, frame)
-        if self.regrets():
-            await self.in_lane(self.seated.drop, ask)
         ledger = await self.in_lane(self.seated.read, ask)
         await self.tell()
-        blamed = {**self.callers, **(self.below.blamed if self.below else {})}
+        blamed = {**self.callers, **(self.onward.below.blamed if self.onward else {})}
         found = tuple(wire.Blame(peer=peer, why=why) for peer, why in blamed.items() if self.is_member(peer))
         return wire.written(ledger.model_copy(update={"blamed": found}))
 
-    def regrets(self) -> bool:
-        """Blame who sent one of the first gradients far too large; return whether somebody did."""
-        regretted = self.usual.regretted()
-        if self.below is not None:
-            self.below.blamed |= regretted
-        return bool(regretted)
-
     async def on_drop(self, _: str, frame: Frame) -> Frame:
-        await self.in_lane(self.seated.drop, wire.read(wire.Ask, frame))
+        ask = wire.read(wire.Drop, frame)
+        await self.in_lane(self.seated.drop, ask)
+        if ask.doubted and self.onward is not None:
+            self.onward.usual = trust.Usual(trust.DOUBTED)
         await self.tell()
         return wire.written(wire.Done())
 
@@ -363,8 +340,6 @@ class Worker:
     async def on_replayed(self, _: str, frame: Frame) -> Frame:
         """Say how far a peer's sum is from what this one has computed again."""
         ask, seat = wire.read(wire.Replayed, frame), self.seated
-        if self.regrets():
-            raise Refused("stale", "what I have computed again was made with a gradient that is far too large")
         mine = await self.in_lane(seat.taken_aside, ask.number)
         apart, own = 0.0, 0.0
         for piece in reduce.pieces(range(len(mine))):
@@ -434,18 +409,6 @@ class Worker:
     async def tell(self) -> None:
         async with self.changed:
             self.changed.notify_all()
-
-
-def not_finite(tensor: Tensor) -> str:
-    """Say so if it is not; else nothing."""
-    return "" if bool(torch.isfinite(tensor).all()) else "not finite"
-
-
-def only(answer: Frame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an answer's one tensor; raise Malformed if it is not what was asked for."""
-    if len(answer.tensors) != 1 or answer.tensors[0].shape != torch.Size(shape) or answer.tensors[0].dtype != dtype:
-        raise Malformed(f"not the one tensor of shape {list(shape)} that was asked for")
-    return answer.tensors[0]
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

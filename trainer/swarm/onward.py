@@ -1,0 +1,121 @@
+"""The way on from a stage: what the next one says of a micro-batch, and whether that can be believed.
+
+Trusted is what two peers get. Nobody can afford that each time, so it is asked for until it is known how large
+gradients usually are, and now and then after that (`SwarmConfig.audit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.swarm import trust, wire
+from trainer.swarm.calls import Below
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.frames import DTYPES, Frame, Malformed
+from trainer.swarm.stage import Passage
+from trainer.swarm.transport import Transport
+
+MOST_ASKED = 3
+"""Of one gradient: two, and a third where they contradict each other."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A micro-batch on its way to the next stage."""
+
+    ask: wire.Run
+    tensors: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+    """Of the answer."""
+    dtype: torch.dtype
+    depth: int
+    """Stages from the next one on."""
+
+    def written(self) -> Frame:
+        return wire.written(self.ask, *self.tensors)
+
+    def once_more(self, me: str) -> Frame:
+        """Return what has it computed without anybody adding anything."""
+        aside = self.ask.model_copy(update={"aside": wire.Aside(peer=me, number=0)})
+        return wire.written(aside, *self.tensors)
+
+
+class Onward:
+    def __init__(self, transport: Transport, config: SwarmConfig, stage: int) -> None:
+        self.me, self.config, self.stage = transport.peer, config, stage
+        self.below = Below(transport)
+        self.usual = trust.Usual()
+        self.chance = random.SystemRandom()
+
+    async def pass_on(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> tuple[Tensor, wire.Ran]:
+        """Return what the stages behind say, and who did; a gradient that is believed. Raises Refused."""
+        question = self.question(ask, passage, targets)
+        keeper, cost = None if ask.aside is None else ask.aside.peer, passage.tokens.numel()
+
+        def odd(_: str, answer: Frame) -> str:
+            return self.odd(question, answer)
+
+        answer, ran, waited = await self.below.run(question.written(), question.depth, ask.patience, cost, odd, keeper)
+        (found,) = answer.tensors
+        if ask.mode == "learn":
+            if not self.usual.known or (ask.aside is None and self.chance.random() < self.config.audit):
+                seconds = ask.patience * (question.depth + 0.5) - waited
+                found = await self.confirmed(question, ran.path[0], found, seconds)
+            self.usual.take_in(found)
+        return found, ran.model_copy(update={"below": waited})
+
+    def question(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> Question:
+        tokens, dtype = passage.tokens, DTYPES[self.config.wire]
+        given = (tokens,) if targets is None else (tokens, targets)
+        shape = {
+            "learn": tuple(passage.output.shape),
+            "nats": tuple(tokens.shape),
+            "logits": (len(tokens), int(self.config.model["vocabulary_size"])),
+        }[ask.mode]
+        return Question(
+            ask=ask,
+            tensors=(*given, passage.output.to(dtype)),
+            shape=shape,
+            dtype=dtype if ask.mode == "learn" else torch.float32,
+            depth=self.config.stages - self.stage - 1,
+        )
+
+    def odd(self, question: Question, answer: Frame) -> str:
+        """Say what is strange about an answer; raise Malformed for one that cannot be."""
+        found = only(answer, question.shape, question.dtype)
+        return not_finite(found) or (self.usual.odd(found) if question.ask.mode == "learn" else "")
+
+    async def confirmed(self, question: Question, by: str, gradient: Tensor, seconds: float) -> Tensor:
+        """Return what two peers get, or most of three if two contradict each other, and blame who gets something else.
+
+        Where not so many can be asked within these seconds it is the shortest, and nobody is blamed.
+        """
+        request, said, right, clock = question.once_more(self.me), {by: gradient}, [by], asyncio.get_running_loop().time
+        until, tolerance = clock() + seconds, trust.close(self.config.precision, self.config.wire)
+        while len(right) < 2 and len(said) < MOST_ASKED and until > clock():
+            found = await self.below.also(said, request, until - clock(), lambda _, answer: self.odd(question, answer))
+            if found is None:
+                break
+            said[found[0]] = found[1].tensors[0]
+            right = trust.believed(said, tolerance)
+        for peer in said.keys() - set(right) if len(right) > 1 else ():
+            self.below.blame(peer, "a gradient that two others do not get")
+        return said[right[0]]
+
+
+def not_finite(tensor: Tensor) -> str:
+    """Say so if it is not; else nothing."""
+    return "" if bool(torch.isfinite(tensor).all()) else "not finite"
+
+
+def only(answer: Frame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an answer's one tensor; raise Malformed if it is not what was asked for."""
+    if len(answer.tensors) != 1 or answer.tensors[0].shape != torch.Size(shape) or answer.tensors[0].dtype != dtype:
+        raise Malformed(f"not the one tensor of shape {list(shape)} that was asked for")
+    return answer.tensors[0]
