@@ -41,7 +41,7 @@ def site(environment: dict[str, str], workers: int, log: Path) -> Iterator[tuple
     serve = ["-m", "uvicorn", "dailytrain.asgi:application", "--port", str(port), "--workers", str(workers)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *serve, "--lifespan", "off", "--log-level", "warning", "--no-access-log"],
+            [sys.executable, *serve, "--lifespan", "on", "--log-level", "warning", "--no-access-log"],
             cwd=ROOT, env=environment, stdout=out, stderr=out,
         )  # fmt: skip
     try:

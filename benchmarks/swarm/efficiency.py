@@ -122,7 +122,15 @@ def kept(row: Mapping[str, Any], name: str) -> float:
     return row["alone"]["many"] / row[name]["many"] / 2
 
 
-def modelled(row: Mapping[str, Any], width: int, stages: int, workers: int, link: Shape, faster: float = 1.0) -> float:
+def modelled(
+    row: Mapping[str, Any],
+    width: int,
+    stages: int,
+    workers: int,
+    link: Shape,
+    faster: float = 1.0,
+    micro_batches: int = USUAL,
+) -> float:
     """Return the efficiency of stages x workers machines, each `faster` times as fast as the process measured alone.
 
     A worker computes its share of the blocks while the link carries; each micro-batch costs it whichever is longer, and
@@ -140,8 +148,16 @@ def modelled(row: Mapping[str, Any], width: int, stages: int, workers: int, link
     end = max(0.0, two["step"] - one["micro_batch"] / 2) * 2 / stages
     part = row["parameters"] / stages * BYTES
     read = part * (workers - 1 if workers <= 4 else 2 * (workers - 1) / workers) / rate
-    step = USUAL / workers * each + (stages - 1) * (each + trip) + read + end + EXCHANGES * trip
-    return (USUAL * one["micro_batch"] + one["step"]) / faster / (step * stages * workers)
+    step = micro_batches / workers * each + (stages - 1) * (each + trip) + read + end + EXCHANGES * trip
+    return (micro_batches * one["micro_batch"] + one["step"]) / faster / (step * stages * workers)
+
+
+def wider(row: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Return what a model so many times as wide would cost: all of it grows with the square, as its matrices do."""
+    costs = {
+        name: {part: row[name][part] * times**2 for part in ("micro_batch", "step")} for name in ("alone", "loopback")
+    }
+    return {"parameters": row["parameters"] * times**2, **costs}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
