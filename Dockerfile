@@ -36,7 +36,7 @@ VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
-CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "off", "--proxy-headers"]
+CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "on", "--proxy-headers"]
 
 FROM base AS node
 RUN apt-get update \

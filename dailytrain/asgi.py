@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
 import os
 from typing import Any
 
@@ -14,14 +16,17 @@ django.setup(set_prefix=False)
 
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.core.handlers.exception import convert_exception_to_response  # noqa: E402
+from django.db import DatabaseError, connection  # noqa: E402
 from django.http import HttpRequest, HttpResponse, HttpResponseBase  # noqa: E402
 from django.urls import get_resolver  # noqa: E402
 
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
+from leaderboard.judging import standings  # noqa: E402
 from leaderboard.views.shared import SharedAnswers  # noqa: E402
 from scheduler.front_desk import POLL, FrontDesk  # noqa: E402
 from scheduler.packets.desk import ADDRESS, PacketDesk  # noqa: E402
 
+logger = logging.getLogger(__name__)
 NODES = "/api/node/"
 GARBAGE = (5_000, 20, 20)
 """New objects after which Python looks for rings of them. A page leaves over a thousand in rings: to take those of
@@ -84,7 +89,10 @@ class Site:
         self.packet_desk = PacketDesk(otherwise=self.nodes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.door(scope)(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await live(receive, send)
+        else:
+            await self.door(scope)(scope, receive, send)
 
     def door(self, scope: Scope) -> Application:
         if scope["type"] != "http" or not scope["path"].startswith(NODES):
@@ -92,6 +100,24 @@ class Site:
         if scope["method"] == "POST" and scope["path"] == POLL:
             return self.front_desk
         return self.packet_desk if scope["method"] == "POST" and ADDRESS.fullmatch(scope["path"]) else self.nodes
+
+
+async def live(receive: Receive, send: Send) -> None:
+    """Say that the doors are open as soon as the tables are made: of thousands of runs that takes seconds."""
+    await receive()
+    await asyncio.get_running_loop().run_in_executor(None, prepare)
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+def prepare() -> None:
+    try:
+        standings.prepare()
+    except DatabaseError:
+        logger.exception("The tables could not be made; the first page of each tries again.")
+    finally:
+        connection.close()
 
 
 application = BodyLimit(Site())

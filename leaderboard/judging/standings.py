@@ -311,6 +311,12 @@ def of(track: Track, axis: Axis = "flops", *, may_lag: bool = False) -> Standing
     return make(track, axis, key, place)
 
 
+def prepare() -> None:
+    """Make the tables of all tracks, so that nobody has to wait for the first one of a process."""
+    for track in Track.objects.select_related("season").order_by("-is_default", "position"):
+        of(track)
+
+
 def make(track: Track, axis: Axis, key: str, place: str) -> Standings:
     """Compute a table and keep it."""
     began = time.monotonic()

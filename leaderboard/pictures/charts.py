@@ -7,7 +7,7 @@ without stretching its text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ PICTURE_POINTS = 400
 """More than a picture of this width can show."""
 MAX_POINTS = 2000
 """Of a series, on any page and in any answer."""
-READ_POINTS = 3000
+READ_POINTS = 2000
 """For one page, of all its curves together."""
 DEV = CurvePoint.Series.DEV.value
 
@@ -210,17 +210,16 @@ def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     y_low, y_high = padded(*ends([*own["loss"].tolist(), *(point.loss for point in dev)]))
     x_high = end_of_line(run, float(own[x][-1]))
 
-    def place(x: Array, loss: Array) -> list[Dot]:
-        left, down = 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
-        return list(map(Dot, np.round(left, 2).tolist(), np.round(down, 2).tolist()))
+    def place(x: Array, loss: Array) -> tuple[Array, Array]:
+        return 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
 
     line = place(own[x], np.array(calm))
     seen = [(getattr(point, x), point.loss) for point in dev]
     return Picture(
-        raw=path(place(own[x], own["loss"])),
-        smooth=path(line),
-        dev=place(*np.array(seen, dtype=float).reshape(-1, 2).T),
-        last=line[-1],
+        raw=path(*place(own[x], own["loss"])),
+        smooth=path(*line),
+        dev=dots(*place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
+        last=dots(*line)[-1],
         x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
         y_ticks=[
             Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
@@ -248,9 +247,15 @@ def padded(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def path(dots: Iterable[tuple[float, float]]) -> str:
-    """Return the `d` of an SVG path through the dots, in units of a 100 x 100 box."""
-    return "M" + "L".join(["%g %g" % dot for dot in dots])  # noqa: UP031 (half the time of a format)
+def dots(x: Array, y: Array) -> list[Dot]:
+    return list(map(Dot, x.round(2).tolist(), y.round(2).tolist()))
+
+
+def path(x: Array, y: Array) -> str:
+    """Return the `d` of an SVG path through places in per cent: relative, in whole hundredths, in a box of 10,000 x
+    10,000. Half as long as with decimals, and written in a third of the time."""
+    places = np.rint(100 * np.stack((x, y), axis=1)).astype(int)
+    return "m" + " ".join(map(str, np.diff(places, axis=0, prepend=0).ravel().tolist()))
 
 
 def steps(low: float, high: float, size: float) -> list[float]:

@@ -195,7 +195,8 @@ def curve(board: Board | None, place: Place) -> str:
     ladder = board.ladder
     xs = np.linspace(float(ladder.lowest), float(ladder.highest), CURVE_POINTS)
     losses = ladder.loss_at(xs)
-    return path(place(ladder.full * math.exp(x), loss) for x, loss in zip(xs.tolist(), losses.tolist(), strict=True))
+    dots = [place(ladder.full * math.exp(x), loss) for x, loss in zip(xs.tolist(), losses.tolist(), strict=True)]
+    return path(*np.array(dots).T)
 
 
 def reading(row: Row, place: Place) -> Reading | None:

@@ -23,6 +23,7 @@ from leaderboard.pictures.charts import (
     Dot,
     Point,
     Tick,
+    dots,
     end_of_line,
     padded,
     path,
@@ -40,7 +41,7 @@ MEDIUM = "medium"
 ROWS = 16
 """Of a table behind the pictures; the file has more."""
 PLACES = ("Step", "Tokens", "FLOPs", "Time")
-SMALL_POINTS = 90
+SMALL_POINTS = 100
 """Of a line in a small panel, as it is drawn without script."""
 STEEP = 1 / 25
 """Of a curve's way: what is lost here goes off the top of the picture, so that the rest can be told apart."""
@@ -151,12 +152,10 @@ class Scale:
         return 100 * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
     def across(self, values: Array) -> Array:
-        """Return the places of many values, rounded to what a screen shows."""
+        """Return the places of many values."""
         if self.log:
-            way = np.log(np.maximum(values, self.low) / self.low) / math.log(self.high / self.low)
-        else:
-            way = (values - self.low) / (self.high - self.low)
-        return np.round(100 * way, 2)
+            return 100 * np.log(np.maximum(values, self.low) / self.low) / math.log(self.high / self.low)
+        return 100 * (values - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
         """Return about five round values; on a logarithmic scale those of 1, 2 and 5."""
@@ -260,8 +259,8 @@ def scale_of(metric: Metric, values: Array, view: View) -> Scale:
 
 
 def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Scale) -> Line:
-    def places(x: Array, values: Array) -> list[tuple[float, float]]:
-        return list(zip(x_scale.across(x).tolist(), (100 - y_scale.across(values)).round(2).tolist(), strict=True))
+    def places(x: Array, values: Array) -> tuple[Array, Array]:
+        return x_scale.across(x), 100 - y_scale.across(values)
 
     one, is_loss = series.of, metric is METRICS[0]
     x, calm = series.x, series.calm
@@ -270,16 +269,16 @@ def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Sc
         x, calm = x[kept], calm[kept]
     drawn = places(x, calm)
     seen = one.curve.dev if one.is_alone and is_loss else []
-    evaluations = places(
-        np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen])
+    evaluations = dots(
+        *places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
     )
     return Line(
         colour=one.colour,
         label=one.label,
-        smooth=path(drawn),
-        raw=path(places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
-        dots=tuple(Dot(*dot) for dot in evaluations if 0 <= dot[1] <= 100),
-        last=None if one.run.is_over or one.is_past or not is_loss else Dot(*drawn[-1]),
+        smooth=path(*drawn),
+        raw=path(*places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
+        dots=tuple(dot for dot in evaluations if 0 <= dot.y <= 100),
+        last=None if one.run.is_over or one.is_past or not is_loss else dots(*drawn)[-1],
     )
 
 

@@ -23,7 +23,7 @@ from leaderboard.views.live import LIVE_SECONDS, OLDER, any_of, named
 from leaderboard.views.runs import X_LABELS, address
 from scheduler.prepared import Prepared
 
-POINTS = 1600
+POINTS = 1000
 """Of all curves together; a picture of ten needs fewer of each."""
 ROWS = 8
 """Of the table behind each curve."""

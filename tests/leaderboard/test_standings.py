@@ -286,3 +286,12 @@ def test_one_clock_is_left_and_every_voided_time_says_why(runs: list[Judged]) ->
     if any(run.entry == 1 and run.seconds for run in counted):
         assert len(timed) == 1
     assert len(counted) == len(choose(runs, 1, 3)[0])
+
+
+def test_a_process_that_has_prepared_itself_computes_no_table_for_a_page(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    track, _ = boards.board()
+    standings.prepare()
+    with django_assert_num_queries(1):
+        assert len(standings.of(track).rows) == 4

@@ -181,7 +181,7 @@ def web_part(port: int) -> Part:
         [
             *(sys.executable, "-m", "uvicorn", "dailytrain.asgi:application"),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--lifespan", "off", "--timeout-graceful-shutdown", "3", "--log-level", "warning"),
+            *("--lifespan", "on", "--timeout-graceful-shutdown", "3", "--log-level", "warning"),
         ],
         log("web"),
     )
