@@ -49,8 +49,10 @@ def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.core.cache import cache
 
     from leaderboard.judging import standings
+    from leaderboard.pictures import charts
 
     cache.clear()
+    charts.KEPT.clear()
     standings.KEPT.clear()
     standings.LAST.clear()
     monkeypatch.setattr(standings, "SLOW_SECONDS", math.inf)

@@ -28,6 +28,8 @@ MAX_POINTS = 2000
 READ_POINTS = 2000
 """For one page, of all its curves together."""
 DEV = CurvePoint.Series.DEV.value
+MOST_KEPT = 128
+"""Curves of runs that are over: they do not change any more, and some are on every page. At most 20 MB."""
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -66,6 +68,10 @@ class Curve:
         """The points of `train`, column by column; NaN where one has no value."""
         columns = zip(*self.train, strict=True) if self.train else [()] * len(Point._fields)
         return {name: np.array(column, dtype=float) for name, column in zip(Point._fields, columns, strict=True)}
+
+
+KEPT: dict[tuple[int, int, int, int], Curve] = {}
+"""By run, revision, and of how many points how many are shown. Of this process."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,16 @@ def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Cur
     Smoothed is what was read: nearly every point where one run is asked for, of ten runs their shape.
     """
     read = max(count, min(MAX_POINTS, READ_POINTS // max(len(runs), 1)))
-    return {run: thinned(train, dev, count) for run, (train, dev) in points_of_all(runs, read).items()}
+    names = {run.pk: (run.pk, run.revision, read, count) for run in runs}
+    found = {run: KEPT[name] for run, name in names.items() if name in KEPT}
+    over = {run.pk for run in runs if run.is_over}
+    for run, (train, dev) in points_of_all([run for run in runs if run.pk not in found], read).items():
+        found[run] = thinned(train, dev, count)
+        if run in over:
+            KEPT[names[run]] = found[run]
+    while len(KEPT) > MOST_KEPT:
+        KEPT.pop(next(iter(KEPT)), None)  # the oldest
+    return found
 
 
 def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:
@@ -254,8 +269,10 @@ def dots(x: Array, y: Array) -> list[Dot]:
 def path(x: Array, y: Array) -> str:
     """Return the `d` of an SVG path through places in per cent: relative, in whole hundredths, in a box of 10,000 x
     10,000. Half as long as with decimals, and written in a third of the time."""
-    places = np.rint(100 * np.stack((x, y), axis=1)).astype(int)
-    return "m" + " ".join(map(str, np.diff(places, axis=0, prepend=0).ravel().tolist()))
+    places = np.empty((len(x), 2), dtype=int)
+    places[:, 0], places[:, 1] = np.rint(100 * x), np.rint(100 * y)
+    places[1:] -= places[:-1].copy()
+    return "m" + " ".join(map(str, places.ravel().tolist()))
 
 
 def steps(low: float, high: float, size: float) -> list[float]:

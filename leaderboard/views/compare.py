@@ -25,8 +25,8 @@ from scheduler.prepared import Prepared
 
 POINTS = 1000
 """Of all curves together; a picture of ten needs fewer of each."""
-ROWS = 8
-"""Of the table behind each curve."""
+ROWS, FEWEST_ROWS = 32, 4
+"""Of the tables behind all curves together, and of each at least."""
 SUGGESTED = 6
 
 
@@ -77,7 +77,7 @@ def standings_of(runs: Sequence[Run]) -> Standings | None:
 
 
 def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standings | None) -> dict[str, Any]:
-    view = View.asked(request.GET)
+    view, rows_each = View.asked(request.GET), max(FEWEST_ROWS, ROWS // len(runs))
     curves = curves_of(runs)
     drawn = panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
     differ, alike = comparing.differences(runs)
@@ -91,7 +91,7 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
         "smoothings": SMOOTHINGS,
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
-        "numbers": [(number, run, table(curves[run.pk], ROWS)) for number, run in enumerate(runs)],
+        "numbers": [(number, run, table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
         "differ": differ,
         "alike": alike,
         "pairs": found,
