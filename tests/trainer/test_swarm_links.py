@@ -86,3 +86,11 @@ def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
     assert result.held(8)
     hidden = next(line["peer"] for line in lines if line["kind"] == "join" and line["label"] == "worker-1")
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
+
+
+def test_two_workers_that_nobody_can_dial_reach_each_other_through_the_coordinator(dataset_folder: Path) -> None:
+    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    hidden = {"worker-0", "worker-1"}
+    result, lines = compare(config, dataset_folder, 1, "none", patience=10, seconds=280, undialled=hidden)
+    assert result.held(8)
+    assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "nobody else computed anything"

@@ -38,6 +38,11 @@ from trainer.swarm.frames import (
 PROTOCOL = "dailytrain-swarm/1"
 MEETING = 5.0
 """Seconds for a connection to be made."""
+RELAY = "/libp2p/circuit/relay/0.2.0/hop"
+RESERVE, RESERVED = bytes((2, 8, 0)), bytes((40, 100))
+"""Of that protocol (circuit v2): a `HopMessage` of the type RESERVE, and how the answer to it ends if all is well."""
+PLACE = 5.0
+"""Seconds after which a machine that nobody can dial asks its relays for its place again: they may have begun anew."""
 P2P_CODE = bytes.fromhex("a503")
 """What stands before a peer's name in a binary address: 421 as a varint."""
 LINGER = 5.0
@@ -79,6 +84,8 @@ class Transport:
     _routes: dict[str, Route] = field(default_factory=dict)
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _connected: set[str] = field(default_factory=set)
+    _placed: float = float("-inf")
+    """When places at relays were asked for."""
 
     async def start(
         self,
@@ -114,8 +121,8 @@ class Transport:
             use_auto_relay=bool(relays),
             relay_hop_limit=16 if serves_as_relay else 0,
             auto_nat=bool(relays) or serves_as_relay,
-            # Said, not found out: then a place at the relay is asked for at once, and there after 15 to 20 seconds.
-            force_reachability="private" if relays and not listen else None,
+            # Said, not found out, which takes minutes: a relay has places at once, and others ask for one at once.
+            force_reachability="public" if serves_as_relay else "private" if relays and not listen else None,
             nat_port_map=False,
             conn_manager=False,
             startup_timeout=60,
@@ -166,6 +173,33 @@ class Transport:
         with contextlib.suppress(ControlFailure, OSError, EOFError, TimeoutError):
             async with asyncio.timeout(MEETING):
                 await self._connect(PeerID.from_base58(peer), peer)
+
+    async def keep_place(self) -> None:
+        """Have a place at each relay, where nobody can dial this machine: those that listen nowhere either reach it by
+        that. The daemon asks for one, too, but only after three minutes."""
+        from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+
+        now = asyncio.get_running_loop().time()
+        if self.dialled or now < self._placed + PLACE:
+            return
+        self._placed = now
+        for relay in self._relays:
+            try:
+                async with asyncio.timeout(MEETING):
+                    await self._reserve(relay.rpartition("/p2p/")[2])
+            except (ControlFailure, OSError, EOFError, TimeoutError) as error:
+                log.info("no place at %s: %s", relay, error)
+
+    async def _reserve(self, relay: str) -> None:
+        from hivemind.p2p import PeerID
+
+        _, reader, writer = await self._p2p._client.stream_open(PeerID.from_base58(relay), (RELAY,))
+        try:
+            writer.write(RESERVE)
+            await writer.drain()
+            await reader.readuntil(RESERVED)
+        finally:
+            writer.close()
 
     async def _connect(self, name: Any, peer: str) -> None:
         from hivemind.utils.multiaddr import Multiaddr

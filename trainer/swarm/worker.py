@@ -36,8 +36,6 @@ from trainer.swarm.transport import Route, Transport
 
 GIVE_UP = 900.0
 """Seconds without a word from the coordinator after which a worker ends."""
-SETTLING = 22.0
-"""Seconds that a machine nobody can dial waits before it joins: its place at the relay is there after 15 to 20."""
 STATE_BYTES = 2**34
 """Most bytes of one tensor of a state."""
 T = TypeVar("T")
@@ -87,15 +85,13 @@ class Worker:
                 "state": Route(self.on_state, self.may_load, small),
             }
         )
-        if not self.transport.dialled and self.transport.addresses:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.over.wait(), SETTLING)
         await self.keep_saying_hello()
 
     async def keep_saying_hello(self) -> None:
         loop, every = asyncio.get_running_loop(), 0.2
         heard = loop.time()
         while not self.over.is_set():
+            await self.transport.keep_place()
             try:
                 hello = self.hello.model_copy(update={"addresses": self.transport.addresses})
                 answer = await self.transport.call(self.coordinator, "hello", wire.written(hello), 10)
