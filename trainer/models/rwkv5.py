@@ -32,6 +32,9 @@ HEAD = 64
 CHUNK = 64
 """Tokens whose pairs are looked at together; a power of two. The state is passed from chunk to chunk."""
 
+BLOCK = 8
+"""Tokens whose pairs are found by one product; a power of two."""
+
 VERSIONS = (5.0, 5.1, 5.2)
 
 SHAPES = {
@@ -127,44 +130,61 @@ def recurrence(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, sta
 def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the recurrence for a row of tokens, `r, k, v [B, H, T, N]`, in matrix products.
 
-    Only powers of the decay with an exponent of at least 0 are formed, so nothing can overflow, however strong it is.
+    Nothing can overflow, however strong the decay: its powers have exponents of at least 0, but for `pairs`' blocks.
     A short row is filled up to a whole chunk: smaller products would round differently, and a row's beginning would
     get slightly other answers than the same tokens alone.
     """
     length, size = r.size(2), CHUNK
     missing = -length % size
-    r, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)) for x in (r, k, v))  # [B, H, chunks, size, N]
+    if missing:
+        r, k, v = (F.pad(x, (0, 0, 0, missing)) for x in (r, k, v))
+    r, k, v = (x.unflatten(2, (-1, size)) for x in (r, k, v))  # [B, H, chunks, size, N]
     exponents = torch.arange(size, device=rate.device, dtype=rate.dtype)
     powers = torch.exp(-rate[:, None, :] * exponents[:, None])  # [H, size, N or 1]
-    within = pairs(r, k, powers, bonus) @ v
-    states = []
-    for chunk in range(r.size(2)):
-        states.append(state)
-        real = size - missing if chunk == r.size(2) - 1 else size
-        # The last token is not yet decayed, the one before once, and so on.
-        keys = k[:, :, chunk, :real] * powers[:, :real].flip(1)
-        state = torch.exp(-rate * real)[..., None] * state + keys.mT @ v[:, :, chunk, :real]
+    within = pairs(r, k, rate, powers, bonus) @ v
+    # The last token of a chunk is not yet decayed, the one before once, and so on.
+    brought = (k * powers.flip(1)[:, None]).mT @ v
+    decay, states = torch.exp(-rate * size)[..., None], [state]
+    for chunk in range(r.size(2) - 1):
+        states.append(torch.addcmul(brought[:, :, chunk], decay, states[-1]))
     before = (r * powers[:, None]) @ torch.stack(states, dim=2)
+    real = size - missing
+    keys = k[:, :, -1, :real] * powers[:, :real].flip(1)
+    state = torch.exp(-rate * real)[..., None] * states[-1] + keys.mT @ v[:, :, -1, :real]
     return (within + before).flatten(2, 3)[:, :, :length], state
 
 
-def pairs(r: Tensor, k: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
+def pairs(r: Tensor, k: Tensor, rate: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
     """Return how much each token of a chunk reads of each, `[B, H, chunks, size, size]`, zero above the diagonal.
 
-    On the diagonal the bonus; below it, `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. Grown from single tokens by doubling:
-    a block of 2m tokens is its two halves and the square where the second half reads the first. With the square's
-    exponent split at the middle, t-1-s = (t - middle) + (middle-1 - s), both parts are at least 0.
+    On the diagonal the bonus; below it, `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. A block of 2m tokens is its two halves
+    and the square where the second half reads the first: with the square's exponent split at the middle, t-1-s =
+    (t - middle) + (middle-1 - s), both parts are at least 0. Blocks of `BLOCK` tokens come whole, of such a product
+    with parts from -BLOCK/2 up: rates are cut there at what can be formed, exp(-20) in fp32, less than its rounding.
     """
-    scores = (r * bonus[:, None, None] * k).sum(-1)[..., None, None]  # [B, H, chunks, blocks, m, m]
-    m = 1
+    scores = r.new_zeros(*r.shape[:4], r.size(3))
+    middle, places = BLOCK // 2, torch.arange(BLOCK, device=rate.device, dtype=rate.dtype)
+    most = 0.9 * math.log(torch.finfo(rate.dtype).max) / middle
+    cut = rate.clamp(max=most)[:, None, None, None, :]
+    queries = r.unflatten(3, (-1, BLOCK)) * torch.exp(-cut * (places - middle)[:, None])
+    keys = k.unflatten(3, (-1, BLOCK)) * torch.exp(-cut * (middle - 1 - places)[:, None])
+    blocks(scores, BLOCK).copy_((queries @ keys.mT).tril(-1))
+    scores.diagonal(dim1=-2, dim2=-1).copy_((r * bonus[:, None, None] * k).sum(-1))
+    m = BLOCK
     while m < r.size(3):
         queries, keys = (x.unflatten(3, (-1, 2, m)) for x in (r, k))
         later = queries[..., 1, :, :] * powers[:, None, None, :m]
         earlier = keys[..., 0, :, :] * powers[:, None, None, :m].flip(3)
-        upper, lower = scores.unflatten(3, (-1, 2)).unbind(4)
-        scores = torch.cat((F.pad(upper, (0, m)), torch.cat((later @ earlier.mT, lower), dim=-1)), dim=-2)
+        blocks(scores, 2 * m)[..., m:, :m].copy_(later @ earlier.mT)
         m *= 2
-    return scores.squeeze(3)
+    return scores
+
+
+def blocks(scores: Tensor, size: int) -> Tensor:
+    """Return a view `[..., blocks, size, size]` of the squares on the diagonal of `[..., S, S]`."""
+    count = scores.size(-1) // size
+    squares = scores.unflatten(-1, (count, size)).unflatten(-3, (count, size))
+    return squares.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 @dataclass
