@@ -16,7 +16,7 @@ django.setup(set_prefix=False)
 
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.core.handlers.exception import convert_exception_to_response  # noqa: E402
-from django.db import DatabaseError, connection  # noqa: E402
+from django.db import Error, connection  # noqa: E402
 from django.http import HttpRequest, HttpResponse, HttpResponseBase  # noqa: E402
 from django.urls import get_resolver  # noqa: E402
 
@@ -114,7 +114,7 @@ async def live(receive: Receive, send: Send) -> None:
 def prepare() -> None:
     try:
         standings.prepare()
-    except DatabaseError:
+    except Error:
         logger.exception("The tables could not be made; the first page of each tries again.")
     finally:
         connection.close()

@@ -41,6 +41,7 @@ from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, comp
 KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
 MOST_KEPT = 40
+MOST_PREPARED = 10
 Made = TypeVar("Made")
 logger = logging.getLogger(__name__)
 KEPT: dict[str, tuple[float, Standings]] = {}
@@ -312,9 +313,13 @@ def of(track: Track, axis: Axis = "flops", *, may_lag: bool = False) -> Standing
 
 
 def prepare() -> None:
-    """Make the tables of all tracks, so that nobody has to wait for the first one of a process."""
-    for track in Track.objects.select_related("season").order_by("-is_default", "position"):
-        of(track)
+    """Make the tables that pages show first, so that nobody has to wait for them in a process that has just started."""
+    tracks = Track.objects.select_related("season").order_by("-is_default", "position")
+    for track in tracks[:MOST_PREPARED]:
+        try:
+            of(track)
+        except Exception:
+            logger.exception("The table of %s could not be made; the first page of it tries again.", track.slug)
 
 
 def make(track: Track, axis: Axis, key: str, place: str) -> Standings:

@@ -27,12 +27,16 @@ MAX_POINTS = 2000
 """Of a series, on any page and in any answer."""
 READ_POINTS = 2000
 """For one page, of all its curves together."""
+FAR = 10_000.0
+"""Per cent off a picture, a hundred times its size."""
 DEV = CurvePoint.Series.DEV.value
 MOST_KEPT = 128
-"""Curves of runs that are over: they do not change any more, and some are on every page. At most 20 MB."""
+"""Curves of runs that are over: they do not change any more, and some are on every page."""
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
+Way = tuple[Array, Array]
+"""Where a line goes: across and down, in per cent."""
 Abscissa = Literal["tokens", "flops", "seconds", "step"]
 ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "flops", "seconds", "step")
 
@@ -89,10 +93,10 @@ class Dot(NamedTuple):
 class Picture:
     """A loss curve, ready to be drawn by `parts/curve.html`."""
 
-    raw: str
-    smooth: str
+    raw: Way
+    smooth: Way
     dev: list[Dot]
-    last: Dot | None
+    last: Dot
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     x: Abscissa
@@ -158,16 +162,16 @@ def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Cur
 
     Smoothed is what was read: nearly every point where one run is asked for, of ten runs their shape.
     """
-    read = max(count, min(MAX_POINTS, READ_POINTS // max(len(runs), 1)))
+    read = max(count, READ_POINTS // max(len(runs), 1))
     names = {run.pk: (run.pk, run.revision, read, count) for run in runs}
-    found = {run: KEPT[name] for run, name in names.items() if name in KEPT}
+    found = {run: curve for run, name in names.items() if (curve := KEPT.get(name))}
     over = {run.pk for run in runs if run.is_over}
     for run, (train, dev) in points_of_all([run for run in runs if run.pk not in found], read).items():
         found[run] = thinned(train, dev, count)
         if run in over:
             KEPT[names[run]] = found[run]
-    while len(KEPT) > MOST_KEPT:
-        KEPT.pop(next(iter(KEPT)), None)  # the oldest
+    for oldest in list(KEPT)[:-MOST_KEPT]:
+        KEPT.pop(oldest, None)
     return found
 
 
@@ -225,16 +229,16 @@ def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
     y_low, y_high = padded(*ends([*own["loss"].tolist(), *(point.loss for point in dev)]))
     x_high = end_of_line(run, float(own[x][-1]))
 
-    def place(x: Array, loss: Array) -> tuple[Array, Array]:
+    def place(x: Array, loss: Array) -> Way:
         return 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
 
     line = place(own[x], np.array(calm))
     seen = [(getattr(point, x), point.loss) for point in dev]
     return Picture(
-        raw=path(*place(own[x], own["loss"])),
-        smooth=path(*line),
-        dev=dots(*place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
-        last=dots(*line)[-1],
+        raw=place(own[x], own["loss"]),
+        smooth=line,
+        dev=dots(place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
+        last=end(line),
         x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
         y_ticks=[
             Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
@@ -262,13 +266,21 @@ def padded(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def dots(x: Array, y: Array) -> list[Dot]:
+def dots(line: Way) -> list[Dot]:
+    x, y = line
     return list(map(Dot, x.round(2).tolist(), y.round(2).tolist()))
 
 
-def path(x: Array, y: Array) -> str:
-    """Return the `d` of an SVG path through places in per cent: relative, in whole hundredths, in a box of 10,000 x
-    10,000. Half as long as with decimals, and written in a third of the time."""
+def end(line: Way) -> Dot:
+    x, y = line
+    return Dot(round(float(x[-1]), 2), round(float(y[-1]), 2))
+
+
+def path(line: Way) -> str:
+    """Return the `d` of an SVG path: relative, in whole hundredths of a per cent, in a box of 10,000 x 10,000. Half as
+    long as with decimals, and written in a third of the time. What is far off is drawn at `FAR`: a browser adds up in
+    single precision."""
+    x, y = (np.clip(np.nan_to_num(of), -FAR, FAR) for of in line)
     places = np.empty((len(x), 2), dtype=int)
     places[:, 0], places[:, 1] = np.rint(100 * x), np.rint(100 * y)
     places[1:] -= places[:-1].copy()

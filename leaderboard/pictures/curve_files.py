@@ -87,10 +87,9 @@ POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 LEVEL = str.maketrans(POWERS, "0123456789-")
 
 
-def dots(path: str) -> list[tuple[float, float]]:
-    """Return the points of a `Picture`'s path, where they are drawn."""
-    pairs = (pair.split() for pair in path.removeprefix("M").split("L"))
-    return [place(float(x), float(y)) for x, y in pairs]
+def dots(line: charts.Way) -> list[tuple[float, float]]:
+    """Return the points of a `Picture`'s line, where they are drawn."""
+    return [place(x, y) for x, y in zip(*(of.tolist() for of in line), strict=True)]
 
 
 def line(draw: ImageDraw.ImageDraw, points: list[tuple[float, float]], colour: str, width: int) -> None:

@@ -196,7 +196,8 @@ def curve(board: Board | None, place: Place) -> str:
     xs = np.linspace(float(ladder.lowest), float(ladder.highest), CURVE_POINTS)
     losses = ladder.loss_at(xs)
     dots = [place(ladder.full * math.exp(x), loss) for x, loss in zip(xs.tolist(), losses.tolist(), strict=True)]
-    return path(*np.array(dots).T)
+    across, down = np.array(dots).T
+    return path((across, down))
 
 
 def reading(row: Row, place: Place) -> Reading | None:

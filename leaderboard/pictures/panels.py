@@ -23,7 +23,9 @@ from leaderboard.pictures.charts import (
     Dot,
     Point,
     Tick,
+    Way,
     dots,
+    end,
     end_of_line,
     padded,
     path,
@@ -259,7 +261,7 @@ def scale_of(metric: Metric, values: Array, view: View) -> Scale:
 
 
 def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Scale) -> Line:
-    def places(x: Array, values: Array) -> tuple[Array, Array]:
+    def places(x: Array, values: Array) -> Way:
         return x_scale.across(x), 100 - y_scale.across(values)
 
     one, is_loss = series.of, metric is METRICS[0]
@@ -270,15 +272,15 @@ def line(series: Series, metric: Metric, view: View, x_scale: Scale, y_scale: Sc
     drawn = places(x, calm)
     seen = one.curve.dev if one.is_alone and is_loss else []
     evaluations = dots(
-        *places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
+        places(np.array([getattr(point, view.x) for point in seen], float), np.array([point.loss for point in seen]))
     )
     return Line(
         colour=one.colour,
         label=one.label,
-        smooth=path(*drawn),
-        raw=path(*places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
+        smooth=path(drawn),
+        raw=path(places(series.x, series.raw)) if one.is_alone and is_loss and view.smoothing != "none" else "",
         dots=tuple(dot for dot in evaluations if 0 <= dot.y <= 100),
-        last=None if one.run.is_over or one.is_past or not is_loss else dots(*drawn)[-1],
+        last=None if one.run.is_over or one.is_past or not is_loss else end(drawn),
     )
 
 

@@ -18,7 +18,7 @@ from leaderboard import demo_label, figures
 from leaderboard.comparing import Cell
 from leaderboard.models import Score
 from leaderboard.models.entries import web_address
-from leaderboard.pictures.charts import Dot, Tick
+from leaderboard.pictures.charts import Dot, Tick, path
 from leaderboard.pictures.panels import Line
 from scheduler.models import Node
 from scheduler.prepared import Prepared
@@ -160,6 +160,9 @@ def paths(lines: Iterable[Line]) -> SafeString:
         for line in reversed(list(lines))
     ]
     return mark_safe("".join(drawn))  # noqa: S308 (numbers, and a colour's name)
+
+
+register.filter(path)
 
 
 @register.filter

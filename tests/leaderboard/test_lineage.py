@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from io import StringIO
 
+import numpy as np
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
@@ -128,7 +129,9 @@ def test_one_picture_has_the_old_branch_the_step_back_and_the_new_one(second: Ru
 
 
 def points(path: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in (pair.split() for pair in path.removeprefix("M").split("L"))]
+    """Return where a path goes, in per cent."""
+    steps = np.array(path.removeprefix("m").split(), dtype=float).reshape(-1, 2)
+    return [(x, y) for x, y in (steps.cumsum(axis=0) / 100).tolist()]
 
 
 def test_the_page_says_it_in_words_and_the_api_in_rows(second: Run, first: Run, client: Client) -> None:

@@ -94,3 +94,4 @@ def test_two_workers_that_nobody_can_dial_reach_each_other_through_the_coordinat
     result, lines = compare(config, dataset_folder, 1, "none", patience=10, seconds=280, undialled=hidden)
     assert result.held(8)
     assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "nobody else computed anything"
+    assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 90, "libp2p alone takes three minutes"

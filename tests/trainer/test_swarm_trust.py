@@ -100,10 +100,10 @@ def test_a_gradient_far_larger_than_usual_is_odd() -> None:
     assert not usual.odd(torch.full((3,), 90.0))
 
 
-def test_gradients_of_a_model_whose_head_begins_at_zero_do_not_become_usual() -> None:
+def test_gradients_of_zero_as_where_a_head_begins_at_zero_and_what_is_no_number_do_not_become_usual() -> None:
     usual = trust.Usual()
-    for _ in range(9):
-        usual.take_in(torch.zeros(3))
+    for value in (0.0, math.nan, math.inf) * 9:
+        usual.take_in(torch.full((3,), value))
     assert not usual.known
 
 
@@ -114,7 +114,15 @@ def test_of_three_gradients_the_two_that_agree_are_right_whoever_came_first() ->
     assert trust.believed({A: torch.zeros(2), B: torch.zeros(2)}, 0.01) == [A, B]
 
 
-def test_of_two_gradients_that_contradict_each_other_the_shorter_is_taken_and_proves_nothing() -> None:
+def test_of_two_gradients_that_contradict_each_other_the_first_is_taken_unless_it_is_huge() -> None:
     sound = torch.tensor([1.0, -2.0])
     assert trust.believed({A: sound * 1e6, B: sound}, 0.01) == [B]
     assert trust.believed({A: sound * 1e6, B: sound, C: sound * 1e3}, 0.01) == [B]
+    assert trust.believed({A: sound, B: torch.zeros(2)}, 0.01) == [A]
+    assert trust.believed({A: sound, B: sound * 0.5}, 0.01) == [A]
+
+
+def test_gradients_too_long_for_fp32_to_measure_do_not_agree_with_everything() -> None:
+    sound = torch.tensor([1.0, -2.0])
+    assert trust.believed({A: sound * 1e20, B: sound}, 0.01) == [B]
+    assert trust.believed({A: sound * 1e20, B: sound, C: sound}, 0.01) == [B, C]

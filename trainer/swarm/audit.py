@@ -39,21 +39,20 @@ class Audit:
         for name, why in self.to_look_at().items():
             guilty = await self.verdict(name)
             if guilty is not None:
-                if not await self.doubted(self.membership.members[guilty]):
-                    self.membership.ban(guilty, why if guilty == name else "blamed another peer wrongly")
+                await self.judged(guilty, why if guilty == name else "blamed another peer wrongly")
                 return True
         return False
 
-    async def doubted(self, member: Member) -> bool:
-        """Have who is found wrong for the first time forget its sum, and be more careful: somebody further down may
-        have sent it a gradient that is wrong. At the last stage there is nobody further down."""
-        if member.doubted or member.stage == self.config.stages - 1:
-            return False
-        member.doubted = True
+    async def judged(self, name: str, why: str) -> None:
+        """Ban who is wrong. The first time it only has to forget its sum, and to be more careful: somebody further
+        down may have sent it a gradient that is wrong. At the last stage there is nobody further down."""
+        last = self.membership.members[name].stage == self.config.stages - 1
+        if last or name in self.membership.doubted:
+            self.membership.ban(name, why)
+            return
+        self.membership.doubt(name, why)
         ask = wire.Drop(attempt=self.membership.next_attempt(), step=self.step.version, doubted=True)
-        log.info("%s is doubted: %s", short(member.name), member.label)
-        self.step.evict_failed(await self.membership.ask_each({member.name: ask}, "drop"))
-        return True
+        self.step.evict_failed(await self.membership.ask_each({name: ask}, "drop"))
 
     def to_look_at(self) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -7,7 +7,7 @@ import logging
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from trainer.swarm import wire
 from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused
@@ -130,19 +130,12 @@ class Below:
             self.ban(peer, error)
             raise
 
-    async def also(
-        self, those: Iterable[str], request: Frame, seconds: float, odd: Callable[[str, Frame], str]
-    ) -> tuple[str, Frame] | None:
-        """Have somebody who is not of those compute it, too; return who did, and the answer. None: nobody could."""
-        others = self.router.peers.keys() - self.router.banned(now()).keys() - set(those)
-        if not others:
-            return None
-        peer = random.choice(sorted(others))
-        try:
-            answer, _, why = await self.asked(peer, request, seconds, odd)
-        except CallFailed:
-            return None
-        return None if why else (peer, answer)
+    def others(self, those: Collection[str]) -> list[str]:
+        """Return who may be asked and is not of those, in any order."""
+        banned = self.router.banned(now())
+        others = [peer for peer in self.router.peers if peer not in banned and peer not in those]
+        random.shuffle(others)
+        return others
 
     async def chosen(self, cost: float) -> str:
         """Return who is asked. Where all are banned they are asked again, after a pause: there is nobody else."""
@@ -152,7 +145,8 @@ class Below:
             if error.until is None:
                 raise Refused("below", "the next stage has no peers") from error
         await asyncio.sleep(PAUSE)
-        for peer in self.router.banned(now()):
+        banned = self.router.banned(now()).keys()
+        for peer in banned - self.blamed.keys() or banned:
             self.router.free(peer, now())
         try:
             return self.router.pick(cost, now())

@@ -4,6 +4,7 @@
     {"kind": "start", "generation": 2}                                each start of the coordinator
     {"kind": "join", "peer": ..., "stage": 0, "step": 3, ...}         has its stage, belongs from this step on
     {"kind": "leave", "peer": ..., "why": ...}                        lost, moved, or gone by itself
+    {"kind": "doubt", "peer": ..., "why": ...}                        its sum was wrong; the next time it is a "ban"
     {"kind": "commit", "step": 3, "attempt": ..., "loss": ..., "cover": {stage: {peer: [...]}}, "votes": ..., ...}
     {"kind": "checkpoint", "step": 50} {"kind": "rollback", "to": 50, "lost": [1]} {"kind": "evaluation", ...}
     {"kind": "end", "step": 60}

@@ -43,8 +43,6 @@ class Member:
     parameters: int = 0
     throughput: float | None = None
     """Tokens a second, by its own count."""
-    doubted: bool = False
-    """Its sum was found wrong once."""
 
     @property
     def name(self) -> str:
@@ -77,7 +75,10 @@ class Membership:
         self.generation, self.counted = 1, 0
         self.published: tuple[frozenset[tuple[str, int]], int] = (frozenset(), 0)
         self.finished = False
-        self.banned: set[str] = {line["peer"] for line in read(journal.path.parent) if line["kind"] == "ban"}
+        told = read(journal.path.parent)
+        self.banned: set[str] = {line["peer"] for line in told if line["kind"] == "ban"}
+        self.doubted: set[str] = {line["peer"] for line in told if line["kind"] == "doubt"}
+        """Whose sum was found wrong once."""
 
     def next_attempt(self) -> int:
         """Return a number above all that were used before, by earlier starts of the coordinator too."""
@@ -153,6 +154,12 @@ class Membership:
             member = self.members[name]
             self.journal.write("ban", peer=name, stage=member.stage, label=member.label, why=why[:300])
             self.evict(name, why)
+
+    def doubt(self, name: str, why: str) -> None:
+        """Note that a member's sum was wrong: the second time is one too many."""
+        self.doubted.add(name)
+        member = self.members[name]
+        self.journal.write("doubt", peer=name, stage=member.stage, label=member.label, why=why[:300])
 
     async def publish(self, joining: Iterable[str] = ()) -> list[str]:
         """Tell all members who belongs, until all who do know; return which of the joining have heard it, too."""

@@ -7,8 +7,9 @@ gradients usually are, and now and then after that (`SwarmConfig.audit`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from trainer.swarm import trust, wire
 from trainer.swarm.calls import Below
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import DTYPES, Frame, Malformed
+from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed
 from trainer.swarm.stage import Passage
 from trainer.swarm.transport import Transport
 
@@ -57,18 +58,17 @@ class Onward:
         """Return what the stages behind say, and who did; a gradient that is believed. Raises Refused."""
         question = self.question(ask, passage, targets)
         keeper, cost = None if ask.aside is None else ask.aside.peer, passage.tokens.numel()
-
-        def odd(_: str, answer: Frame) -> str:
-            return self.odd(question, answer)
-
+        started, odd = asyncio.get_running_loop().time(), self.odd(question)
         answer, ran, waited = await self.below.run(question.written(), question.depth, ask.patience, cost, odd, keeper)
         (found,) = answer.tensors
         if ask.mode == "learn":
+            sure = True
             if not self.usual.known or (ask.aside is None and self.chance.random() < self.config.audit):
                 seconds = ask.patience * (question.depth + 0.5) - waited
-                found = await self.confirmed(question, ran.path[0], found, seconds)
-            self.usual.take_in(found)
-        return found, ran.model_copy(update={"below": waited})
+                found, sure = await self.confirmed(question, ran.path[0], found, seconds)
+            if sure:
+                self.usual.take_in(found)
+        return found, ran.model_copy(update={"below": asyncio.get_running_loop().time() - started})
 
     def question(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> Question:
         tokens, dtype = passage.tokens, DTYPES[self.config.wire]
@@ -86,27 +86,42 @@ class Onward:
             depth=self.config.stages - self.stage - 1,
         )
 
-    def odd(self, question: Question, answer: Frame) -> str:
-        """Say what is strange about an answer; raise Malformed for one that cannot be."""
-        found = only(answer, question.shape, question.dtype)
-        return not_finite(found) or (self.usual.odd(found) if question.ask.mode == "learn" else "")
+    def odd(self, question: Question) -> Callable[[str, Frame], str]:
+        """Return what says what is strange about an answer, and raises Malformed for one that cannot be."""
 
-    async def confirmed(self, question: Question, by: str, gradient: Tensor, seconds: float) -> Tensor:
-        """Return what two peers get, or most of three if two contradict each other, and blame who gets something else.
+        def strange(_: str, answer: Frame) -> str:
+            found = only(answer, question.shape, question.dtype)
+            return not_finite(found) or (self.usual.odd(found) if question.ask.mode == "learn" else "")
 
-        Where not so many can be asked within these seconds it is the shortest, and nobody is blamed.
+        return strange
+
+    async def confirmed(self, question: Question, by: str, gradient: Tensor, seconds: float) -> tuple[Tensor, bool]:
+        """Return what two peers get, or most of three if two contradict each other, and True; blame who gets something
+        else. Where not so many answer within these seconds: what is likelier (`trust.believed`), and False.
+
+        Where there is nobody else to ask it is taken as it came. Who asks others in its turn may be wrong by their
+        fault, and is only left alone for a while.
         """
-        request, said, right, clock = question.once_more(self.me), {by: gradient}, [by], asyncio.get_running_loop().time
-        until, tolerance = clock() + seconds, trust.close(self.config.precision, self.config.wire)
-        while len(right) < 2 and len(said) < MOST_ASKED and until > clock():
-            found = await self.below.also(said, request, until - clock(), lambda _, answer: self.odd(question, answer))
-            if found is None:
+        request, tolerance = question.once_more(self.me), trust.close(self.config.precision, self.config.wire)
+        said, right = {by: gradient}, [by]
+        clock = asyncio.get_running_loop().time
+        until, others = clock() + seconds, self.below.others([by])
+        for peer in others:
+            left = until - clock()
+            if len(right) > 1 or len(said) == MOST_ASKED or left < seconds / MOST_ASKED:
                 break
-            said[found[0]] = found[1].tensors[0]
-            right = trust.believed(said, tolerance)
+            with contextlib.suppress(CallFailed):
+                answer, _, why = await self.below.asked(peer, request, left, self.odd(question))
+                if not why:
+                    (said[peer],) = answer.tensors
+                    right = trust.believed(said, tolerance)
         for peer in said.keys() - set(right) if len(right) > 1 else ():
-            self.below.blame(peer, "a gradient that two others do not get")
-        return said[right[0]]
+            why = "a gradient that two others do not get"
+            if question.depth == 1:
+                self.below.blame(peer, why)
+            else:
+                self.below.ban(peer, Malformed(why))
+        return said[right[0]], len(right) > 1 or not others
 
 
 def not_finite(tensor: Tensor) -> str:

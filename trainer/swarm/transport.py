@@ -179,16 +179,18 @@ class Transport:
         that. The daemon asks for one, too, but only after three minutes."""
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-        now = asyncio.get_running_loop().time()
-        if self.dialled or now < self._placed + PLACE:
-            return
-        self._placed = now
-        for relay in self._relays:
+        async def ask(relay: str) -> None:
             try:
                 async with asyncio.timeout(MEETING):
                     await self._reserve(relay.rpartition("/p2p/")[2])
-            except (ControlFailure, OSError, EOFError, TimeoutError) as error:
+            except (ControlFailure, OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
                 log.info("no place at %s: %s", relay, error)
+
+        clock = asyncio.get_running_loop().time
+        if self.dialled or clock() < self._placed + PLACE:
+            return
+        await asyncio.gather(*map(ask, self._relays))
+        self._placed = clock()
 
     async def _reserve(self, relay: str) -> None:
         from hivemind.p2p import PeerID

@@ -47,7 +47,7 @@ class Usual:
 
     def take_in(self, gradient: Tensor) -> None:
         """A model whose head begins at zero has gradients of zero at first, which tell nothing."""
-        if size := largest(gradient):
+        if 0 < (size := largest(gradient)) < math.inf:
             self.sizes.append(size)
 
 
@@ -58,16 +58,20 @@ def largest(tensor: Tensor) -> float:
 def believed(said: Mapping[str, Tensor], tolerance: float) -> list[str]:
     """Return whose gradient is right, of those that several peers found of one micro-batch: what most got.
 
-    Where no two agree it is the shortest, alone; that proves nothing against the others.
+    Where no two agree that proves nothing against anybody: it is the first one's, if that is not `HUGE`, else the
+    shortest.
     """
-    lengths = {peer: float(found.float().norm()) for peer, found in said.items()}
+    lengths = {peer: float(found.double().norm()) for peer, found in said.items()}
 
     def agree(one: str, other: str) -> bool:
-        apart = float((said[one].float() - said[other].float()).norm())
+        apart = float((said[one].double() - said[other].double()).norm())
         return apart <= tolerance * max(lengths[one], lengths[other])
 
-    groups = [[other for other in said if agree(peer, other)] for peer in said]
-    return min(groups, key=lambda group: (-len(group), lengths[group[0]]))
+    most = max(([other for other in said if agree(peer, other)] for peer in said), key=len)
+    if len(most) > 1:
+        return most
+    first, shortest = next(iter(said)), min(said, key=lambda peer: lengths[peer])
+    return [shortest] if lengths[first] > HUGE * lengths[shortest] > 0 else [first]
 
 
 def condemned(ledgers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]) -> dict[str, str]:
