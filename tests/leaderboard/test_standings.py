@@ -295,3 +295,16 @@ def test_a_process_that_has_prepared_itself_computes_no_table_for_a_page(
     standings.prepare()
     with django_assert_num_queries(1):
         assert len(standings.of(track).rows) == 4
+
+
+def test_a_table_that_cannot_be_made_keeps_no_other_from_being_made(
+    django_assert_num_queries: DjangoAssertNumQueries, caplog: pytest.LogCaptureFixture
+) -> None:
+    track, _ = boards.board()
+    Track.objects.create(
+        slug="odd", name="Odd", season=track.season, budget="a while", expected_seconds=1, position=-1, is_default=True
+    )
+    standings.prepare()
+    assert "The table of odd could not be made" in caplog.text
+    with django_assert_num_queries(1):
+        standings.of(track)
