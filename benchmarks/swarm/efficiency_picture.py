@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.swarm.churn_picture import line, text
 from benchmarks.swarm.efficiency import LINKS, MANY, USUAL, kept, modelled, wider
 
-WIDTH, LEFT, RIGHT, TOP, HIGH, GAP = 860, 52, 0, 108, 150, 74
+WIDTH, LEFT, TOP, HIGH, GAP = 860, 52, 108, 150, 74
 SHAPES = {(2, 1): "a", (2, 4): "b", (4, 4): "c", (4, 16): "d"}
 FASTER = 1000
 """How much faster a GPU is taken to be than the one CPU thread that was measured."""
@@ -33,7 +33,7 @@ def picture(story: Mapping[str, Any]) -> str:
     measured = {int(width): row for width, row in story.items()}
     widest = max(measured)
     beyond = measured | {widest * times: wider(measured[widest], times) for times in WIDER}
-    across = (WIDTH - LEFT - RIGHT) / len(LINKS)
+    across = (WIDTH - LEFT) / len(LINKS)
     title = "Efficiency of a swarm by width of the model, stages x workers and link"
     parts = [text(LEFT, 22, title), *legend()]
     words = f"each {FASTER:,} times as fast, as a GPU; {LARGE:,} micro-batches; beyond {widest} by the width's square"
