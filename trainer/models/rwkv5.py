@@ -143,10 +143,10 @@ def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state:
     powers = torch.exp(-rate[:, None, :] * exponents[:, None])  # [H, size, N or 1]
     within = pairs(r, k, rate, powers, bonus) @ v
     # The last token of a chunk is not yet decayed, the one before once, and so on.
-    brought = (k * powers.flip(1)[:, None]).mT @ v
+    brought = (k[:, :, :-1] * powers.flip(1)[:, None]).mT @ v[:, :, :-1]
     decay, states = torch.exp(-rate * size)[..., None], [state]
-    for chunk in range(r.size(2) - 1):
-        states.append(torch.addcmul(brought[:, :, chunk], decay, states[-1]))
+    for added in brought.unbind(2):
+        states.append(torch.addcmul(added, decay, states[-1]))
     before = (r * powers[:, None]) @ torch.stack(states, dim=2)
     real = size - missing
     keys = k[:, :, -1, :real] * powers[:, :real].flip(1)

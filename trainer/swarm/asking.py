@@ -19,7 +19,7 @@ async def evaluate(
     nats, targets = 0.0, 0
     for number, (x, y) in enumerate(batches.dev(rows)):
         ask = wire.Run(step=step, micro_batch=number, mode="nats", patience=patience)
-        answer, _, _ = await top.run(wire.written(ask, x, y), config.stages, patience, x.numel())
+        answer, _ = await top.run(wire.written(ask, x, y), config.stages, patience, x.numel())
         nats, targets = nats + float(answer.tensors[0].double().sum()), targets + int((y >= 0).sum())
     return nats / max(targets, 1), targets
 
@@ -39,7 +39,7 @@ async def sample(
     for _ in range(count):
         x = torch.tensor([text[-config.sequence_length :]])
         ask = wire.Run(step=step, micro_batch=0, mode="logits", patience=patience)
-        answer, _, _ = await top.run(wire.written(ask, x), config.stages, patience, x.numel())
+        answer, _ = await top.run(wire.written(ask, x), config.stages, patience, x.numel())
         logits = answer.tensors[0][0]
         if temperature:
             text.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=chance)))

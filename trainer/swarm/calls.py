@@ -7,7 +7,7 @@ import logging
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from trainer.swarm import wire
 from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused
@@ -53,10 +53,10 @@ class Below:
         cost: float,
         odd: Callable[[str, Frame], str] = lambda peer, answer: "",
         only: str | None = None,
-    ) -> tuple[Frame, wire.Ran, float]:
+    ) -> tuple[Frame, wire.Ran]:
         """Have a micro-batch computed by one peer and those behind it, `depth` stages in all.
 
-        Returns its answer and the seconds it took. A peer gets `patience` seconds for each stage; one that fails is
+        Returns its answer, and who computed it. A peer gets `patience` seconds for each stage; one that fails is
         banned, and another asked, until all have failed twice, or as much time is over as the caller has. Raises
         Refused.
 
@@ -80,7 +80,7 @@ class Below:
         odd: Callable[[str, Frame], str],
         only: str | None,
         strange: dict[str, str],
-    ) -> tuple[Frame, wire.Ran, float]:
+    ) -> tuple[Frame, wire.Ran]:
         """Do what `run` says; note in `strange` who gave a strange answer, and what it was."""
         loop = asyncio.get_running_loop()
         started, failures = loop.time(), Counter[str]()
@@ -98,12 +98,12 @@ class Below:
                     self.router.observe(peer, cost, loop.time() - asked - ran.below)
                     for liar, what in strange.items():
                         self.blame(liar, what)
-                    return answer, ran, loop.time() - started
+                    return answer, ran
                 strange[peer] = why
-                self.ban(peer, Malformed(why))
+                self.ban(peer, why)
                 failures[peer] += TWICE
                 if set(strange) == set(self.router.peers):  # all say so: it is the model, or this caller
-                    return answer, ran, loop.time() - started
+                    return answer, ran
             if all(failures[peer] >= TWICE for peer in self.router.peers):
                 break
         raise Refused("below", "no peer of the next stage answered")
@@ -121,19 +121,15 @@ class Below:
         except Malformed as error:
             self.blame(peer, str(error))
             raise
-        except Refused as error:
-            if error.code in NOT_ITS_FAULT:
-                raise Refused("below", str(error)) from error
-            self.ban(peer, error)
-            raise
         except CallFailed as error:
-            self.ban(peer, error)
+            if isinstance(error, Refused) and error.code in NOT_ITS_FAULT:
+                raise Refused("below", str(error)) from error
+            self.ban(peer, str(error))
             raise
 
-    def others(self, those: Collection[str]) -> list[str]:
-        """Return who may be asked and is not of those, in any order."""
-        banned = self.router.banned(now())
-        others = [peer for peer in self.router.peers if peer not in banned and peer not in those]
+    def others(self, besides: str) -> list[str]:
+        """Return who else may be asked, in any order."""
+        others = list(self.router.peers.keys() - self.router.banned(now()).keys() - {besides})
         random.shuffle(others)
         return others
 
@@ -155,10 +151,10 @@ class Below:
 
     def blame(self, peer: str, why: str) -> None:
         self.blamed[peer] = why[:200]
-        self.ban(peer, Malformed(why), LIED)
+        self.ban(peer, why, LIED)
 
-    def ban(self, peer: str, error: CallFailed, seconds: float = BAN) -> None:
-        log.info("%s is banned for %.0f s: %s", short(peer), seconds, error)
+    def ban(self, peer: str, why: str, seconds: float = BAN) -> None:
+        log.info("%s is banned for %.0f s: %s", short(peer), seconds, why)
         self.router.ban(peer, now(), seconds)
 
 

@@ -58,17 +58,18 @@ class Onward:
         """Return what the stages behind say, and who did; a gradient that is believed. Raises Refused."""
         question = self.question(ask, passage, targets)
         keeper, cost = None if ask.aside is None else ask.aside.peer, passage.tokens.numel()
-        started, odd = asyncio.get_running_loop().time(), self.odd(question)
-        answer, ran, waited = await self.below.run(question.written(), question.depth, ask.patience, cost, odd, keeper)
+        clock, odd = asyncio.get_running_loop().time, self.odd(question)
+        started = clock()
+        answer, ran = await self.below.run(question.written(), question.depth, ask.patience, cost, odd, keeper)
         (found,) = answer.tensors
         if ask.mode == "learn":
             sure = True
             if not self.usual.known or (ask.aside is None and self.chance.random() < self.config.audit):
-                seconds = ask.patience * (question.depth + 0.5) - waited
-                found, sure = await self.confirmed(question, ran.path[0], found, seconds)
+                left = started + ask.patience * (question.depth + 0.5) - clock()
+                found, sure = await self.confirmed(question, ran.path[0], found, left)
             if sure:
                 self.usual.take_in(found)
-        return found, ran.model_copy(update={"below": asyncio.get_running_loop().time() - started})
+        return found, ran.model_copy(update={"below": clock() - started})
 
     def question(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> Question:
         tokens, dtype = passage.tokens, DTYPES[self.config.wire]
@@ -105,7 +106,7 @@ class Onward:
         request, tolerance = question.once_more(self.me), trust.close(self.config.precision, self.config.wire)
         said, right = {by: gradient}, [by]
         clock = asyncio.get_running_loop().time
-        until, others = clock() + seconds, self.below.others([by])
+        until, others = clock() + seconds, self.below.others(by)
         for peer in others:
             left = until - clock()
             if len(right) > 1 or len(said) == MOST_ASKED or left < seconds / MOST_ASKED:
@@ -115,12 +116,10 @@ class Onward:
                 if not why:
                     (said[peer],) = answer.tensors
                     right = trust.believed(said, tolerance)
-        for peer in said.keys() - set(right) if len(right) > 1 else ():
-            why = "a gradient that two others do not get"
-            if question.depth == 1:
-                self.below.blame(peer, why)
-            else:
-                self.below.ban(peer, Malformed(why))
+        if len(right) > 1:
+            accuse = self.below.blame if question.depth == 1 else self.below.ban
+            for peer in said.keys() - set(right):
+                accuse(peer, "a gradient that two others do not get")
         return said[right[0]], len(right) > 1 or not others
 
 

@@ -43,7 +43,7 @@ class Router:
         self.peers: dict[str, Known] = {}
         self.reached = 0.0
         """The clock of who was picked last: nobody free is behind it."""
-        self.usual: float | None = None
+        self.last_seen: float | None = None
         """The throughput that was seen last, of whomever."""
         self.chance = random.Random(seed)
 
@@ -89,9 +89,9 @@ class Router:
         if peer not in self.peers or seconds <= 0 or cost <= 0:
             return
         known, seen = self.peers[peer], cost / seconds
-        if self.usual is None:
+        if self.last_seen is None:
             self.rescale(seen)
-        self.usual = seen
+        self.last_seen = seen
         known.throughput = seen if known.throughput is None else (1 - SMOOTHING) * known.throughput + SMOOTHING * seen
 
     def rescale(self, seen: float) -> None:
@@ -104,4 +104,4 @@ class Router:
         """Return a peer's average; of one not yet seen, the median of the others, else what was seen last, else 1."""
         own = self.peers[peer].throughput
         seen = [known.throughput for known in self.peers.values() if known.throughput is not None]
-        return own if own is not None else median(seen) if seen else self.usual or 1.0
+        return own if own is not None else median(seen) if seen else self.last_seen or 1.0
