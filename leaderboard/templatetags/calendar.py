@@ -15,8 +15,6 @@ register = template.Library()
 DUE = {"stays": "delayed", "waits": "no platform", "baseline": "main is broken", "leaves": "on time"}
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
-register.filter("status", status)
-
 
 @register.filter
 def due_status(line: Tonight) -> str:
@@ -37,11 +35,6 @@ def night_word(night: Night) -> str:
     if night.run.state == Run.State.FINISHED:
         return f"{night.run.bits_per_byte:.4f}"
     return status(night.run)
-
-
-@register.filter
-def words(text: str) -> list[str]:
-    return text.split()
 
 
 @register.filter

@@ -99,8 +99,8 @@ def heads(names: Iterable[str]) -> SafeString:
 
 
 @register.filter
-def words(values: Iterable[str]) -> SafeString:
-    """Return a row's texts as cells of a table."""
+def text_cells(values: Iterable[str]) -> SafeString:
+    """Return the texts of a row as table cells."""
     return repeated("<td>{}</td>", ((value or figures.MISSING,) for value in values))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
+from html.parser import HTMLParser
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -146,6 +147,46 @@ def test_without_a_schedule_it_says_how_to_make_one(track: Track, client: Client
 
 
 # --- the weeks, the hours, the diary ---------------------------------------------------------------------------------
+
+
+class MonthTable(HTMLParser):
+    """The table of weeks as a browser parses it: rows of (tag, text) cells."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.rows: list[list[tuple[str, str]]] = []
+        self._is_open = False
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self._is_open = dict(attrs).get("class") == "month"
+        elif self._is_open and tag == "tr":
+            self.rows.append([])
+        elif self._is_open and tag in ("th", "td"):
+            self.rows[-1].append((tag, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open and self.rows and self.rows[-1]:
+            tag, text = self.rows[-1][-1]
+            self.rows[-1][-1] = tag, text + data
+
+
+def test_calendar_page_weeks_are_table_rows(beat: None, track: Track, client: Client) -> None:
+    content = client.get("/calendar/").content.decode()
+    header, *weeks = MonthTable(content).rows
+    assert [(tag, text.strip()) for tag, text in header] == [
+        ("th", name) for name in ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+    ]
+    assert [[tag for tag, _ in week] for week in weeks] == [["td"] * 7] * 5
+    monday = timezone.now().date() - timedelta(days=timezone.now().weekday() + 7)
+    numbers = [int(text.split()[0]) for week in weeks for _, text in week]
+    assert numbers == [(monday + number * DAY).day for number in range(35)]
+    assert "&lt;" not in content, "markup that was escaped shows up as text"
 
 
 def test_nights_that_were_stand_on_their_day_with_their_result(beat: None, client: Client) -> None:
