@@ -66,8 +66,8 @@ class Numbers:
     """How rows are cut from the text: `blocks` anywhere, nothing left out; `documents` so that each begins with the
     start of a document, at the price of some tokens (how many is printed)."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
-    """What matrix products are computed in; weights are always fp32. Computed: bf16 where that is measured to be much
-    faster, see `trainer.precision`. fp8 needs torchao and a GPU that has it."""
+    """What matrix products are computed in; weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
+    where it is measured to be much faster (`trainer.precision`). fp8 needs torchao and a GPU that has it."""
     muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """What Muon's matrix polynomials are computed in, whatever the model is. Computed: bf16 on a GPU and on a CPU that
     multiplies it in hardware, see `trainer.muon`."""

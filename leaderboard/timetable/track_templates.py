@@ -13,6 +13,7 @@ from leaderboard.models import Run, Season, Track
 
 GIB = 2**30
 ONE_CARD: dict[str, Any] = {"sequence_length": 1024, "batch": 64, "micro_batch": 16}
+"""Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
 
 TEMPLATES: dict[str, dict[str, Any]] = {
     "night-80gb": {
@@ -24,7 +25,13 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "needs_memory_bytes": 64 * GIB,
         "config": {
             "model": {"depth": 24},
-            "train": {"sequence_length": 2048, "batch": 256, "micro_batch": 16, "evaluations": 48},
+            "train": {
+                "precision": "bf16",
+                "sequence_length": 2048,
+                "batch": 256,
+                "micro_batch": 16,
+                "evaluations": 48,
+            },
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 64 * GIB, "disk_bytes": 100 * GIB},
@@ -46,7 +53,11 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e18flops",
         "expected_seconds": 36_000.0,
         "needs_labels": ["1x24gb"],
-        "config": {"model": {"depth": 16}, "train": ONE_CARD, "checkpoint_every": "10m"},
+        "config": {
+            "model": {"depth": 16},
+            "train": {"precision": "bf16"} | ONE_CARD,
+            "checkpoint_every": "10m",
+        },
         "limits": {"memory_bytes": 24 * GIB, "disk_bytes": 60 * GIB},
     },
     "playground-16gb": {
@@ -96,7 +107,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "config": {
             "devices": 4,
             "model": {"depth": 28},
-            "train": {"strategy": "fsdp", "sequence_length": 2048, "batch": 256, "micro_batch": 8},
+            "train": {"strategy": "fsdp", "precision": "bf16"}
+            | {"sequence_length": 2048, "batch": 256, "micro_batch": 8},
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 128 * GIB, "disk_bytes": 300 * GIB},
@@ -112,7 +124,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "config": {
             "devices": 8,
             "model": {"depth": 32},
-            "train": {"strategy": "fsdp", "sequence_length": 2048, "batch": 512, "micro_batch": 8},
+            "train": {"strategy": "fsdp", "precision": "bf16"}
+            | {"sequence_length": 2048, "batch": 512, "micro_batch": 8},
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},
@@ -128,8 +141,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "needs_memory_bytes": 256 * GIB,
         "config": {
             "devices": 8,
-            "train": {"strategy": "fsdp", "sequence_length": 4096, "batch": 256, "micro_batch": 4}
-            | {"activation_checkpointing": True},
+            "train": {"strategy": "fsdp", "precision": "bf16", "activation_checkpointing": True}
+            | {"sequence_length": 4096, "batch": 256, "micro_batch": 4},
             "checkpoint_every": "15m",
         },
         "limits": {"memory_bytes": 256 * GIB, "disk_bytes": 400 * GIB},

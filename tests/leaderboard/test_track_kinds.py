@@ -141,6 +141,13 @@ def test_each_template_makes_a_track_whose_jobs_can_be_ordered(name: str, idea: 
     assert job["needs_labels"] == []
 
 
+@pytest.mark.parametrize("name", track_templates.TEMPLATES)
+def test_template_trains_in_bf16_unless_for_16_gb_gpus(name: str) -> None:
+    template = track_templates.TEMPLATES[name]
+    expected = None if template["needs_labels"] == ["1x16gb"] else "bf16"
+    assert template["config"]["train"].get("precision") == expected
+
+
 def test_create_track_says_what_it_made_and_refuses_a_second(track: Track) -> None:
     told = StringIO()
     call_command("create_track", "tune-1b5-2x24gb", stdout=told)

@@ -1,4 +1,4 @@
-"""The precision is what the machine is measured to be fast at."""
+"""The precision: bf16 on a GPU that supports it, on a CPU what is measured to be fast."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ def test_bf16_has_to_be_much_faster(fp32: float, bf16: float, chosen: str, monke
     times = iter([fp32, bf16] * precision.REPEATS)
     monkeypatch.setattr(precision, "seconds", lambda work, device: next(times))
     assert precision.fastest(CPU, 1) == chosen
+
+
+@pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_precision_on_cuda_is_bf16_where_supported_untimed(
+    supported: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return supported or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    monkeypatch.setattr(precision, "seconds", lambda work, device: pytest.fail("a GPU is not timed"))
+    assert precision.fastest(torch.device("cuda"), 1) == chosen
 
 
 def test_it_is_measured_once_and_leaves_no_trace() -> None:

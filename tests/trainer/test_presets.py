@@ -38,6 +38,11 @@ def test_sizes_for_a_gpu_are_those_that_its_flops_call_for(tmp_path: Path, name:
     assert (config.model["depth"], config.train.batch) == (depth, batch)
 
 
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.values["device"] == "cuda"])
+def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
+    assert PRESETS[name].values["train.precision"] == "bf16"
+
+
 def test_the_small_track_is_the_preset_for_ideas(tmp_path: Path) -> None:
     config = parsed(tmp_path, "--preset", "cpu-ladder")
     assert (config.budget, config.threads, config.model) == ("1e13flops", 2, {"depth": 2})
