@@ -39,8 +39,11 @@ class TrainAdmin(AdminSite):
         return cast(View, answer)
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """With two steps there is one way to sign in, the site's: Django's own form knows of no second step."""
-        if not settings.STAFF_TWO_STEP:
+        """Show Django's password form only where local accounts are allowed and no second step is required.
+
+        Otherwise staff signs in as everybody does: Django's form knows neither GitHub nor the second step.
+        """
+        if settings.LOCAL_ACCOUNTS and not settings.STAFF_TWO_STEP:
             return super().login(request, extra_context)
         if not request.user.is_authenticated:
             return redirect_to_login(request.GET.get("next", "/admin/"))

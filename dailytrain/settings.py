@@ -348,7 +348,6 @@ ACCOUNT_LOGOUT_REDIRECT_URL = "/"
 ACCOUNT_USERNAME_BLACKLIST = ["site"]
 """Who acts in the audit log when it is nobody (`Event.actor`)."""
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = SITE_URL.partition(":")[0]
-SOCIALACCOUNT_ONLY = not LOCAL_ACCOUNTS
 SOCIALACCOUNT_ADAPTER = "dailytrain.signing_in.GitHubAccounts"
 SOCIALACCOUNT_PROVIDERS = {
     "github": {

@@ -12,6 +12,7 @@ from django.contrib import admin
 from django.urls import URLPattern, include, path
 from django.views.generic import RedirectView
 
+from dailytrain.account_views import LoginView
 from dailytrain.health import healthz
 from dailytrain.signing_in import leads_to_github
 from leaderboard.api import api
@@ -21,7 +22,7 @@ from scheduler.node_api import node_api
 # Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
 accounts: list[URLPattern] = [
     path("", RedirectView.as_view(pattern_name="my-nodes"), name="socialaccount_connections"),
-    path("login/", leads_to_github(account.login), name="account_login"),
+    path("login/", leads_to_github(LoginView.as_view()), name="account_login"),
     path("signup/", leads_to_github(account.signup), name="account_signup"),
     path("logout/", account.logout, name="account_logout"),
     path("reauthenticate/", account.reauthenticate, name="account_reauthenticate"),

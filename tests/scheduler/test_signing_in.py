@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from allauth.mfa.totp.internal.auth import TOTP
 from allauth.socialaccount.models import SocialAccount, SocialToken
 from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
 from django.contrib.auth.models import User
@@ -36,7 +37,7 @@ def github(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitH
     monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{made.address}/user")
     app = {"client_id": CLIENT_ID, "secret": SECRET}
     settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
-    settings.LOCAL_ACCOUNTS, settings.SOCIALACCOUNT_ONLY = False, True
+    settings.LOCAL_ACCOUNTS = False
     yield made
     made.close()
 
@@ -137,6 +138,47 @@ def test_with_github_there_are_no_local_accounts(client: Client, github: GitHub)
     answer = client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
     assert answer.status_code == 403
     assert "No new accounts" in client.get("/accounts/signup/").content.decode()
+
+
+def test_signup_with_github_only_creates_no_account(client: Client, github: GitHub) -> None:
+    password = "a password of this test only"
+
+    client.post("/accounts/signup/", {"username": "ada", "password1": password, "password2": password})
+
+    assert not User.objects.exists()
+
+
+@pytest.mark.parametrize("is_staff", [False, True])
+@pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
+@pytest.mark.parametrize("two_steps", [False, True])
+def test_password_login_with_github_only_signs_nobody_in(
+    client: Client, github: GitHub, settings: Settings, path: str, is_staff: bool, two_steps: bool
+) -> None:
+    settings.STAFF_TWO_STEP = two_steps
+    password = "a password of this test only"
+    User.objects.create_user("ada", password=password, is_staff=is_staff)
+
+    for headers in ({}, {"X-Requested-With": "XMLHttpRequest"}):
+        client.post(path, {"login": "ada", "username": "ada", "password": password}, headers=headers)
+
+    assert "_auth_user_id" not in client.session
+
+
+def test_staff_with_github_only_needs_the_second_step(client: Client, github: GitHub, settings: Settings) -> None:
+    settings.STAFF_TWO_STEP = True
+    sign_in(client)
+    User.objects.update(is_staff=True)
+    setup = client.get("/admin/")["Location"]
+    assert setup.startswith("/accounts/two-step/app/?next=%2Fadmin")
+    assert client.get(setup).status_code == 200, "no password is asked for: there is none"
+    TOTP.activate(User.objects.get(), "JBSWY3DPEHPK3PXP")
+    client.post("/accounts/logout/")
+
+    answer = sign_in(client)
+
+    assert answer["Location"].startswith("/accounts/two-step/code/")
+    assert who(client) == "", "GitHub alone is not enough"
+    assert client.get("/admin/")["Location"].startswith("/admin/login/")
 
 
 def test_the_sign_in_page_alone_may_lead_to_github(client: Client, github: GitHub) -> None:
