@@ -39,8 +39,9 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
 CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "on", "--proxy-headers"]
 
 FROM base AS node
+# Triton, which torch.compile uses on a GPU, compiles the launcher of its kernels with the machine's C compiler.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap \
+    && apt-get install -y --no-install-recommends bubblewrap gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10002 node
 # Give the address of PyTorch's index of CPU builds for a small image; without it pip takes the CUDA build.

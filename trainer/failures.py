@@ -28,14 +28,26 @@ class ProcessLost(Exception):
     """Another process of this run has ended."""
 
 
+class CompilerMissingError(Exception):
+    """torch.compile found no C compiler on this machine, or on a CPU no C++ compiler."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.compile found no C compiler on this machine: install gcc and libc6-dev (on a CPU also g++), "
+            "or name a compiler in CC."
+        )
+
+
 @contextmanager
 def models_fault(doing: str) -> Iterator[None]:
     """Whatever goes wrong in here is a stranger's code at fault: say what it was doing."""
     try:
         yield
-    except (ModelFailure, ProcessLost):
+    except (ModelFailure, ProcessLost, CompilerMissingError):
         raise
     except Exception as error:
+        if is_compiler_missing(error):
+            raise CompilerMissingError from error
         if process_lost(error):
             raise ProcessLost("Another process of this run has ended.") from error
         if out_of_memory(error):
@@ -74,13 +86,21 @@ def process_lost(error: BaseException | None) -> bool:
     )
 
 
+def is_compiler_missing(error: BaseException | None) -> bool:
+    """Return whether torch.compile failed because the machine has no compiler: Triton's message, Inductor's for C++.
+
+    The message is looked for in the text, since torch.compile wraps the error in one of its own types.
+    """
+    return any(message in str(error) for message in ("Failed to find C compiler", "No working C++ compiler found"))
+
+
 def expected(error: Exception) -> bool:
     """Does the sentence say it all, so that a traceback would only stand in the way?"""
     cause = error.__cause__
     if isinstance(error, ModelFailure):
         return cause is None or out_of_memory(cause)
     return (
-        isinstance(error, ValueError | ProcessLost)
+        isinstance(error, ValueError | ProcessLost | CompilerMissingError)
         or disk_full(error)
         or out_of_memory(error)
         or no_thread(error)
@@ -101,6 +121,8 @@ def sentence(error: Exception) -> str:
         return (
             "No thread could be started: let more processes run, and the same command goes on from the last checkpoint."
         )
+    if isinstance(error, CompilerMissingError):
+        return f"{said} The same command then goes on from the last checkpoint."
     if isinstance(error, ValueError):
         return f"{said}; the same command then goes on from the last checkpoint"
     if isinstance(error, ProcessLost) or process_lost(error):

@@ -29,6 +29,13 @@ def test_every_service_builds_a_target_of_the_dockerfile_or_pins_an_image(compos
             assert re.fullmatch(r"[a-z/-]+:v?\d[\w.-]+", service["image"]), name
 
 
+def test_node_image_installs_a_c_compiler() -> None:
+    stages = re.split(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    node = dict(zip(stages[1::2], stages[2::2], strict=True))["node"]
+    installed = " ".join(re.findall(r"apt-get install([^&]*)", node)).split()
+    assert {"gcc", "libc6-dev"} <= set(installed)
+
+
 def test_every_variable_of_compose_is_explained_in_the_example() -> None:
     wanted = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
     assert wanted == set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))

@@ -7,13 +7,14 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import failing_models
 import pytest
 from lines import numbers
 from tiny import TINY
 
-from trainer import checkpoint
+from trainer import checkpoint, compilation
 from trainer.models import ARCHITECTURES
 
 Train = Callable[..., int]
@@ -80,6 +81,28 @@ def test_an_architecture_that_does_not_import_is_its_authors_fault(
     monkeypatch.setitem(ARCHITECTURES, "absent", "trainer.models.absent")
     assert train(tmp_path, "--arch", "absent", "--budget", "2steps") == 3
     assert "while the architecture absent was imported" in json.loads((tmp_path / "failure.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
+        "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')",
+    ],
+    ids=["triton", "inductor"],
+)
+def test_compilation_without_compiler_is_an_infrastructure_failure(
+    train: Train, tmp_path: Path, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def backend(graph: object, inputs: object) -> NoReturn:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "install gcc" in failure["reason"]
+    assert "install gcc" in capsys.readouterr().err.splitlines()[-1]
 
 
 @contextmanager
