@@ -333,6 +333,8 @@ LOCAL_ACCOUNTS = boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIE
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.roles.Rights"]
 STAFF_TWO_STEP = boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
 """Before the admin opens to staff: a code from an app."""
+SECOND_STEP_CHECK = "dailytrain.two_step.is_satisfied"
+"""Function of a request: whether its session may use staff permissions (`scheduler.views.can_manage_nodes`)."""
 MFA_ADAPTER = "dailytrain.two_step.TwoStep"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_TOLERANCE = 1  # codes before and after: the clocks of phones differ

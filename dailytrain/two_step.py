@@ -51,7 +51,12 @@ def cipher() -> Fernet:
 
 def is_needed(request: HttpRequest) -> bool:
     """Whether this person has to take the second step before the admin opens."""
-    return settings.STAFF_TWO_STEP and request.user.is_active and bool(request.user.is_staff) and not taken(request)
+    return request.user.is_active and bool(request.user.is_staff) and not is_satisfied(request)
+
+
+def is_satisfied(request: HttpRequest) -> bool:
+    """Return whether this session has passed the second step, or the site requires none."""
+    return not settings.STAFF_TWO_STEP or taken(request)
 
 
 def taken(request: HttpRequest) -> bool:

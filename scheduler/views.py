@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.utils import timezone
+from django.utils.module_loading import import_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_http_methods, require_POST, require_safe
 
@@ -29,6 +30,8 @@ LIVE_SECONDS = 2
 IDLE_SECONDS = 10
 JUST_NOW = timedelta(minutes=30)
 """So long a node's page says that it has joined."""
+MANAGE_NODES = "scheduler.change_node"
+"""Permission of maintainers (`leaderboard/roles.py`); coordinators do not have it."""
 SERVED = 50
 """Jobs on one page of a node."""
 
@@ -121,12 +124,31 @@ def mine(request: HttpRequest) -> HttpResponse:
 # --- one node --------------------------------------------------------------------------------------------------------
 
 
-def owned(request: HttpRequest, node_id: int) -> Node:
-    """Return the node if it belongs to whoever asks, or staff asks; others are not told that it exists."""
+SECOND_STEP_MISSING = (
+    "You manage nodes of others only after the second step. "
+    "Sign in with a code from your authenticator app. To set one up, open the admin."
+)
+
+
+def get_managed_node(request: HttpRequest, node_id: int) -> Node:
+    """Return the node for its owner, or for a maintainer after the second step.
+
+    Raises Http404 for everybody else, and PermissionDenied for a maintainer before the second step.
+    """
     node = get_object_or_404(Node.objects.select_related("owner__sponsor"), pk=node_id)
-    if node.owner_id != request.user.pk and not person(request).is_staff:
+    if node.owner_id == request.user.pk:
+        return node
+    if not person(request).has_perm(MANAGE_NODES):
         raise Http404
+    if not can_manage_nodes(request):
+        raise PermissionDenied(SECOND_STEP_MISSING)
     return node
+
+
+def can_manage_nodes(request: HttpRequest) -> bool:
+    """Return whether this is a maintainer after the second step, who manages the nodes of others and lifts bans."""
+    is_satisfied: Callable[[HttpRequest], bool] = import_string(settings.SECOND_STEP_CHECK)
+    return person(request).has_perm(MANAGE_NODES) and is_satisfied(request)
 
 
 def cookie(node: Node) -> str:
@@ -159,11 +181,12 @@ def revision(node: Node) -> str:
 @require_safe
 def node(request: HttpRequest, node_id: int) -> HttpResponse:
     """A node's page for its owner: how it is, what it served, what it is told."""
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     page = max(int(word) if (word := request.GET.get("page", "1")).isdigit() else 1, 1)
     served, more = served_by(found, page)
     context = {
         "node": found,
+        "can_lift_ban": found.state == Node.State.BANNED and can_manage_nodes(request),
         **joining(found, request.COOKIES.get(cookie(found), "")),
         "given": contributions.of_leases(found.leases.all()).get(found.pk, Given()),
         "now": at_work(found),
@@ -222,7 +245,7 @@ def served(about: kinds.About, leases: list[Lease]) -> dict[str, Any]:
 
 
 def live_etag(request: HttpRequest, node_id: int) -> str:
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     seconds = [lease.seconds for lease in Lease.objects.held_by(found)]
     return f'"{revision(found)}-{sum(seconds):.0f}"'
 
@@ -231,7 +254,7 @@ def live_etag(request: HttpRequest, node_id: int) -> str:
 @condition(etag_func=live_etag)
 @require_safe
 def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     now, expected = at_work(found), sponsors.waits_with(found, "")
     context = {"node": found, "now": now, "expected": expected}
     return JsonResponse(
@@ -247,7 +270,7 @@ def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def wishes(request: HttpRequest, node_id: int) -> HttpResponse:
     """Change what a node is lent for."""
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     sponsor = Sponsor.objects.filter(user=found.owner_id).first() if found.owner_id else None
     form = WishesForm(request.POST or None, node=found, sponsor=sponsor)
     if request.method == "POST" and form.is_valid():
@@ -261,16 +284,18 @@ def wishes(request: HttpRequest, node_id: int) -> HttpResponse:
 # --- one click each ------------------------------------------------------------------------------------------------
 
 
-def resume(node: Node, user: User) -> None:
-    if not pool.resume(node, user.get_username(), lifts_ban=user.is_staff) and node.state == Node.State.BANNED:
+def resume(node: Node, request: HttpRequest) -> None:
+    lifts_ban = can_manage_nodes(request)
+    resumed = pool.resume(node, person(request).get_username(), lifts_ban=lifts_ban)
+    if not resumed and node.state == Node.State.BANNED:
         raise PermissionDenied
 
 
-ACTIONS: dict[str, Callable[[Node, User], object]] = {
-    "drain": lambda node, user: pool.drain(node, user.get_username()),
-    "pause": lambda node, user: pool.pause(node, user.get_username()),
+ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
+    "drain": lambda node, request: pool.drain(node, person(request).get_username()),
+    "pause": lambda node, request: pool.pause(node, person(request).get_username()),
     "resume": resume,
-    "revoke": lambda node, user: auth.revoke(node, user.get_username()),
+    "revoke": lambda node, request: auth.revoke(node, person(request).get_username()),
 }
 
 
@@ -280,8 +305,8 @@ def act(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
     """Drain, pause, resume or revoke; doing it twice does no harm. Every change leaves an Event."""
     if action not in ACTIONS:
         raise Http404
-    found = owned(request, node_id)
-    ACTIONS[action](found, person(request))
+    found = get_managed_node(request, node_id)
+    ACTIONS[action](found, request)
     return redirect("node", found.pk)
 
 
@@ -289,7 +314,7 @@ def act(request: HttpRequest, node_id: int, action: str) -> HttpResponse:
 @require_POST
 def rotate(request: HttpRequest, node_id: int) -> HttpResponse:
     """Show a new line to join with, to whoever asked."""
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     return with_token(redirect("node", found.pk), found, sponsors.new_line(found, person(request)))
 
 
@@ -297,5 +322,5 @@ def rotate(request: HttpRequest, node_id: int) -> HttpResponse:
 @require_POST
 def forget(request: HttpRequest, node_id: int) -> HttpResponse:
     """Remove a node that never joined."""
-    found = owned(request, node_id)
+    found = get_managed_node(request, node_id)
     return redirect("my-nodes") if sponsors.forget(found) else redirect("node", found.pk)

@@ -454,12 +454,12 @@ def test_a_stranger_is_not_even_told_that_it_exists(joined: tuple[Node, Agent]) 
     assert click(Client(), node, "revoke")["Location"].startswith("/accounts/login/")
 
 
-def test_staff_looks_after_every_node(joined: tuple[Node, Agent]) -> None:
+def test_node_drain_by_maintainer_stops_agent(joined: tuple[Node, Agent]) -> None:
     node, agent = joined
-    staff = Client()
-    staff.force_login(User.objects.create_user("mira", is_staff=True))
+    maintainer = Client()
+    maintainer.force_login(User.objects.create_superuser("mira"))
 
-    click(staff, node, "drain")
+    click(maintainer, node, "drain")
 
     assert agent.ask().action == "stop"
 
