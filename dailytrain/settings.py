@@ -81,6 +81,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "dailytrain.null_bytes.NullByteFilter",
     "dailytrain.compression.Compression",
     "dailytrain.static_files.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",

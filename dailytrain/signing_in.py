@@ -11,7 +11,7 @@ from allauth.account.adapter import DefaultAccountAdapter, get_adapter
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase
 
 from dailytrain.headers import policy
 
@@ -52,6 +52,21 @@ def leads_to_github(view: Callable[..., HttpResponseBase]) -> Callable[..., Http
         there = urlsplit(GitHubOAuth2Adapter.authorize_url)
         response.headers["Content-Security-Policy"] = policy(f"'self' {there.scheme}://{there.netloc}")
         return response
+
+    return answer
+
+
+def require_github(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Answer 404 where sign-in with GitHub is not configured."""
+
+    @wraps(view)
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        from allauth.socialaccount.models import SocialApp
+
+        try:
+            return view(request, *args, **kwargs)
+        except SocialApp.DoesNotExist:
+            raise Http404("Sign-in with GitHub is not configured.") from None
 
     return answer
 

@@ -14,7 +14,7 @@ from django.views.generic import RedirectView
 
 from dailytrain.account_views import LoginView
 from dailytrain.health import healthz
-from dailytrain.signing_in import leads_to_github
+from dailytrain.signing_in import leads_to_github, require_github
 from leaderboard.api import api
 from leaderboard.github.webhook import webhook
 from scheduler.node_api import node_api
@@ -34,8 +34,8 @@ accounts: list[URLPattern] = [
     path("two-step/app/remove/", codes.deactivate_totp, name="mfa_deactivate_totp"),
     path("two-step/recovery-codes/", recovery_codes.view_recovery_codes, name="mfa_view_recovery_codes"),
     path("two-step/recovery-codes/new/", recovery_codes.generate_recovery_codes, name="mfa_generate_recovery_codes"),
-    path("github/login/", leads_to_github(github.oauth2_login), name="github_login"),
-    path("github/login/callback/", github.oauth2_callback, name="github_callback"),
+    path("github/login/", require_github(leads_to_github(github.oauth2_login)), name="github_login"),
+    path("github/login/callback/", require_github(github.oauth2_callback), name="github_callback"),
     path("github/cancelled/", social.login_cancelled, name="socialaccount_login_cancelled"),
     path("github/error/", social.login_error, name="socialaccount_login_error"),
     path("github/signup/", social.signup, name="socialaccount_signup"),

@@ -60,7 +60,7 @@ def about(events: EventQuerySet, what: str) -> EventQuerySet:
     kind, _, number = what.strip().lower().partition(" ")
     events = events.filter(target_kind=kind)
     number = number.strip().removeprefix("#")
-    return events.filter(target_id=int(number)) if number.isdigit() and len(number) < 19 else events
+    return events.filter(target_id=int(number)) if number.isdecimal() and len(number) < 19 else events
 
 
 class EventAdmin(EventModelAdmin):

@@ -182,7 +182,8 @@ def revision(node: Node) -> str:
 def node(request: HttpRequest, node_id: int) -> HttpResponse:
     """A node's page for its owner: how it is, what it served, what it is told."""
     found = get_managed_node(request, node_id)
-    page = max(int(word) if (word := request.GET.get("page", "1")).isdigit() else 1, 1)
+    word = request.GET.get("page", "1")
+    page = max(int(word), 1) if word.isdecimal() and len(word) < 10 else 1
     served, more = served_by(found, page)
     context = {
         "node": found,

@@ -78,7 +78,10 @@ def list_runs(
     return {"items": [run.to_dict() for run in found], **onward}
 
 
-def run_etag(request: HttpRequest, run_id: int) -> str | None:
+def run_etag(request: HttpRequest, run_id: str) -> str | None:
+    """Return the ETag of a run; None for a malformed id, which is validated only after this."""
+    if not (run_id.isascii() and run_id.isdigit()):
+        return None
     revision = Run.objects.filter(pk=run_id).values_list("revision", flat=True).first()
     return None if revision is None else f'"{run_id}.{revision}"'
 

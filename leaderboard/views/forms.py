@@ -15,6 +15,7 @@ from django.shortcuts import get_object_or_404
 from django.views.decorators.http import conditional_page, require_safe
 
 from leaderboard import tables
+from leaderboard.beside import numbers
 from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
 from leaderboard.tables import Table
@@ -79,9 +80,9 @@ def run(request: HttpRequest, run_id: int) -> Table:
 
 def compare(request: HttpRequest) -> Table:
     """The runs of `?runs=1,2`, in the order named; numbers that are no run's are left out."""
-    named = [int(word) for word in request.GET.get("runs", "").split(",") if word.isascii() and word.isdigit()][:10]
+    named = numbers(request.GET.getlist("runs"))
     found = {run.pk: run for run in Run.objects.with_entry().filter(pk__in=named)}
-    return tables.of_runs([found[pk] for pk in dict.fromkeys(named) if pk in found], "compare")
+    return tables.of_runs([found[pk] for pk in named if pk in found], "compare")
 
 
 def queue(request: HttpRequest) -> Table:

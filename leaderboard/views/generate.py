@@ -95,7 +95,7 @@ def page(request: HttpRequest, form: PromptForm, run: Run | None, status: int = 
 
 def chosen(word: str) -> Run | None:
     """Return the run that the address names, if its model can write, else the best of the default track."""
-    asked = writing.writers().filter(pk=word).first() if word.isdigit() and len(word) < 19 else None
+    asked = writing.writers().filter(pk=word).first() if word.isdecimal() and len(word) < 19 else None
     return asked or writing.best(Track.objects.default()) or writing.writers().first()
 
 

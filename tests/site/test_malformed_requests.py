@@ -1,0 +1,100 @@
+"""Malformed addresses from visitors without an account: answered with 4xx, never with a server error."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from leaderboard.models import Run
+from scheduler.models import Node
+from tests.browser import scene
+
+pytestmark = pytest.mark.django_db
+
+DIGITS = "9" * 30
+
+
+@pytest.fixture
+def client() -> Client:
+    """Answer a server error with 500, as in production; the test client raises the exception otherwise."""
+    return Client(raise_request_exception=False)
+
+
+@pytest.mark.parametrize("run_id", ["abc", "²", "1.5", "-1x", DIGITS])
+@pytest.mark.parametrize("rest", ["", "/live", "/scores", "/curve", "/samples", "/events"])
+def test_api_run_with_malformed_id_is_a_json_error(client: Client, run_id: str, rest: str) -> None:
+    answer = client.get(f"/api/v1/runs/{run_id}{rest}")
+
+    assert answer.status_code == (404 if run_id == DIGITS else 422)
+    assert answer.json()["detail"]
+
+
+def test_api_run_with_valid_id_keeps_its_etag(client: Client) -> None:
+    run: Run = scene.night()["best"]
+    answer = client.get(f"/api/v1/runs/{run.pk}")
+
+    assert answer["ETag"] == f'"{run.pk}.{Run.objects.get(pk=run.pk).revision}"'
+    again = client.get(f"/api/v1/runs/{run.pk}", headers={"If-None-Match": answer["ETag"]})
+    assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?q=a%00b",
+        "/?track=%00",
+        "/queue/?%00=1",
+        "/tracks/%00/",
+        "/static/%00.css",
+        "/accounts/login/?next=/%00",
+        "/api/v1/tracks/%00/board",
+        "/api/v1/runs?track=%00",
+        "/api/v1/runs?state=%00",
+        "/admin/login/?next=%00",
+    ],
+)
+def test_request_with_null_byte_in_address_is_refused(client: Client, path: str) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == "The address contains a null byte."
+
+
+def test_request_with_escaped_percent_sign_is_no_null_byte(client: Client) -> None:
+    assert client.get("/?q=%2500").status_code == 200
+
+
+@pytest.mark.parametrize("run", ["²", "٣", DIGITS, "-1", "abc", ""])
+def test_try_page_with_malformed_run_shows_the_form(client: Client, run: str) -> None:
+    assert client.get("/try/", {"run": run}).status_code == 200
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("runs", [DIGITS, f"1,{DIGITS}", "²", "1,,x"])
+def test_compare_table_with_malformed_runs_leaves_them_out(client: Client, runs: str, form: str) -> None:
+    assert client.get("/compare/", {"format": form, "runs": runs}).status_code == 200
+
+
+def test_compare_table_names_runs_in_order_and_once(client: Client) -> None:
+    night = scene.night()
+    best, train = night["best"].pk, night["train"].pk
+
+    rows = client.get(f"/compare/?format=json&runs={train},{DIGITS},{best},{train}").json()["rows"]
+
+    assert [row["id"] for row in rows] == [train, best]
+
+
+@pytest.mark.parametrize("path", ["/accounts/github/login/", "/accounts/github/login/callback/"])
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_github_sign_in_where_not_configured_is_not_found(client: Client, path: str, method: str) -> None:
+    assert getattr(client, method)(path).status_code == 404
+
+
+@pytest.mark.parametrize("page", ["²", "٣", DIGITS, "0", "x"])
+def test_node_page_with_malformed_page_number_is_shown(client: Client, page: str) -> None:
+    owner = User.objects.create_user("ada")
+    node = Node.objects.create(name="loco", owner=owner)
+    client.force_login(owner)
+
+    assert client.get(f"/sponsors/nodes/{node.pk}/", {"page": page}).status_code == 200
