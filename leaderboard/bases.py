@@ -24,6 +24,8 @@ def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
         return "A checkpoint belongs to a run: name that too." if checkpoint else ""
     if checkpoint is not None and checkpoint.job_id != start.job_id:
         return f"That is not a checkpoint of run {start.pk}."
+    if checkpoint is not None and checkpoint.files_deleted_at is not None:
+        return f"The files of that checkpoint of run {start.pk} have been deleted."
     if (checkpoint or start.checkpoint) is None:
         return f"Run {start.pk} has not been trained to its end: name one of its checkpoints."
     if checkpoint is not None and start.is_swarm and checkpoint.pk != start.checkpoint_id:
@@ -42,7 +44,7 @@ def of(run: Run) -> wire.Base | None:
     if start is None:
         return None
     about, checkpoint = run_file(start), run.start_checkpoint or start.checkpoint
-    if checkpoint is None or about is None:
+    if checkpoint is None or checkpoint.files_deleted_at is not None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
     return wire.Base(
         name=f"run-{start.pk}",
@@ -60,7 +62,8 @@ def run_file(run: Run) -> JobFile | None:
 
 def steps(run: Run) -> list[int]:
     """Return the steps of a run's checkpoints that are kept, its releases among them, the last one first."""
-    checkpoints = Checkpoint.objects.filter(job=run.job_id).values_list("step", flat=True) if run.job_id else ()
+    kept = Checkpoint.objects.with_files().filter(job=run.job_id)
+    checkpoints = kept.values_list("step", flat=True) if run.job_id else ()
     return sorted({*checkpoints, *run.publications.values_list("step", flat=True)}, reverse=True)
 
 
@@ -69,12 +72,17 @@ def checkpoint_at(run: Run, step: int) -> Checkpoint:
 
     Raises ValueError where there is none.
     """
-    found = Checkpoint.objects.filter(job=run.job_id, step=step).first() if run.job_id else None
+    found = Checkpoint.objects.with_files().filter(job=run.job_id, step=step).first() if run.job_id else None
     if found is not None:
         return found
     kept = run.publications.filter(step=step).first()
     if kept is None or run.job_id is None:
         raise ValueError(f"Run {run.pk} has no checkpoint of step {step}.")
-    again, _ = Checkpoint.objects.get_or_create(job_id=run.job_id, step=step, defaults={"manifest": kept.manifest})
+    again, _ = Checkpoint.objects.update_or_create(
+        job_id=run.job_id,
+        step=step,
+        defaults={"files_deleted_at": None},
+        create_defaults={"manifest": kept.manifest},
+    )
     again.blobs.add(*kept.blobs.all())
     return again

@@ -274,7 +274,8 @@ def finish(lease: Lease, message: wire.Finish) -> None:
         pool.went_well(node)
     else:
         jobs.put_back(job, actor, message.reason or "The node could not go on.", counts=True)
-        pool.went_badly(node)
+        if not lease.limit_exceeded:  # a limit of the site is not the node's fault
+            pool.went_badly(node)
 
 
 @transaction.atomic

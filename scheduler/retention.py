@@ -1,7 +1,8 @@
 """Forgetting what nobody needs any more: old output, superseded checkpoints, files that nothing points at.
 
 Never what a run still needs: a checkpoint or file that any row of any app refers to stays, so does the last
-checkpoint of every job, and so does every checkpoint of a job that is not over.
+checkpoint of every job, and so does every checkpoint of a job that is not over. Which of those have their files,
+`scheduler.checkpoints` decides.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import PurePosixPath
 
 from django.core.files.storage import default_storage
 from django.db import IntegrityError, transaction
-from django.db.models import ManyToOneRel, Q
+from django.db.models import Q
 from django.utils import timezone
 
 from scheduler import jobs, partials, storage, uploads
+from scheduler.checkpoints import is_pointed_at
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
 from trainer import wire
 
@@ -63,16 +65,6 @@ def forget_checkpoint(checkpoint: Checkpoint) -> bool:
         return False
     checkpoint.delete()
     return True
-
-
-def is_pointed_at(checkpoint: Checkpoint) -> bool:
-    """Return whether any row of any app refers to it, its own list of files left aside."""
-    for relation in Checkpoint._meta.get_fields(include_hidden=True):
-        if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:
-            rows = relation.related_model._base_manager.filter(**{relation.field.name: checkpoint})
-            if rows.exists():
-                return True
-    return False
 
 
 def let_go_of_uploads(now: datetime) -> None:

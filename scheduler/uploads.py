@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from django.conf import settings
@@ -10,6 +11,7 @@ from django.db import transaction
 from django.db.models import BigIntegerField, Q, Sum
 
 from scheduler import partials, storage
+from scheduler.checkpoints import delete_superseded
 from scheduler.kinds import kind_of
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from scheduler.prepared import Later, Prepared
@@ -25,7 +27,8 @@ def wanted(lease: Lease, message: wire.Have) -> wire.Wanted:
 
     A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
     """
-    check_files(message.files)
+    with limit_recorded(lease):
+        check_files(message.files)
     here = possessed(lease.job, message.files)
     return wire.Wanted(sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here)))
 
@@ -69,20 +72,37 @@ def how_far(lease: Lease, sha256: str) -> int:
 
 
 def room(lease: Lease, length: int, under_way: int = 0) -> int:
-    """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended."""
+    """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended.
+
+    Only what is kept under the lease counts: files of superseded checkpoints do not.
+    """
     if not Lease.objects.active(lease).exists():
         raise Over
-    sent = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
-    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - sent - under_way))
-    if length > limit:
-        raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+    kept = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
+    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - kept - under_way))
+    with limit_recorded(lease):
+        if length > limit:
+            raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
     return limit
+
+
+@contextmanager
+def limit_recorded(lease: Lease) -> Iterator[None]:
+    """Record on the lease that a limit of the site refused a file, so that its node is not blamed."""
+    try:
+        yield
+    except TooLarge:
+        Lease.objects.filter(pk=lease.pk).update(limit_exceeded=True)
+        raise
 
 
 @transaction.atomic
 def checkpoint(lease: Lease, message: wire.Checkpoint, files: Sequence[wire.FileRef] = ()) -> None:
-    """Let a checkpoint count, and keep what came with it. The same one again changes nothing; another one of the same
-    step is refused."""
+    """Record a checkpoint and the files that came with it, and delete the files of those that it supersedes.
+
+    The same one again changes nothing. Another one of the same step is refused, and so is one older than the newest:
+    it would come between the ends of a stretch that is kept for a replay.
+    """
     require_active(lease)
     attach(lease, files)
     job = lease.job
@@ -92,13 +112,17 @@ def checkpoint(lease: Lease, message: wire.Checkpoint, files: Sequence[wire.File
         if known.manifest != manifest:
             raise Unacceptable(f"This job has another checkpoint of step {message.step} already; the first one counts.")
         return
-    blobs = complete(job, message.files)
     last = job.checkpoints.last()
+    if last is not None and message.step < last.step:
+        raise Unacceptable(
+            f"This job has a checkpoint of step {last.step} already: one of step {message.step} is too old."
+        )
+    blobs = complete(job, message.files)
     made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
     made.blobs.set(blobs)
-    if last is None or message.step > last.step:
-        Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
+    Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
     kind_of(job).checkpoint(job, made)
+    delete_superseded(job)
 
 
 def attach(lease: Lease, files: Sequence[wire.FileRef]) -> None:

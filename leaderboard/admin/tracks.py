@@ -75,7 +75,7 @@ class TrackAdmin(TrackModelAdmin):
         if "start_checkpoint" in form.base_fields:
             job = obj.start_run.job_id if obj and obj.start_run else None
             field = form.base_fields["start_checkpoint"]
-            field.queryset = Checkpoint.objects.filter(job=job) if job else Checkpoint.objects.none()  # type: ignore[attr-defined]
+            field.queryset = Checkpoint.objects.with_files().filter(job=job) if job else Checkpoint.objects.none()  # type: ignore[attr-defined]
         return form
 
 

@@ -1,8 +1,10 @@
 """Spot checks: a random stretch of a run is trained again on a trusted node, and compared with what was uploaded.
 
-The stretch is drawn after the last checkpoint has come in, with the server's own randomness, and the stretch from the
-first weights to the first checkpoint is always among those that can be drawn. One false stretch of k is found
-with probability 1 / k: not the single check but BOINC's rule (`scheduler.vetting`) makes lying a losing game.
+The stretch is drawn uniformly from all stretches of the nodes that are due, by a rank that only the server can compute
+(`scheduler.checkpoints.rank`); the one from the first weights to the first checkpoint is among them. While a run
+trains, the server keeps the files of one stretch for each node, the one that would be drawn if the run ended now. One
+false stretch of k is found with probability 1 / k: not the single check but BOINC's rule (`scheduler.vetting`) makes
+lying a losing game.
 
 Budgets in steps, tokens and FLOPs depend on no clock; where the budget is in seconds, the replay takes what each step
 was charged from the claimed checkpoint, so that the schedule is the same.
@@ -26,7 +28,7 @@ from leaderboard.judging import trust
 from leaderboard.kinds import outcomes
 from leaderboard.models import Replay, Run
 from leaderboard.sanitise import plain_text
-from scheduler import vetting
+from scheduler import checkpoints, vetting
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from trainer import wire
@@ -54,15 +56,19 @@ class Stretch:
 
 
 def stretches(run: Run) -> list[Stretch]:
-    """Return the run's stretches between neighbouring checkpoints, the first weights to the first one included.
+    """Return the run's stretches between neighboring checkpoints, the first weights to the first one included.
 
-    None where they cannot be trained again.
+    Only those whose checkpoints have their files; none where they cannot be trained again.
     """
     devices = runs.configuration(run).get("devices")
     if run.is_swarm or devices not in (None, 1):
         return []
     ends = list(Checkpoint.objects.filter(job=run.job_id).select_related("lease__node").order_by("step"))
-    pairs = [Stretch(start, end) for start, end in zip([None, *ends], ends, strict=False) if end.step > 0]
+    pairs = [
+        Stretch(start, end)
+        for start, end in zip([None, *ends], ends, strict=False)
+        if end.step > 0 and end.files_deleted_at is None and (start is None or start.files_deleted_at is None)
+    ]
     # Where the configuration leaves it open, a lane of several GPUs puts them all to work.
     return [pair for pair in pairs if devices == 1 or pair.end.lease is None or pair.end.lease.gpus < 2]
 
@@ -72,11 +78,13 @@ def after_training(run: Run) -> Replay | None:
     assert run.job is not None, "a trained run has a job"
     due = {node.pk for node in trust.trained_on(run.job) if vetting.is_due(node)}
     drawable = [stretch for stretch in stretches(run) if stretch.node and stretch.node.pk in due]
-    return queue(run, secrets.choice(drawable), actor=runs.SITE) if drawable else None
+    if not drawable:
+        return None
+    return queue(run, min(drawable, key=lambda stretch: checkpoints.rank(stretch.end)), actor=runs.SITE)
 
 
 def ask(run: Run, *, actor: str) -> Replay:
-    """Replay a random stretch because a maintainer asks. Raise ReplayError if there is none."""
+    """Replay one of the stretches that are kept because a maintainer asks. Raise ReplayError if there is none."""
     if run.job_id is None or run.trained_at is None:
         raise ReplayError(f"Run {run.pk} has not been trained to its end.")
     drawable = stretches(run)

@@ -103,8 +103,9 @@ class Training:
     def done(self, job: Job, result: dict[str, Any]) -> None:
         """Note the end of training and put the score job into the queue, in one transaction."""
         run = Run.objects.with_entry().get(job=job)
-        final = job.checkpoints.filter(step=result["step"]).first() if isinstance(result.get("step"), int) else None
-        final = final or job.checkpoints.last()
+        kept = job.checkpoints.with_files()
+        final = kept.filter(step=result["step"]).first() if isinstance(result.get("step"), int) else None
+        final = final or kept.last()
         if final is None or not job.files.filter(path=RUN_FILE).exists():
             missing = "its final checkpoint" if final is None else f"its {RUN_FILE}"
             fail(run, "infrastructure", f"The node finished training but did not send {missing}.")

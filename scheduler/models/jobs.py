@@ -165,7 +165,12 @@ class Lease(models.Model):
     spec = models.TextField(blank=True)
     """The signed `wire.JobSpec`: what the node may read is what it names."""
     uploads = models.ManyToManyField(Blob, blank=True, related_name="uploaded_under")
-    """What the node has sent under this lease: only that, and the job's own, can become a checkpoint or a file."""
+    """What the node has sent under this lease: only that, and the job's own, can become a checkpoint or a file.
+
+    Their sizes count against the lease's limit. Files of superseded checkpoints are taken out.
+    """
+    limit_exceeded = models.BooleanField(default=False)
+    """A limit of the site refused a file: if the lease fails, the node is not to blame."""
     phase = models.CharField(max_length=12, default="preparing")
     seconds = models.FloatField(default=0)
     """Wall seconds the job's processes ran, as metered by the agent."""
@@ -192,6 +197,12 @@ class Lease(models.Model):
         return f"lease {self.pk} of job {self.job_id} by node {self.node_id}"
 
 
+class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
+    def with_files(self) -> CheckpointQuerySet:
+        """Return those whose files are on the server."""
+        return self.filter(files_deleted_at=None)
+
+
 class Checkpoint(models.Model):
     """An uploaded checkpoint: where the job goes on, or what is scored."""
 
@@ -203,6 +214,10 @@ class Checkpoint(models.Model):
     """Under which it came: whose work it is."""
     blobs = models.ManyToManyField(Blob, related_name="checkpoints")
     created_at = models.DateTimeField(default=timezone.now)
+    files_deleted_at = models.DateTimeField(null=True, blank=True)
+    """When its files were deleted, because newer checkpoints had superseded it; null: they are here."""
+
+    objects = CheckpointQuerySet.as_manager()
 
     class Meta:
         ordering = ["step"]

@@ -84,6 +84,24 @@ def test_a_release_can_be_gone_back_to_when_its_checkpoint_is_forgotten(first: R
     assert made.start_checkpoint.blobs.count() == 1
 
 
+def test_rewind_to_superseded_checkpoint_without_files_is_refused(first: Run) -> None:
+    Checkpoint.objects.filter(job=first.job, step=8).update(files_deleted_at=timezone.now())
+    assert bases.steps(first) == [16]
+    with pytest.raises(RunError, match="no checkpoint of step 8"):
+        runs.rewind(first, 8, actor="mara")
+
+
+def test_rewind_to_release_without_checkpoint_files_restores_them(first: Run) -> None:
+    checkpoint = Checkpoint.objects.get(job=first.job, step=8)
+    publications.release(first, checkpoint, "40-percent")
+    checkpoint.blobs.clear()
+    Checkpoint.objects.filter(pk=checkpoint.pk).update(files_deleted_at=timezone.now())
+    made = runs.rewind(first, 8, actor="mara")
+    assert made.start_checkpoint == checkpoint
+    assert made.start_checkpoint.files_deleted_at is None
+    assert made.start_checkpoint.blobs.count() == 1
+
+
 def test_nobody_goes_back_to_what_is_not_there_or_used_up(first: Run) -> None:
     with pytest.raises(RunError, match="no checkpoint of step 9"):
         runs.rewind(first, 9, actor="mara")

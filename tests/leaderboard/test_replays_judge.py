@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from leaderboard.judging import trust
 from leaderboard.kinds import replays
 from leaderboard.kinds.replays import ReplayError
 from leaderboard.models import Replay, Run
-from scheduler import leases, retention, vetting
+from scheduler import leases, retention, storage, uploads, vetting
 from scheduler.kinds import kind_of
-from scheduler.models import Event, Job, Node
+from scheduler.models import Event, Job, Lease, Node
 from tests.leaderboard.conftest import VERDICT, lease, upload
 from trainer import wire
 
@@ -120,6 +121,37 @@ def test_every_stretch_can_be_drawn_the_first_weights_among_them(run: Run, node:
     assert found == [(0, 5), (5, 10), (10, 20)]
     replay = run.replays.get()
     assert (replay.start_step, replay.end_step) in found
+
+
+def test_stretch_without_its_files_is_not_drawn(run: Run, node: Node) -> None:
+    trained(run, node, 5, 10, 20, 30)
+    assert run.job
+    run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
+    found = [(stretch.start.step if stretch.start else 0, stretch.end.step) for stretch in replays.stretches(run)]
+    assert found == [(0, 5), (20, 30)]
+
+
+def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: Node, stranger: Node) -> None:
+    """Files of superseded checkpoints are deleted; who trained them, and one stretch of theirs, is kept."""
+    assert run.job
+    for number, worker in enumerate((stranger, node)):
+        Job.objects.filter(pk=run.job.pk).update(state=Job.State.QUEUED)
+        held = lease(run.job, worker)
+        for step in range(6 * number + 1, 6 * number + 7):
+            content = b"weights of step %d" % step
+            held.uploads.add(storage.keep(content))
+            file = wire.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
+            uploads.checkpoint(held, wire.Checkpoint(step=step, files=(file,)))
+        Lease.objects.filter(pk=held.pk).update(state=Lease.State.RELEASED)
+    assert run.job.checkpoints.count() == 12
+    assert run.job.checkpoints.with_files().count() <= 6
+    upload(run.job, 13)
+    kind_of(run.job).done(run.job, {"step": 12})
+    replay = run.replays.get()
+    assert (replay.node, replay.end_step <= 6) == (stranger, True)
+    for end in (replay.start, replay.claimed):
+        assert end is None or end.blobs.exists()
+    assert set(trust.trained_on(run.job)) == {stranger, node}
 
 
 def test_what_several_gpus_computed_together_is_not_compared_with_what_one_computes(run: Run, stranger: Node) -> None:

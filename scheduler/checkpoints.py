@@ -1,0 +1,115 @@
+"""Which checkpoints of a running job keep their files on the server.
+
+A job resumes from its newest checkpoint. When one arrives, these keep their files:
+
+- the newest two;
+- for each node one stretch between two neighboring checkpoints, drawn at random, as evidence for a replay;
+- checkpoints that a row of any app points at: a replay under way, a run or a track that starts from one.
+
+The files of the others are deleted, but for those that another row holds (the weights of a published release). Their
+rows stay: they say who trained what, with the hashes of what was uploaded.
+
+A superseded checkpoint does not count against its lease's limit, whether its files are kept or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from django.db import IntegrityError, transaction
+from django.db.models import ManyToOneRel, OuterRef, Subquery
+from django.utils import timezone
+from django.utils.crypto import salted_hmac
+
+from scheduler import storage
+from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
+
+NEWEST = 2
+"""Checkpoints to resume from that are kept: the newest one, and the one before should that turn out to be unusable."""
+
+
+def delete_superseded(job: Job) -> None:
+    """Delete the files of checkpoints that the job's newest ones have superseded. Requires a transaction."""
+    before = Checkpoint.objects.filter(job=OuterRef("job"), step__lt=OuterRef("step")).order_by("-step")
+    kept = list(
+        job.checkpoints.with_files()
+        .select_related("lease")
+        .annotate(previous=Subquery(before.values("pk")[:1]))
+        .order_by("step")
+    )
+    newest, superseded = kept[-NEWEST:], kept[:-NEWEST]
+    if not superseded:
+        return
+    stop_counting(job, superseded, newest)
+    evidence = find_evidence(kept)
+    for checkpoint in superseded:
+        if checkpoint.pk not in evidence:
+            delete_files(checkpoint)
+
+
+def stop_counting(job: Job, superseded: Collection[Checkpoint], newest: Collection[Checkpoint]) -> None:
+    """Take the files of superseded checkpoints from what the job's leases have uploaded."""
+    used = Blob.objects.filter(checkpoints__in=newest).values("pk")
+    files = JobFile.objects.filter(job=job).values("blob")
+    uploads = Lease.uploads.through.objects.filter(lease__job=job, blob__checkpoints__in=superseded)
+    uploads.exclude(blob__in=used).exclude(blob__in=files).delete()
+
+
+def find_evidence(kept: Sequence[Checkpoint]) -> set[int]:
+    """Return the ids of the checkpoints at both ends of each node's drawn stretch.
+
+    `kept`: the job's checkpoints that have their files, each with the id of its `previous` one. A node's stretch of the
+    lowest rank among all of its stretches is always among them: it was kept each time before.
+    """
+    known = {checkpoint.pk for checkpoint in kept}
+    drawn: dict[int | None, Checkpoint] = {}
+    for end in kept:
+        previous: int | None = vars(end)["previous"]
+        if end.step == 0 or (previous is not None and previous not in known):
+            continue
+        node = end.lease.node_id if end.lease else None
+        if node not in drawn or rank(end) < rank(drawn[node]):
+            drawn[node] = end
+    ends = {pk for end in drawn.values() for pk in (end.pk, vars(end)["previous"])}
+    return {pk for pk in ends if pk is not None}
+
+
+def rank(end: Checkpoint) -> bytes:
+    """Return the random rank of the stretch that ends with this checkpoint; the lowest one is drawn.
+
+    It depends on the site's secret key: a node can neither compute it nor choose it. The minimum of random ranks is a
+    uniform draw that needs no earlier stretch to be remembered.
+    """
+    return salted_hmac("scheduler.checkpoints.rank", f"{end.job_id}:{end.step}", algorithm="sha256").digest()
+
+
+def delete_files(checkpoint: Checkpoint) -> None:
+    """Delete a checkpoint's files and keep its row, unless another row points at it."""
+    # Locked, so that no row begins to point at it between the check and the end of the transaction.
+    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_pointed_at(checkpoint):
+        return
+    files = list(checkpoint.blobs.values_list("pk", flat=True))
+    checkpoint.blobs.clear()
+    Checkpoint.objects.filter(pk=checkpoint.pk).update(files_deleted_at=timezone.now())
+    # If this process ends before it gets there, `retention.forget_blobs` deletes them a day later.
+    transaction.on_commit(partial(delete_unused, files), robust=True)
+
+
+def delete_unused(files: Iterable[str]) -> None:
+    """Delete those of the files that no row refers to and that no active lease may still download."""
+    for sha256 in files:
+        if not Lease.objects.filter(state=Lease.State.ACTIVE, spec__contains=sha256).exists():
+            with suppress(IntegrityError):  # a row began to refer to it just now
+                storage.forget(sha256)
+
+
+def is_pointed_at(checkpoint: Checkpoint) -> bool:
+    """Return whether any row of any app refers to the checkpoint, its own list of files aside."""
+    for relation in Checkpoint._meta.get_fields(include_hidden=True):
+        if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:
+            rows = relation.related_model._base_manager.filter(**{relation.field.name: checkpoint})
+            if rows.exists():
+                return True
+    return False
