@@ -18,15 +18,15 @@ from typing import Any
 
 from rich.console import Console
 
-from trainer.config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
+from trainer.cli.prepare import parse_size
+from trainer.cli.try_idea import PRESET
+from trainer.config.parsing import parse as configuration
+from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import cache_folder, prepare
-from trainer.data.prepare_command import parse_size
-from trainer.flags import parse as configuration
-from trainer.interruption import Interruption
-from trainer.rehearsal.command import PRESET
-from trainer.rehearsal.plan import Entry, Trial, plan
 from trainer.scoring.multiplier import Board, compare, parse
 from trainer.train import main as train
+from trainer.training.interruption import Interruption
+from trainer.trials.plan import Entry, Trial, plan
 
 DEV_TOKENS = "32768"
 """Of every run's last evaluation, from which its bits per byte come."""

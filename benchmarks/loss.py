@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.devices import memory_bytes
-from trainer.loss import Objective
+from trainer.distributed.devices import memory_bytes
 from trainer.models.base import LanguageModel
+from trainer.training.objective import Objective
 
 REPEATS = 5
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from trainer import optim
 from trainer.models import architecture
 from trainer.models.base import LanguageModel, Recipe
+from trainer.optim import optimizers as optim
 
 REPEATS = 5
 

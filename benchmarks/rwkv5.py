@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from trainer.devices import memory_bytes, used_bytes
-from trainer.loss import Objective
+from trainer.distributed.devices import memory_bytes, used_bytes
 from trainer.models import architecture, gpt, rwkv5
 from trainer.models.base import LanguageModel
+from trainer.training.objective import Objective
 
 VOCABULARY = 8192
 LENGTHS = (1024, 4096, 16384, 65536)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler import storage
 from scheduler.models import Checkpoint, JobFile
-from trainer import wire
+from trainer import protocol
 
 if TYPE_CHECKING:
     from leaderboard.models import Run
@@ -35,7 +35,7 @@ def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
     return ""
 
 
-def of(run: Run) -> wire.Base | None:
+def of(run: Run) -> protocol.Base | None:
     """Return what the run's node fetches to start from; None where it starts from scratch.
 
     Raises ValueError where the weights are gone.
@@ -46,10 +46,10 @@ def of(run: Run) -> wire.Base | None:
     about, checkpoint = run_file(start), run.start_checkpoint or start.checkpoint
     if checkpoint is None or checkpoint.files_deleted_at is not None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
-    return wire.Base(
+    return protocol.Base(
         name=f"run-{start.pk}",
         run=storage.reference(about.blob, RUN_FILE),
-        checkpoint=wire.Checkpoint.model_validate(checkpoint.manifest),
+        checkpoint=protocol.Checkpoint.model_validate(checkpoint.manifest),
     )
 
 

@@ -23,7 +23,7 @@ from leaderboard.review.notebook_cells import NotebookError
 from leaderboard.review.notebook_series import Series
 from scheduler import storage
 from scheduler.models import Event
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 DICTIONARY, CONTRACT = f"{MODELS}__init__.py", f"{MODELS}base.py"
 DICTS = ("ARCHITECTURES", "PRESETS")

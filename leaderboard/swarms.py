@@ -16,7 +16,7 @@ from leaderboard.sanitise import MAX_INTEGER, plain_text
 from scheduler import jobs
 from scheduler.matching import swarm_track
 from scheduler.models import Job
-from trainer import wire
+from trainer import protocol
 from trainer.swarm.credentials import credential
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Told(BaseModel):
     label: str = Field(default="", max_length=60)
     stage: Annotated[int, Field(ge=0, lt=64)] | None = None
     why: str = ""
-    addresses: tuple[wire.PeerAddress, ...] = Field(default=(), max_length=16)
+    addresses: tuple[protocol.PeerAddress, ...] = Field(default=(), max_length=16)
     lasting: bool | None = None
     source: Whole | None = None
     since: Whole | None = None
@@ -76,10 +76,10 @@ def of(run: Run) -> Swarm:
     return Swarm.objects.select_related("run__track", "run__entry", "run__job").get_or_create(run=run)[0]
 
 
-def order(run: Run, resume: wire.Checkpoint | None) -> wire.SwarmOrder:
+def order(run: Run, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:
     swarm = of(run)
     size = swarm.size
-    return wire.SwarmOrder(
+    return protocol.SwarmOrder(
         run=run.pk,
         dataset=run.season.dataset(),
         config=runs.configuration(run),
@@ -91,9 +91,9 @@ def order(run: Run, resume: wire.Checkpoint | None) -> wire.SwarmOrder:
     )
 
 
-def seat_order(seat: Seat) -> wire.SeatOrder:
+def seat_order(seat: Seat) -> protocol.SeatOrder:
     swarm, run = seat.swarm, seat.swarm.run
-    return wire.SeatOrder(
+    return protocol.SeatOrder(
         run=run.pk,
         title=f"{run.entry.title} (run {run.pk}) on {run.track.name}"[:200],
         coordinator=tuple(swarm.addresses),

@@ -21,7 +21,7 @@ from django.utils import timezone
 from scheduler.models import Event, JoinToken, Lease, Node
 from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Forbidden, Unknown
-from trainer import wire
+from trainer import protocol
 
 TokenKind = Literal["join", "node", "lease"]
 
@@ -68,7 +68,7 @@ def expiry(hours: float) -> datetime:
     return timezone.now() + timedelta(hours=hours)
 
 
-def register(token: str, message: wire.Register) -> tuple[Node, str]:
+def register(token: str, message: protocol.Register) -> tuple[Node, str]:
     """Let a node in; return it with its own token. A join token is used up by exactly one node."""
     now = timezone.now()
     try:
@@ -90,7 +90,7 @@ def register(token: str, message: wire.Register) -> tuple[Node, str]:
         raise Unknown("Another node joined under this name at the same moment: try again.") from None
 
 
-def new_node(join: JoinToken, message: wire.Register) -> Node:
+def new_node(join: JoinToken, message: protocol.Register) -> Node:
     return Node.objects.create(
         name=free_name(message.name.strip() or message.hardware.hostname or "node"),
         owner=join.owner,
@@ -107,7 +107,7 @@ def free_name(wanted: str) -> str:
     return next(name for number in range(2, len(taken) + 3) if (name := f"{wanted[:74]}-{number}") not in taken)
 
 
-def admit(node: Node, join: JoinToken, message: wire.Register) -> str:
+def admit(node: Node, join: JoinToken, message: protocol.Register) -> str:
     """Give the node its token; whatever token it had is worth nothing from now on."""
     token = new_token("node")
     wished = sorted({*node.wished_labels, *join.labels, *message.labels})

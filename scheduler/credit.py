@@ -4,7 +4,8 @@ A lease counts for the seconds that its node's agent metered, up to its last wor
 leases add up, each second under exactly one of them, since a job has one lease at a time. What a lost lease did after
 its last checkpoint is done again by another node, and counts for both: the first has lent it, too.
 
-The measure is what the device can do at best (`trainer.accelerators`), not what a job made of it. Nodes without a GPU
+The measure is what the device can do at best (`trainer.accounting.peak_flops`), not what a job
+made of it. Nodes without a GPU
 earn hours of their own kind, no part of an H100's.
 """
 
@@ -13,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer import accelerators, wire
+from trainer import protocol
+from trainer.accounting import peak_flops
 
 
 def relative_speed(accelerator: str) -> float | None:
     """Return how many H100s one such device is worth; None where we have no figure for it."""
-    figure = accelerators.peak(accelerator)
-    return None if figure is None else figure / accelerators.H100
+    figure = peak_flops.peak(accelerator)
+    return None if figure is None else figure / peak_flops.H100
 
 
 def h100_hours(accelerator: str, gpu_seconds: float) -> float:
@@ -30,5 +32,5 @@ def h100_hours(accelerator: str, gpu_seconds: float) -> float:
 def lent(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
     """Return (GPUs, their name) of a lane. Of different ones the slowest counts for all: a job waits for it."""
     names = [str(gpu.get("name", "")) for gpu in hardware.get("gpu_details") or ()]
-    mine = wire.share(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
+    mine = protocol.share(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
     return len(mine), min(mine, key=lambda name: relative_speed(name) or 0.0)[:80] if mine else ""

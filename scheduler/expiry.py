@@ -11,7 +11,7 @@ from django.utils import timezone
 from scheduler import jobs, leases, pool
 from scheduler.models import Job, Lease, Node, Sweep
 from scheduler.prepared import Later, Prepared, PreparedUpdate
-from trainer import wire
+from trainer import protocol
 
 SITE_SILENT = timedelta(seconds=30)
 """Without a sweep for so long the site itself was down: nodes that could not reach it get another chance."""
@@ -80,7 +80,7 @@ def recover(pk: int) -> bool:
 HELD = Prepared(lambda: Lease.objects.filter(node=Later("node", BigIntegerField()), state=Lease.State.ACTIVE))
 
 
-def give_up(node: Node, message: wire.Poll, now: datetime) -> Lease | None:
+def give_up(node: Node, message: protocol.Poll, now: datetime) -> Lease | None:
     """A lane asks for work: take away what the node cannot hold any more; return a lease that the lane still holds.
 
     No query for a node of which it is known that it holds none (`auth.node_of`)."""

@@ -17,7 +17,7 @@ from django.conf import settings
 from scheduler import node_api, polls, presence
 from scheduler.clerks import CLERKS
 from scheduler.lobby import LOBBY
-from trainer import wire
+from trainer import protocol
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -36,7 +36,7 @@ class FrontDesk:
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def asked(token: str, body: bytes) -> wire.Action:
+        async def asked(token: str, body: bytes) -> protocol.Action:
             came = asyncio.get_running_loop().time()
             question, action = await CLERKS.do(partial(hear, token, body))
             self._write_soon()
@@ -63,14 +63,14 @@ def said(body: bytes) -> dict[str, Any]:
     return node_api.plain_json(body)
 
 
-def hear(token: str, body: bytes) -> tuple[polls.Question, wire.Action | None]:
+def hear(token: str, body: bytes) -> tuple[polls.Question, protocol.Action | None]:
     """Look once, in a thread."""
     node = node_api.admitted(token)
-    question = polls.Question(node, wire.Poll.model_validate(said(body)))
+    question = polls.Question(node, protocol.Poll.model_validate(said(body)))
     return question, question.first(NOTES)
 
 
-async def held_open(question: polls.Question, deadline: float, receive: Receive) -> wire.Action:
+async def held_open(question: polls.Question, deadline: float, receive: Receive) -> protocol.Action:
     """Wait for an answer until the deadline, or until the node hangs up: then nothing may be given to it."""
     loop = asyncio.get_running_loop()
     if deadline <= loop.time():
@@ -94,7 +94,7 @@ async def held_open(question: polls.Question, deadline: float, receive: Receive)
 
 
 async def in_order(
-    asked: Callable[[str, bytes], Awaitable[wire.Message]],
+    asked: Callable[[str, bytes], Awaitable[protocol.Message]],
     otherwise: Application,
     scope: Scope,
     receive: Receive,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.models import Event, Node
-from trainer import wire
+from trainer import protocol
 
 NOTABLE = {
     "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
@@ -15,7 +15,7 @@ NOTABLE = {
 }
 
 
-def fields(node: Node, health: wire.Health | None) -> dict[str, Any]:
+def fields(node: Node, health: protocol.Health | None) -> dict[str, Any]:
     """Return what is to be written to the node's row, with its Events; nothing where an older agent says nothing, or
     what the row says already."""
     said = node.health if health is None else health.model_dump(mode="json")

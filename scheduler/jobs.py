@@ -13,7 +13,7 @@ from django.utils import timezone
 from scheduler.kinds import kind_of
 from scheduler.models import Blob, Event, Job
 from scheduler.prepared import Later, PreparedUpdate
-from trainer import wire
+from trainer import protocol
 
 WAITING = (Job.State.HELD, Job.State.QUEUED)
 OVER = (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
@@ -161,7 +161,7 @@ def finish(job: Job, actor: str, result: dict[str, Any]) -> bool:
 
 
 def fail(
-    job: Job, actor: str, cause: wire.Cause, reason: str, *, since: Sequence[Job.State] = (Job.State.LEASED,)
+    job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Sequence[Job.State] = (Job.State.LEASED,)
 ) -> bool:
     """It has failed for good."""
     failed = change(

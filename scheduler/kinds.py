@@ -15,7 +15,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from scheduler.models import Checkpoint, Job, Lease
-from trainer import wire
+from trainer import protocol
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class About:
 class Kind(Protocol):
     """Every method is called inside the transaction that changes the job, and may start nothing slower than a row."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.Order:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         """Return what the node is asked to do; `resume` is the job's last checkpoint."""
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -50,7 +50,7 @@ class Kind(Protocol):
     def done(self, job: Job, result: dict[str, Any]) -> None:
         """The job is finished."""
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         """The job has failed for good."""
 
     def cancelled(self, job: Job, reason: str) -> None:

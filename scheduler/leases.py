@@ -38,7 +38,7 @@ from scheduler.prepared import (
     PreparedUpdate,
 )
 from scheduler.refusals import Over
-from trainer import wire
+from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def claim(
     *,
     queue: matching.Queue | None = None,
     seeker: matching.Seeker | None = None,
-) -> wire.Lease | None:
+) -> protocol.Lease | None:
     """Give the node the job that it should do now, or None. Whoever has just looked may bring along what was seen."""
     now = timezone.now()
     queue = queue or lines.queue(now)
@@ -87,7 +87,7 @@ def claim(
 
 def take(
     node: Node, line: matching.Line, lane: int, queue: matching.Queue, seeker: matching.Seeker
-) -> wire.Lease | None:
+) -> protocol.Lease | None:
     """Lease the first job of a line, which counts as served, to the node; None when there is none left, or the lane
     holds a lease already."""
     job: Job | None = None
@@ -146,7 +146,7 @@ TAKE = PreparedInserts(PreparedInsert(lambda: Lease, numbered=True), events.ADD)
 LAST = Prepared(lambda: Checkpoint.objects.filter(job=Later("job", BigIntegerField())).order_by("-step")[:1])
 
 
-def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease:
+def grant(job: Job, node: Node, lane: int = 0) -> protocol.Lease:
     """Make the lease of a job that has just been claimed."""
     token = auth.new_token("lease")
     gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
@@ -162,10 +162,10 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease:
         started_at=job.state_since,
         expires_at=job.state_since + lease_time(),
     )
-    lease.spec = wire.encode(specify(job, lease))
+    lease.spec = protocol.encode(specify(job, lease))
     TAKE.add(lease, Event.of(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}."))
     kind_of(job).leased(job, lease)
-    return wire.Lease(
+    return protocol.Lease(
         lease=lease.pk,
         token=token,
         seconds=settings.LEASE_SECONDS,
@@ -174,12 +174,12 @@ def grant(job: Job, node: Node, lane: int = 0) -> wire.Lease:
     )
 
 
-def specify(job: Job, lease: Lease) -> wire.JobSpec:
+def specify(job: Job, lease: Lease) -> protocol.JobSpec:
     """Return what the node is told to do; raise Unorderable when the kind cannot say."""
     last = LAST.first(job=job.pk) if lease.attempt > 1 else None  # who has not had it yet has left none
     try:
-        resume = wire.Checkpoint.model_validate(last.manifest) if last else None
-        return wire.JobSpec(
+        resume = protocol.Checkpoint.model_validate(last.manifest) if last else None
+        return protocol.JobSpec(
             job=job.pk,
             lease=lease.pk,
             node=lease.node_id,
@@ -187,7 +187,7 @@ def specify(job: Job, lease: Lease) -> wire.JobSpec:
             release=reference(job, "release"),
             entry=reference(job, "entry") if job.entry_id else None,
             order=kind_of(job).order(job, resume),
-            limits=wire.Limits.model_validate(job.limits),
+            limits=protocol.Limits.model_validate(job.limits),
             issued_at=lease.started_at.timestamp(),
         )
     except DatabaseError:
@@ -196,10 +196,10 @@ def specify(job: Job, lease: Lease) -> wire.JobSpec:
         raise Unorderable from error
 
 
-def reference(job: Job, blob: Literal["release", "entry"]) -> wire.FileRef:
+def reference(job: Job, blob: Literal["release", "entry"]) -> protocol.FileRef:
     """Return one of the job's two files, by what the claim has told of it."""
     facts = vars(job)
-    return wire.FileRef(path=f"{blob}.tar", sha256=facts[f"{blob}_id"], size=facts[f"{blob}_size"])
+    return protocol.FileRef(path=f"{blob}.tar", sha256=facts[f"{blob}_id"], size=facts[f"{blob}_size"])
 
 
 # --- keeping it ----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ RENEWED = {
 RENEW = PreparedUpdate(lambda: (held(), {**RENEWED, "seconds": longest()}))
 
 
-def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
+def heartbeat(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
     """Renew the lease and say whether the node should stop; raise Over when the lease has ended."""
     now = timezone.now()
     seconds = metered(lease, message.seconds, now)
@@ -232,12 +232,12 @@ def heartbeat(lease: Lease, message: wire.Heartbeat) -> wire.HeartbeatReply:
     pool.heard_of(lease.node, now, message.health)
     job, node = lease.job, lease.node
     if job.stop_requested:
-        return wire.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
+        return protocol.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
     if node.state == Node.State.PAUSED:
-        return wire.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
+        return protocol.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
     if reason := endings.due(lease, now):
-        return wire.HeartbeatReply(stop="finish", reason=reason)
-    return wire.HeartbeatReply()
+        return protocol.HeartbeatReply(stop="finish", reason=reason)
+    return protocol.HeartbeatReply()
 
 
 # --- being rid of it -------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ WORD = Prepared(lambda: Job.objects.filter(pk=Later("job", BigIntegerField())).o
 
 
 @transaction.atomic
-def finish(lease: Lease, message: wire.Finish) -> None:
+def finish(lease: Lease, message: protocol.Finish) -> None:
     """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
     ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
     if not end(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):

@@ -18,7 +18,7 @@ from django.db import DatabaseError, connections
 from scheduler.clerks import settle
 from scheduler.models import Job, Node
 from scheduler.polls import Question
-from trainer import wire
+from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ NOTICED = ("state", "reason", "token_hash", "rest_until", "lanes", "quota")
 """Of a node that waits: when one of these has changed, the answer may have."""
 IN_ONE_QUERY = 1000
 
-Place = Future[wire.Action | None]
+Place = Future[protocol.Action | None]
 """Comes true with the answer, or with None: nothing after all, wait again. Cancel it when nobody waits any more."""
 
 

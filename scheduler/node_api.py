@@ -1,4 +1,4 @@
-"""What nodes say to the site, under `/api/node/v1/`: the messages of `trainer/wire.py`, both ways.
+"""What nodes say to the site, under `/api/node/v1/`: the messages of `trainer/protocol`, both ways.
 
 Every refusal is a `wire.Refusal` with a sentence. 401 and 403: this token is not good for that; 409: the lease is
 over; 426: another version of the protocol; 429: slower.
@@ -21,9 +21,9 @@ from scheduler import auth, downloads, leases, pace, partials, plain, polls, rep
 from scheduler.models import Lease, Node
 from scheduler.packets import handing_out, joining, taking_in
 from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
-from trainer import wire
+from trainer import protocol
 
-REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), wire.Refusal)
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), protocol.Refusal)
 
 
 class PlainJson(Parser):
@@ -38,7 +38,7 @@ def plain_json(body: bytes) -> dict[str, Any]:
     data = plain.tidy(json.loads(body))
     if not isinstance(data, dict):
         raise Unacceptable("The message has to be a JSON object.")
-    if data.get("version", wire.VERSION) != wire.VERSION:
+    if data.get("version", protocol.VERSION) != protocol.VERSION:
         raise OtherVersion
     return data
 
@@ -76,7 +76,7 @@ class LeaseToken(HttpBearer):
 
 node_api = NinjaAPI(
     title="The Daily Train: nodes",
-    version=str(wire.VERSION),
+    version=str(protocol.VERSION),
     urls_namespace="node_api",
     description=__doc__,
     parser=PlainJson(),
@@ -93,15 +93,15 @@ class Asked(HttpRequest):
 # --- node <-> site ---------------------------------------------------------------------------------------------------
 
 
-@node_api.post("/register", auth=JoinToken(), response={200: wire.Registered, **REFUSALS})
-def register(request: Asked, message: wire.Register) -> wire.Registered:
+@node_api.post("/register", auth=JoinToken(), response={200: protocol.Registered, **REFUSALS})
+def register(request: Asked, message: protocol.Register) -> protocol.Registered:
     """A new node joins, with its join token; it gets its own token and the key to check job specs with."""
     node, token = auth.register(request.auth, message)
-    return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
+    return protocol.Registered(node=node.pk, token=token, public_key=signing.public_key())
 
 
-@node_api.post("/poll", auth=NodeToken(), response={200: wire.Action, **REFUSALS})
-def poll(request: Asked, message: wire.Poll) -> HttpResponse:
+@node_api.post("/poll", auth=NodeToken(), response={200: protocol.Action, **REFUSALS})
+def poll(request: Asked, message: protocol.Poll) -> HttpResponse:
     """A free node asks what to do. The question stays open for a while if there is nothing: that, and whatever is in
     order, is the front desk's (`scheduler/front_desk.py`); what comes here is answered at once."""
     question = polls.Question(request.auth, message)
@@ -109,36 +109,38 @@ def poll(request: Asked, message: wire.Poll) -> HttpResponse:
     return written(action)
 
 
-@node_api.post("/volunteer", response={200: wire.Registered, **REFUSALS})
-def volunteer(request: HttpRequest, message: wire.Volunteer) -> wire.Registered:
+@node_api.post("/volunteer", response={200: protocol.Registered, **REFUSALS})
+def volunteer(request: HttpRequest, message: protocol.Volunteer) -> protocol.Registered:
     """Somebody without an account joins, for packets alone."""
     node, token = joining.volunteer(request.META.get("REMOTE_ADDR", ""), message)
-    return wire.Registered(node=node.pk, token=token, public_key=signing.public_key())
+    return protocol.Registered(node=node.pk, token=token, public_key=signing.public_key())
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------
 
 
-@node_api.post("/leases/{int:lease_id}/heartbeat", auth=LeaseToken(), response={200: wire.HeartbeatReply, **REFUSALS})
-def heartbeat(request: Asked, lease_id: int, message: wire.Heartbeat) -> wire.HeartbeatReply:
+@node_api.post(
+    "/leases/{int:lease_id}/heartbeat", auth=LeaseToken(), response={200: protocol.HeartbeatReply, **REFUSALS}
+)
+def heartbeat(request: Asked, lease_id: int, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
     """Keeps the lease; the reply may ask to stop."""
     return leases.heartbeat(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
-def metrics(request: Asked, lease_id: int, message: wire.Metrics) -> wire.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
+def metrics(request: Asked, lease_id: int, message: protocol.Metrics) -> protocol.Acknowledged:
     """The next batch of metric lines; a repeat does nothing."""
     return reports.metrics(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
-def log(request: Asked, lease_id: int, message: wire.LogChunk) -> wire.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
+def log(request: Asked, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledged:
     """The next stretch of output; a repeat does nothing."""
     return reports.log(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: wire.Wanted, **REFUSALS})
-def blobs(request: Asked, lease_id: int, message: wire.Have) -> wire.Wanted:
+@node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.Wanted, **REFUSALS})
+def blobs(request: Asked, lease_id: int, message: protocol.Have) -> protocol.Wanted:
     """Which of these files does the site still want?"""
     return uploads.wanted(request.auth, message)
 
@@ -146,7 +148,7 @@ def blobs(request: Asked, lease_id: int, message: wire.Have) -> wire.Wanted:
 @node_api.put(
     "/leases/{int:lease_id}/blobs/{sha256}",
     auth=LeaseToken(),
-    response={200: wire.Acknowledged, **REFUSALS},
+    response={200: protocol.Acknowledged, **REFUSALS},
     openapi_extra={
         "requestBody": {
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -154,25 +156,25 @@ def blobs(request: Asked, lease_id: int, message: wire.Have) -> wire.Wanted:
         }
     },
 )
-def put_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> wire.Acknowledged:
+def put_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledged:
     """One file, as raw bytes, or a piece of it (`Content-Range`). It counts when all of it is here with this hash."""
     length = int(request.META.get("CONTENT_LENGTH") or 0)
     if header := request.headers.get("Content-Range"):
         span = partials.Span.parse(header, length)
-        return wire.Acknowledged(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
-    return wire.Acknowledged(received=uploads.take_in(request.auth, sha256, request.read, length).size)
+        return protocol.Acknowledged(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
+    return protocol.Acknowledged(received=uploads.take_in(request.auth, sha256, request.read, length).size)
 
 
 @node_api.api_operation(
     ["HEAD"], "/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS, operation_id="how_far"
 )
-def how_far(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponse:
+def how_far(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResponse:
     """How many bytes of a file have come under this lease: `Upload-Offset`."""
     return HttpResponse(headers={"Upload-Offset": str(uploads.how_far(request.auth, sha256))})
 
 
 @node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS)
-def get_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponseBase:
+def get_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResponseBase:
     """A file that the lease's spec names: raw bytes, those from `Range: bytes=<first>-` on, or a redirect to them."""
     blob = uploads.readable(request.auth, sha256)
     if address := storage.address(blob):
@@ -180,34 +182,38 @@ def get_blob(request: Asked, lease_id: int, sha256: wire.Sha256) -> HttpResponse
     return downloads.send(request, blob)
 
 
-@node_api.post("/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
-def checkpoints(request: Asked, lease_id: int, message: wire.Uploaded) -> wire.Acknowledged:
+@node_api.post(
+    "/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS}
+)
+def checkpoints(request: Asked, lease_id: int, message: protocol.Uploaded) -> protocol.Acknowledged:
     """Every file of the checkpoint has been sent: it counts from now on."""
     uploads.checkpoint(request.auth, message.checkpoint, message.files)
-    return wire.Acknowledged(received=message.checkpoint.step)
+    return protocol.Acknowledged(received=message.checkpoint.step)
 
 
-@node_api.post("/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: wire.Packets, **REFUSALS})
-def take_packets(request: Asked, lease_id: int, message: wire.TakePackets) -> HttpResponse:
+@node_api.post("/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: protocol.Packets, **REFUSALS})
+def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -> HttpResponse:
     """The next packets of a sitting, and those that the lease holds and this volunteer does not know of."""
     return written(handing_out.take(request.auth, message))
 
 
-@node_api.post("/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: wire.Accepted, **REFUSALS})
-def submit_packets(request: Asked, lease_id: int, message: wire.SubmitPackets) -> HttpResponse:
+@node_api.post(
+    "/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: protocol.Accepted, **REFUSALS}
+)
+def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPackets) -> HttpResponse:
     """Packets, rephrased. Each counts once; a repeat gets the same verdict."""
     return written(taking_in.submit(request.auth, message))
 
 
-@node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: wire.Acknowledged, **REFUSALS})
-def finish(request: Asked, lease_id: int, message: wire.Finish) -> wire.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
+def finish(request: Asked, lease_id: int, message: protocol.Finish) -> protocol.Acknowledged:
     """The end of the lease; a repeat does nothing."""
     lease: Lease = request.auth
     leases.finish(lease, message)
-    return wire.Acknowledged(received=lease.metrics_received)
+    return protocol.Acknowledged(received=lease.metrics_received)
 
 
-def written(message: wire.Message) -> HttpResponse:
+def written(message: protocol.Message) -> HttpResponse:
     """Return a message as it is: ninja would check once more what we have just made."""
     return HttpResponse(message.model_dump_json(exclude_none=True), content_type="application/json")
 
@@ -216,7 +222,7 @@ def written(message: wire.Message) -> HttpResponse:
 
 
 def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
-    return node_api.create_response(request, wire.Refusal(detail=sentence).model_dump(), status=status)
+    return node_api.create_response(request, protocol.Refusal(detail=sentence).model_dump(), status=status)
 
 
 @node_api.exception_handler(Refused)

@@ -12,7 +12,7 @@ from scheduler import presence
 from scheduler.health import fields
 from scheduler.models import Event, Node
 from scheduler.prepared import Later, Prepared
-from trainer import wire
+from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
 """A poll is held open for a minute at most, so a node that lives is heard of more often than this."""
@@ -38,8 +38,8 @@ def actor(node: Node) -> str:
 
 def greet(
     node: Node,
-    hardware: wire.Hardware,
-    health: wire.Health | None = None,
+    hardware: protocol.Hardware,
+    health: protocol.Health | None = None,
     lanes_wished: int | None = None,
     notes: presence.Notes | None = None,
 ) -> None:
@@ -64,13 +64,13 @@ def greet(
         change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
 
 
-def relabelled(node: Node, hardware: wire.Hardware) -> list[str]:
+def relabelled(node: Node, hardware: protocol.Hardware) -> list[str]:
     """Return the node's labels where what it finds out about itself has changed: its owner's own stay."""
     before = set(node.hardware.get("found_labels") or ()) - set(node.wished_labels)
     return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.wished_labels))
 
 
-def heard_of(node: Node, now: datetime, health: wire.Health | None = None) -> None:
+def heard_of(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
     """The node is alive, whatever it does."""
     if node.last_seen is None or now - node.last_seen > NOTED_EVERY:
         Node.objects.filter(pk=node.pk).update(last_seen=now, **fields(node, health))

@@ -8,14 +8,14 @@ from django.db.models import F
 from scheduler.kinds import kind_of
 from scheduler.models import Lease, LogChunk
 from scheduler.refusals import OutOfOrder, Over
-from trainer import wire
+from trainer import protocol
 
 LOG_BYTES = 8 * 2**20
 """Kept of one lease's output; the rest is counted and dropped."""
 
 
 @transaction.atomic
-def metrics(lease: Lease, message: wire.Metrics) -> wire.Acknowledged:
+def metrics(lease: Lease, message: protocol.Metrics) -> protocol.Acknowledged:
     """Take a batch, if it is the next one, and hand its rows to the job's kind."""
     taken = (
         Lease.objects.active(lease)
@@ -24,15 +24,15 @@ def metrics(lease: Lease, message: wire.Metrics) -> wire.Acknowledged:
     )
     if taken:
         kind_of(lease.job).metrics(lease.job, message.rows)
-        return wire.Acknowledged(received=message.sequence)
+        return protocol.Acknowledged(received=message.sequence)
     require_active(lease)
     if message.sequence > lease.metrics_received:
         raise OutOfOrder(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
-    return wire.Acknowledged(received=lease.metrics_received)
+    return protocol.Acknowledged(received=lease.metrics_received)
 
 
 @transaction.atomic
-def log(lease: Lease, message: wire.LogChunk) -> wire.Acknowledged:
+def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledged:
     """Take a stretch of output. Of one that overlaps what is here only the new part is kept."""
     lease.refresh_from_db(fields=["state", "log_received"])
     content = message.text.encode("utf-8", "replace")
@@ -43,7 +43,7 @@ def log(lease: Lease, message: wire.LogChunk) -> wire.Acknowledged:
         raise OutOfOrder(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
     if end <= received:
         require_active(lease)
-        return wire.Acknowledged(received=received)
+        return protocol.Acknowledged(received=received)
     taken = (
         Lease.objects.active(lease)
         .filter(log_received=received)
@@ -51,9 +51,9 @@ def log(lease: Lease, message: wire.LogChunk) -> wire.Acknowledged:
     )
     if not taken:
         require_active(lease)
-        return wire.Acknowledged(received=lease.log_received)
+        return protocol.Acknowledged(received=lease.log_received)
     keep(lease, received, content[received - message.offset :].decode("utf-8", "replace"))
-    return wire.Acknowledged(received=end)
+    return protocol.Acknowledged(received=end)
 
 
 def keep(lease: Lease, offset: int, text: str) -> None:

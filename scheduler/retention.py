@@ -20,7 +20,7 @@ from django.utils import timezone
 from scheduler import jobs, partials, storage, uploads
 from scheduler.checkpoints import is_pointed_at
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
-from trainer import wire
+from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def forget(sha256: str) -> bool:
 def named_in_force() -> set[str]:
     """Return the files that a node may still come and fetch."""
     specs = Lease.objects.filter(state=Lease.State.ACTIVE).exclude(spec="").values_list("spec", flat=True)
-    return {file.sha256 for spec in specs for file in uploads.named(wire.JobSpec.model_validate_json(spec))}
+    return {file.sha256 for spec in specs for file in uploads.named(protocol.JobSpec.model_validate_json(spec))}
 
 
 # --- files without a row ---------------------------------------------------------------------------------------------

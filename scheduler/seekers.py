@@ -13,7 +13,7 @@ from scheduler import windows
 from scheduler.matching import Seeker
 from scheduler.models import Node, Window
 from scheduler.prepared import Later, Prepared
-from trainer import wire
+from trainer import protocol
 
 HOUR = 3600.0
 
@@ -56,10 +56,10 @@ def gpus_of(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
     """Return how many GPUs the lane has, and the memory of the smallest; 0 where an older agent does not tell it."""
     details = facts.get("gpu_details")
     if isinstance(details, list) and details:
-        memory = [int(gpu.get("memory_bytes") or 0) for gpu in wire.share(details, lane, lanes)]
+        memory = [int(gpu.get("memory_bytes") or 0) for gpu in protocol.share(details, lane, lanes)]
         return len(memory), min(memory, default=0)
     names = facts.get("gpus")
-    return len(wire.share(names, lane, lanes)) if isinstance(names, list) else 0, 0
+    return len(protocol.share(names, lane, lanes)) if isinstance(names, list) else 0, 0
 
 
 def models_of(facts: Mapping[str, Any]) -> frozenset[str] | None:

@@ -22,7 +22,7 @@ from django.db.models import ManyToOneRel
 import trainer
 from scheduler.models import Blob
 from scheduler.refusals import TooLarge, Unacceptable
-from trainer import wire
+from trainer import protocol
 
 CHUNK = 2**20
 
@@ -192,8 +192,8 @@ def is_referenced(blob: Blob) -> bool:
     return False
 
 
-def reference(blob: Blob, path: str) -> wire.FileRef:
-    return wire.FileRef(path=path, sha256=blob.sha256, size=blob.size)
+def reference(blob: Blob, path: str) -> protocol.FileRef:
+    return protocol.FileRef(path=path, sha256=blob.sha256, size=blob.size)
 
 
 # --- the site's release of the trainer -----------------------------------------------------------------------------

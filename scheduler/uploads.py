@@ -16,13 +16,13 @@ from scheduler.kinds import kind_of
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Forbidden, Missing, Over, TooLarge, Unacceptable
-from trainer import wire
+from trainer import protocol
 
 MAX_FILES = 256
 """In one message; a checkpoint has a handful."""
 
 
-def wanted(lease: Lease, message: wire.Have) -> wire.Wanted:
+def wanted(lease: Lease, message: protocol.Have) -> protocol.Wanted:
     """Return which files have to be sent.
 
     A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
@@ -30,7 +30,9 @@ def wanted(lease: Lease, message: wire.Have) -> wire.Wanted:
     with limit_recorded(lease):
         check_files(message.files)
     here = possessed(lease.job, message.files)
-    return wire.Wanted(sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here)))
+    return protocol.Wanted(
+        sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here))
+    )
 
 
 def take_in(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
@@ -97,7 +99,7 @@ def limit_recorded(lease: Lease) -> Iterator[None]:
 
 
 @transaction.atomic
-def checkpoint(lease: Lease, message: wire.Checkpoint, files: Sequence[wire.FileRef] = ()) -> None:
+def checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
     """Record a checkpoint and the files that came with it, and delete the files of those that it supersedes.
 
     The same one again changes nothing. Another one of the same step is refused, and so is one older than the newest:
@@ -125,7 +127,7 @@ def checkpoint(lease: Lease, message: wire.Checkpoint, files: Sequence[wire.File
     delete_superseded(job)
 
 
-def attach(lease: Lease, files: Sequence[wire.FileRef]) -> None:
+def attach(lease: Lease, files: Sequence[protocol.FileRef]) -> None:
     """Keep small files with the job. Bring a transaction."""
     blobs = {blob.sha256: blob for blob in complete(lease.job, files)}
     for file in files:
@@ -136,7 +138,7 @@ def readable(lease: Lease, sha256: str) -> Blob:
     """Return a file that this lease's spec names; raise Over, Forbidden or Missing."""
     if lease.state != Lease.State.ACTIVE:
         raise Over
-    if sha256 not in {file.sha256 for file in named(wire.JobSpec.model_validate_json(lease.spec))}:
+    if sha256 not in {file.sha256 for file in named(protocol.JobSpec.model_validate_json(lease.spec))}:
         raise Forbidden("This file does not belong to this lease's job.")
     blob = Blob.objects.filter(sha256=sha256).first()
     if blob is None:
@@ -144,11 +146,11 @@ def readable(lease: Lease, sha256: str) -> Blob:
     return blob
 
 
-def named(message: Any) -> Iterator[wire.FileRef]:
+def named(message: Any) -> Iterator[protocol.FileRef]:
     """Yield every file that a message names. Not what only looks like one: free-form parts are an author's words."""
-    if isinstance(message, wire.FileRef):
+    if isinstance(message, protocol.FileRef):
         yield message
-    elif isinstance(message, wire.Message):
+    elif isinstance(message, protocol.Message):
         for name in type(message).model_fields:
             yield from named(getattr(message, name))
     elif isinstance(message, tuple):
@@ -175,7 +177,7 @@ def require_active(lease: Lease) -> None:
         raise Over
 
 
-def possessed(job: Job, files: Collection[wire.FileRef]) -> dict[str, Blob]:
+def possessed(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
     """Return those of the files that were sent for this job before, under any of its leases."""
     if not files:
         return {}
@@ -185,7 +187,7 @@ def possessed(job: Job, files: Collection[wire.FileRef]) -> dict[str, Blob]:
     return {blob.sha256: blob for blob in blobs}
 
 
-def complete(job: Job, files: Sequence[wire.FileRef]) -> list[Blob]:
+def complete(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
     """Return the blobs of all files; raise Unacceptable when one is missing, or is not what was said."""
     check_files(files)
     here = possessed(job, files)
@@ -197,7 +199,7 @@ def complete(job: Job, files: Sequence[wire.FileRef]) -> list[Blob]:
     return list(here.values())
 
 
-def check_files(files: Sequence[wire.FileRef]) -> None:
+def check_files(files: Sequence[protocol.FileRef]) -> None:
     """Refuse a list that no honest node sends: it may be laid out as a folder on somebody else's machine."""
     if len(files) > MAX_FILES:
         raise Unacceptable(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import failures
-from trainer.arguments import Parser
+from trainer import errors
+from trainer.cli.parser import Parser
 
 EXECUTED, RESULT, MODEL = "executed.ipynb", "result.json", "model"
 KERNEL = "python3"
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="jupyter-") as folder:
             return execute(options.notebook, Path(folder))
     except NotebookError as error:
-        failures.record(Path(), "model", str(error))
+        errors.write_failure(Path(), "model", str(error))
         sys.stderr.write(f"trainer.notebook: {error}\n")
-        return failures.MODEL
+        return errors.ExitCode.MODEL_ERROR
 
 
 def execute(notebook: Path, folder: Path) -> int:
@@ -81,7 +81,7 @@ def execute(notebook: Path, folder: Path) -> int:
         raise NotebookError(f"The notebook cannot be run: {' '.join(str(error).split())[:LONGEST]}") from error
     result = {"cells": len(cells), "seconds": round(time.monotonic() - began, 3)}
     Path(RESULT).write_text(json.dumps(result))
-    return failures.DONE
+    return errors.ExitCode.OK
 
 
 def code_cells(notebook: Path) -> list[dict[str, Any]]:

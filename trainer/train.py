@@ -1,12 +1,12 @@
 """Training: `setup -> main -> fit -> validate`, on Lightning Fabric.
 
 The run's folder: `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/`, at the end `result.json`,
-or `failure.json`. Exit codes are in `trainer.failures`. Standard output stays empty; people read standard error.
+or `failure.json`. Exit codes are in `trainer.errors`. Standard output stays empty; people read standard error.
 
 With a budget in steps, tokens or FLOPs, a run that was killed and started again computes what an uninterrupted one
 does, to the last digit, on the same kind of machine with as many threads.
 
-With several devices there is one process for each, all running what is below; `trainer.launch` starts them.
+With several devices there is one process for each, all running what is below; `trainer.distributed.launch` starts them.
 
 Not covered: several machines, and stopping a step that hangs (the agent's wall clock does).
 """
@@ -24,24 +24,29 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from trainer import checkpoint, failures, flops, integrity, launch, optim
-from trainer.budget import Budget
-from trainer.config import TrainConfig
+from trainer import errors
+from trainer.accounting import flops
+from trainer.accounting.budget import Budget
+from trainer.checkpoint import store
+from trainer.config.parsing import parse
+from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import DamagedDataset
 from trainer.data.loader import NOT_LEARNED, in_order
-from trainer.devices import memory_bytes
-from trainer.evaluation import validate
-from trainer.failures import Interrupted, ModelFailure, models_fault
-from trainer.flags import parse
-from trainer.interruption import Interruption
-from trainer.metrics import Metrics
+from trainer.distributed import launch
+from trainer.distributed.devices import memory_bytes
+from trainer.distributed.strategies import agree, gradient_norm
+from trainer.errors import ModelError, TrainingInterrupted, attribute_to_model
 from trainer.models import ARCHITECTURES
-from trainer.progress import TrainingProgress
-from trainer.randomness import random_state, restore_random_state
-from trainer.recomputation import not_recomputed
-from trainer.run import Run, Window, keep, metrics_file, write_whole
-from trainer.setup import setup
-from trainer.strategies import agree, gradient_norm
+from trainer.optim import optimizers
+from trainer.training import entry_integrity
+from trainer.training.activation_checkpointing import not_recomputed
+from trainer.training.evaluation import validate
+from trainer.training.interruption import Interruption
+from trainer.training.metrics import Metrics
+from trainer.training.progress import TrainingProgress
+from trainer.training.random_state import random_state, restore_random_state
+from trainer.training.run import Run, Window, keep, metrics_file, write_whole
+from trainer.training.setup import setup
 
 BASE = "trainer.models.base"
 
@@ -60,9 +65,9 @@ def command(argv: Sequence[str]) -> int:
                 return launch.processes(argv, config, interruption)
             return main(config, Console(stderr=True, quiet=not launch.is_first()), interruption)
     except ValueError as error:
-        return complain(" ".join(str(error).split()), failures.USER)
+        return complain(" ".join(str(error).split()), errors.ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        return complain("interrupted", failures.INTERRUPTED)
+        return complain("interrupted", errors.ExitCode.INTERRUPTED)
 
 
 def complain(sentence: str, code: int) -> int:
@@ -76,7 +81,7 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
     """Set up, train, and say how it ended. ValueErrors of the set-up are the user's and are passed on."""
     try:
         (config.out / "failure.json").unlink(missing_ok=True)
-        with integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
+        with entry_integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
             run = setup(config, console, guard)
             try:
                 return fit_and_finish(run, console, interruption)
@@ -98,13 +103,13 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
 
 def fail(config: TrainConfig, error: Exception) -> int:
     """Tell how a run broke, in one line, before it the traceback where nobody expected it; return the exit code."""
-    model = isinstance(error, ModelFailure)
-    if not failures.expected(error):
+    model = isinstance(error, ModelError)
+    if not errors.is_expected(error):
         traceback.print_exception(error.__cause__ or error)
-    reason = str(error) if model else failures.sentence(error)
+    reason = str(error) if model else errors.describe_error(error)
     if reason:
-        failures.record(config.out, "model" if model else "infrastructure", reason)
-    return complain(reason, failures.MODEL if model else failures.INFRASTRUCTURE)
+        errors.write_failure(config.out, "model" if model else "infrastructure", reason)
+    return complain(reason, errors.ExitCode.MODEL_ERROR if model else errors.ExitCode.INFRASTRUCTURE)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -117,12 +122,12 @@ def fit_and_finish(run: Run, console: Console, interruption: Interruption) -> in
         interruption.graceful = True
         try:
             fit(run, metrics, progress, interruption)
-        except Interrupted:
+        except TrainingInterrupted:
             folder = keep(run)
             progress.say(f"interrupted; {folder.name} is kept, the same command goes on from there")
-            return failures.INTERRUPTED
+            return errors.ExitCode.INTERRUPTED
         run.guard.check()
-        folder = checkpoint.path(run.config.out, run.spent.steps)
+        folder = store.path(run.config.out, run.spent.steps)
         run.writer.wait()
         if run.kept != folder:
             keep(run)
@@ -131,7 +136,7 @@ def fit_and_finish(run: Run, console: Console, interruption: Interruption) -> in
             f"done: {run.spent.steps:,} steps, {run.spent.tokens:,} tokens, {run.spent.seconds:.1f} s of training, "
             f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
         )
-    return failures.DONE
+    return errors.ExitCode.OK
 
 
 def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: Interruption) -> None:
@@ -159,7 +164,7 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
                 validate(run, metrics, progress)
                 gc.collect()
             if asked:
-                raise Interrupted
+                raise TrainingInterrupted
             if due:
                 keep(run, beside=True)
                 saved = time.monotonic()
@@ -170,7 +175,7 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
 
 def train_step(run: Run, fraction: float) -> tuple[float, float]:
     """Make one optimizer step; return the batch's loss in nats per token and the norm of its gradient."""
-    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.spent.steps))
+    optimizers.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.spent.steps))
     inputs, targets = run.loader.next()
     total = torch.zeros((), device=run.fabric.device)
     learned = max(1, int((targets != NOT_LEARNED).sum()))
@@ -179,20 +184,20 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
         x, y = (half[rows].to(run.fabric.device, non_blocking=True) for half in (inputs, targets))
         # Other devices are waited for once a step.
         with run.fabric.no_backward_sync(run.model, enabled=rows.stop < run.resolved.rows):
-            with models_fault("in a forward pass"):
+            with attribute_to_model("in a forward pass"):
                 # Each part's share of the mean over this device's targets; gradients are averaged over devices.
                 loss = run.model(x, y) / learned
-            with models_fault("in a backward pass"):
+            with attribute_to_model("in a backward pass"):
                 run.fabric.backward(loss)
         total += loss.detach()
     norm = gradient_norm(list(run.bare.parameters()))
     if norm is None:
-        raise ModelFailure("No parameter of the model gets a gradient.")
+        raise ModelError("No parameter of the model gets a gradient.")
     # One wait for the device a step: the loss is needed to stop a run that has lost it.
     values = torch.stack([total, norm.to(total)]).tolist()
     refuse_nonsense(run, fraction, *values)
     if run.spikes.admits(values[1], run.spent.steps + 1):
-        with models_fault("in an optimizer step"):
+        with attribute_to_model("in an optimizer step"):
             update(run, values[1])
     for optimizer in run.optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -203,7 +208,7 @@ def refuse_nonsense(run: Run, fraction: float, loss: float, norm: float) -> None
     """Raise `ModelFailure` if the loss or the gradient's norm is no number any more."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
         what = "gradient" if math.isfinite(loss) else "loss"
-        raise ModelFailure(
+        raise ModelError(
             f"The {what} became {norm if what == 'gradient' else loss} at step {run.spent.steps + 1} "
             f"({fraction:.0%} of the budget): training diverged. A lower learning rate or a longer warmup may help."
         )
@@ -226,7 +231,7 @@ def look(run: Run) -> None:
     row, _ = next(in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
     before = random_state()
     buffers = [(buffer, buffer.clone()) for buffer in run.bare.buffers()]
-    with models_fault("while its FLOPs were counted again"), not_recomputed(run.bare):
+    with attribute_to_model("while its FLOPs were counted again"), not_recomputed(run.bare):
         run.counted = flops.recount(run.counted, run.bare, row[:, : run.resolved.piece].to(run.fabric.device))
     for buffer, value in buffers:
         buffer.copy_(value)

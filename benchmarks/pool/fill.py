@@ -22,7 +22,7 @@ from django.utils import timezone  # noqa: E402
 
 from scheduler import auth, polls, presence, storage  # noqa: E402
 from scheduler.models import Blob, Job, Lease, Node, Window  # noqa: E402
-from trainer import wire  # noqa: E402
+from trainer import protocol  # noqa: E402
 
 GB = 10**9
 AUTHORS = 1000
@@ -31,9 +31,9 @@ TRACKS = (("small", 1, 16, 3600.0), ("daily", 1, 24, 5400.0), ("pair", 2, 24, 20
 LIMITS = {"wall_seconds": 86400.0, "memory_bytes": GB, "disk_bytes": GB, "processes": 64}
 
 
-def hardware(gpus: int, memory_gb: int) -> wire.Hardware:
-    card = wire.Gpu(name="GPU", memory_bytes=memory_gb * GB)
-    return wire.Hardware(
+def hardware(gpus: int, memory_gb: int) -> protocol.Hardware:
+    card = protocol.Gpu(name="GPU", memory_bytes=memory_gb * GB)
+    return protocol.Hardware(
         hostname="node", platform="Linux", python="3.11", cpus=16, memory_bytes=64 * GB, disk_free_bytes=900 * GB,
         gpus=("GPU",) * gpus, sandboxes=("bubblewrap",), gpu_details=(card,) * gpus,
         found_labels=(f"{gpus}x{memory_gb}gb", "500gb"),
@@ -112,7 +112,7 @@ def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
     counts = {}
     for able in (True, False):
         one = next(node for node in said if node["able"] is able)
-        message = wire.Poll(hardware=wire.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
+        message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
             polls.Question(auth.node_of(str(one["token"])), message).first(presence.Notes())
         counts["job" if able else "none"] = len(captured)

@@ -28,7 +28,7 @@ from django.utils import timezone  # noqa: E402
 from leaderboard import metrics  # noqa: E402
 from leaderboard.models import CurvePoint, Entry, Run, Score, Season, Track  # noqa: E402
 from scheduler.models import Event  # noqa: E402
-from trainer.budget import Budget  # noqa: E402
+from trainer.accounting.budget import Budget  # noqa: E402
 
 BUDGET = "1e13flops"
 SEEDS = 3

@@ -25,7 +25,7 @@ from leaderboard.kinds import smoking
 from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from leaderboard.runs import RunError
 from scheduler import storage
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 COMMAND = "github.command"
 PATIENCE = 5

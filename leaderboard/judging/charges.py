@@ -12,8 +12,8 @@ from django.db.models import Count, Sum
 
 from leaderboard.judging.verdicts import Verdict
 from leaderboard.models import Run
-from trainer import plausible
-from trainer.budget import Budget
+from trainer.accounting import plausibility
+from trainer.accounting.budget import Budget
 
 
 def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
@@ -24,10 +24,10 @@ def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
     metered, leases = meter(run)
     void = {"flops_void": verdict.flops_void, "seconds_void": run.seconds_void}
     if metered > 0:
-        working = max(seconds, metered - leases * plausible.SETTING_UP)
-        peak = plausible.peak_of(run.node_class)
-        void["flops_void"] = void["flops_void"] or plausible.flops_void(flops, working, peak, usual(run))
-        void["seconds_void"] = void["seconds_void"] or plausible.seconds_void(seconds, metered, leases)
+        working = max(seconds, metered - leases * plausibility.SETTING_UP)
+        peak = plausibility.peak_of(run.node_class)
+        void["flops_void"] = void["flops_void"] or plausibility.flops_void(flops, working, peak, usual(run))
+        void["seconds_void"] = void["seconds_void"] or plausibility.seconds_void(seconds, metered, leases)
     return {"train_flops": flops, "train_seconds": seconds, **void}
 
 

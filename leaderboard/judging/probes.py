@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from leaderboard.models import Run, Track
 from scheduler.models import Job
-from trainer import wire
+from trainer import protocol
 
 DEPTH = 4
 WIDTH_OF_A_LAYER = 64
@@ -31,13 +31,13 @@ MOST_ROWS = 8
 """Of a step: enough for a speed, little enough for any memory that the track's own batch fits into."""
 
 
-def order(track: Track) -> wire.Probe | None:
+def order(track: Track) -> protocol.Probe | None:
     """Return how a node's speed is measured on this track: in the shape it trains in, and in the precision, where it is
     one of the two plain ones."""
     if not track.probe_seconds:
         return None
     train, model = track.config.get("train", {}), track.config.get("model", {})
-    return wire.Probe(
+    return protocol.Probe(
         seconds=track.probe_seconds,
         width=WIDTH_OF_A_LAYER * int(model.get("depth", DEPTH)),
         sequence_length=max(int(train.get("sequence_length", 256)), SHORTEST),
@@ -61,9 +61,9 @@ def findings(run: Run, job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
     return {"probe_speed": speed, "kappa": kappa, "drift": drift, "seconds_void": void}
 
 
-def reported(result: Mapping[str, Any]) -> tuple[wire.ProbeReading, wire.ProbeReading] | None:
+def reported(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol.ProbeReading] | None:
     try:
-        probes = wire.Probes.model_validate(result.get("probes"))
+        probes = protocol.Probes.model_validate(result.get("probes"))
     except ValidationError:
         return None
     return (probes.before, probes.after) if probes.before and probes.after else None

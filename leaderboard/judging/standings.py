@@ -35,7 +35,7 @@ from leaderboard.judging.judged import (
 )
 from leaderboard.models import Run, Track
 from scheduler.prepared import Later, Prepared
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, compare, parse
 
 KEPT_SECONDS = 600

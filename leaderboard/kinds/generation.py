@@ -24,7 +24,7 @@ from scheduler import jobs, pace, storage
 from scheduler.kinds import About
 from scheduler.models import Blob, Checkpoint, Job, Lease
 from scheduler.outlook import Outlook, Prospect
-from trainer import wire
+from trainer import protocol
 
 EXPECTED_SECONDS = 20.0
 WAIT = timedelta(hours=1)
@@ -134,10 +134,10 @@ def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
     Without a release it is one that is only thought of.
     """
     assert run.checkpoint is not None, "whoever can write has a checkpoint"
-    manifest = wire.Checkpoint.model_validate(run.checkpoint.manifest)
+    manifest = protocol.Checkpoint.model_validate(run.checkpoint.manifest)
     weights = sum(file.size for file in manifest.files)  # the optimizer's part, too, which the node does not fetch
     training = run.track.training_limits()
-    limits = wire.Limits(
+    limits = protocol.Limits(
         wall_seconds=settings.GENERATE_SECONDS,
         memory_bytes=training.memory_bytes,
         disk_bytes=OWN_DISK_BYTES,
@@ -179,16 +179,16 @@ def give_up_old() -> None:
 class Generating:
     """Jobs of kind `generate`. A row may be forgotten before its job is over: then what comes is for nobody."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.GenerateOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:
         generation = Generation.objects.select_related("run__season", "run__checkpoint").get(job=job)
         run = generation.run
         about = bases.run_file(run)
         assert run.checkpoint is not None, "whoever can write has a checkpoint"
         assert about is not None, f"run {run.pk} has lost its {bases.RUN_FILE}"
-        return wire.GenerateOrder(
+        return protocol.GenerateOrder(
             dataset=run.season.dataset(),
             run=storage.reference(about.blob, bases.RUN_FILE),
-            checkpoint=wire.Checkpoint.model_validate(run.checkpoint.manifest),
+            checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
             prompt=generation.prompt,
             tokens=generation.tokens,
             temperature=generation.temperature,
@@ -214,12 +214,12 @@ class Generating:
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         try:
-            found = wire.Generated.model_validate(result)
+            found = protocol.Generated.model_validate(result)
         except ValidationError:
             return  # the text is here; how much and how fast is not worth a failure
         Generation.objects.filter(job=job).update(written=found.tokens, seconds=found.seconds, ended=found.ended)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         """Nothing: the job says so, and its reason."""
 
     def cancelled(self, job: Job, reason: str) -> None:

@@ -22,17 +22,17 @@ from leaderboard.sanitise import plain_text
 from scheduler import storage
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Job, JobFile, Lease
-from trainer import wire
-from trainer.budget import Budget
+from trainer import protocol
+from trainer.accounting.budget import Budget
 
 EXECUTED = "executed.ipynb"
 MODEL = "model/"
 UNDER_WAY = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
 
 
-def notebooks(entry: Entry) -> list[wire.FileRef]:
+def notebooks(entry: Entry) -> list[protocol.FileRef]:
     """Return the parts that were approved, first part first."""
-    return [wire.FileRef.model_validate(part) for part in entry.notebooks]
+    return [protocol.FileRef.model_validate(part) for part in entry.notebooks]
 
 
 def part_of(job: Job) -> NotebookPart:
@@ -51,7 +51,7 @@ def seconds(run: Run) -> float:
     return budget.amount if budget.kind == "seconds" else run.expected_seconds
 
 
-def left(job: Job) -> list[wire.FileRef]:
+def left(job: Job) -> list[protocol.FileRef]:
     """Return what a part left in `model/`, with paths below it."""
     files = JobFile.objects.select_related("blob").filter(job=job, path__startswith=MODEL).order_by("path")
     return [storage.reference(file.blob, file.path.removeprefix(MODEL)) for file in files]
@@ -60,12 +60,12 @@ def left(job: Job) -> list[wire.FileRef]:
 class Executing:
     """Jobs of kind `notebook`."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.NotebookOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.NotebookOrder:
         part = part_of(job)
         parts = notebooks(part.run.entry)
         before = part.run.parts.filter(number=part.number - 1).first()
         season = part.run.season
-        return wire.NotebookOrder(
+        return protocol.NotebookOrder(
             notebook=parts[part.number - 1],
             dataset=season.dataset() if season.is_prepared else None,
             part=part.number,
@@ -109,7 +109,7 @@ class Executing:
         """Queue the next part; after the last one the run has arrived."""
         part = part_of(job)
         try:
-            found = wire.Executed.model_validate(result)
+            found = protocol.Executed.model_validate(result)
         except ValidationError:
             results.fail(part.run, "infrastructure", "The node's answer about the notebook cannot be right.")
             return
@@ -119,7 +119,7 @@ class Executing:
         else:
             arrive(part, found)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         results.fail(part_of(job).run, cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
@@ -159,7 +159,7 @@ def follow(part: NotebookPart, count: int) -> None:
         following.delete()
 
 
-def arrive(part: NotebookPart, found: wire.Executed) -> None:
+def arrive(part: NotebookPart, found: protocol.Executed) -> None:
     now = timezone.now()
     kept = f"; it left {found.left} {'file' if found.left == 1 else 'files'} in {MODEL}" if found.left else ""
     part.run.change(
@@ -186,7 +186,7 @@ class Shown:
     cells: Sequence[Cell]
     """Of the executed notebook; empty while there is none, or with a `problem`."""
     problem: str
-    files: Sequence[wire.FileRef]
+    files: Sequence[protocol.FileRef]
 
 
 def shown(run: Run) -> list[Shown]:

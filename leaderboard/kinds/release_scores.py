@@ -21,7 +21,7 @@ from leaderboard.sanitise import plain_text
 from scheduler import storage
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
-from trainer import wire
+from trainer import protocol
 
 
 def queue_all() -> int:
@@ -46,14 +46,14 @@ def queue(kept: Publication) -> bool:
 class ScoringRelease:
     """Jobs of kind `score` that are about a release."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.ScoreOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         kept = of(job)
         run = kept.run
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
-        return wire.ScoreOrder(
+        return protocol.ScoreOrder(
             dataset=run.season.dataset(),
             run=storage.reference(file.blob, RUN_FILE),
-            checkpoint=wire.Checkpoint.model_validate(kept.manifest),
+            checkpoint=protocol.Checkpoint.model_validate(kept.manifest),
             suite=tuple(run.track.suite),
             suite_limit=run.track.suite_limit,
         )
@@ -84,7 +84,7 @@ class ScoringRelease:
         say(kept, f"node:{lease.node.name}", f"has {verdict.bits_per_byte:.4f} bits per byte.")
         publications.send(kept)  # its card says so from now on
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         say(of(job), runs.SITE, f"could not be scored: {plain_text(reason, 300)}")
 
     def cancelled(self, job: Job, reason: str) -> None:

@@ -31,7 +31,7 @@ from leaderboard.sanitise import plain_text
 from scheduler import checkpoints, vetting
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
-from trainer import wire
+from trainer import protocol
 
 AGREES = 0.1
 DIFFERS = 0.3
@@ -134,16 +134,16 @@ def replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
 class Replaying:
     """Jobs of kind `replay`."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.ReplayOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:
         replay = Replay.objects.select_related("run__entry", "run__track", "run__season").get(job=job)
         assert replay.claimed is not None, "it is kept until the replay is over"
-        start = wire.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
-        return wire.ReplayOrder(
+        start = protocol.Checkpoint.model_validate(replay.start.manifest) if replay.start else None
+        return protocol.ReplayOrder(
             dataset=replay.run.season.dataset(),
             config=runs.configuration(replay.run),
             start=start,
             base=bases.of(replay.run),
-            claimed=wire.Checkpoint.model_validate(replay.claimed.manifest),
+            claimed=protocol.Checkpoint.model_validate(replay.claimed.manifest),
         )
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -164,7 +164,7 @@ class Replaying:
         replay = Replay.objects.select_related("run", "node").get(job=job)
         lease = job.leases.select_related("node").last()
         try:
-            found = wire.Replayed.model_validate(result)
+            found = protocol.Replayed.model_validate(result)
         except ValidationError:
             abandon(replay, "the answer cannot be right")
             return
@@ -173,7 +173,7 @@ class Replaying:
             return
         conclude(replay, found, lease.node.name)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         abandon(Replay.objects.select_related("run").get(job=job), reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
@@ -183,7 +183,7 @@ class Replaying:
         return outcomes.of_replays(jobs)
 
 
-def conclude(replay: Replay, found: wire.Replayed, where: str) -> None:
+def conclude(replay: Replay, found: protocol.Replayed, where: str) -> None:
     """Let the comparison count: for the node that trained, and for the run."""
     state, sentence = verdict(replay, found)
     actor = f"node:{where}"
@@ -201,7 +201,7 @@ def conclude(replay: Replay, found: wire.Replayed, where: str) -> None:
         trust.change(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
 
 
-def verdict(replay: Replay, found: wire.Replayed) -> tuple[Replay.State, str]:
+def verdict(replay: Replay, found: protocol.Replayed) -> tuple[Replay.State, str]:
     """Return what the comparison means, and a sentence."""
     if found.step < replay.end_step:
         return Replay.State.DIFFERED, f"the budget is used up at step {found.step}, not at {replay.end_step}."

@@ -21,7 +21,7 @@ from leaderboard.sanitise import plain_json, plain_text
 from scheduler import storage
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
-from trainer import wire
+from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ def temperature_of(job: Job) -> float | None:
 class Training:
     """Jobs of kind `train`."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.TrainOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         run = Run.objects.with_entry().get(job=job)
-        return wire.TrainOrder(
+        return protocol.TrainOrder(
             dataset=run.season.dataset(),
             config=runs.configuration(run),
             resume=resume,
@@ -124,7 +124,7 @@ class Training:
             runs.queue_score(run)
             replays.after_training(run)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         fail(Run.objects.get(job=job), cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
@@ -137,14 +137,14 @@ class Training:
 class Scoring:
     """Jobs of kind `score`."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.ScoreOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:
         run = Run.objects.select_related("season", "track", "checkpoint").get(score_job=job)
         assert run.checkpoint is not None, "what is scored was trained"
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
-        return wire.ScoreOrder(
+        return protocol.ScoreOrder(
             dataset=run.season.dataset(),
             run=storage.reference(file.blob, RUN_FILE),
-            checkpoint=wire.Checkpoint.model_validate(run.checkpoint.manifest),
+            checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
             suite=tuple(run.track.suite) if run.budget == run.track.budget else (),  # the curve needs no more
             suite_limit=run.track.suite_limit,
         )
@@ -176,7 +176,7 @@ class Scoring:
             return
         judge(run, verdict, lease.node.name)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         fail(Run.objects.get(score_job=job), cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:
@@ -208,7 +208,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
         runs.after_trial(run)
 
 
-def fail(run: Run, cause: wire.Cause, reason: str) -> None:
+def fail(run: Run, cause: protocol.Cause, reason: str) -> None:
     """End the run with a reason that its contributor understands."""
     reason = plain_text(reason, 400) or "It ended without a reason."
     whose = "" if cause == "model" else " This was not the model's fault: the same seed can run again."

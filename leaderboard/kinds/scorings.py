@@ -10,7 +10,7 @@ from leaderboard.kinds.results import Scoring
 from leaderboard.models import Publication
 from scheduler.kinds import About, Kind
 from scheduler.models import Checkpoint, Job, Lease
-from trainer import wire
+from trainer import protocol
 
 
 def handler(job: Job) -> Kind:
@@ -18,7 +18,7 @@ def handler(job: Job) -> Kind:
 
 
 class Scorings:
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.Order:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         return handler(job).order(job, resume)
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -36,7 +36,7 @@ class Scorings:
     def done(self, job: Job, result: dict[str, Any]) -> None:
         handler(job).done(job, result)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         handler(job).failed(job, cause, reason)
 
     def cancelled(self, job: Job, reason: str) -> None:

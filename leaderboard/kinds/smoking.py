@@ -20,10 +20,11 @@ from leaderboard.sanitise import plain_json, plain_text
 from scheduler import jobs, matching, storage
 from scheduler.kinds import About
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease
-from trainer import accelerators, wire
+from trainer import protocol
+from trainer.accounting import peak_flops
 
 EXPECTED_SECONDS = 90.0
-LIMITS = wire.Limits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
+LIMITS = protocol.Limits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
 OPEN = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
 KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)
 """What has an architecture that nobody has reviewed."""
@@ -111,13 +112,13 @@ def cancel(entry: Entry, reason: str, actor: str) -> None:
 class Smoking:
     """Jobs of kind `smoke`."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.SmokeOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
         entry = Entry.objects.select_related("track__season").get(smoke_job=job)
         track = entry.track
         asked = matching.demand(tuple(track.needs_labels))
         gpus = asked.gpus or any(matching.MODEL_LABEL.fullmatch(label) for label in asked.names)
         site = {"arch": entry.architecture, "budget": track.budget}
-        return wire.SmokeOrder(
+        return protocol.SmokeOrder(
             config=runs.merged({"device": "cuda"} if gpus else {}, track.config, entry.config, site),
             tokenizer=track.season.tokenizer,
             memory_bytes=memory(track, asked),
@@ -138,14 +139,14 @@ class Smoking:
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         try:
-            found = wire.Smoked.model_validate(result)
+            found = protocol.Smoked.model_validate(result)
         except ValidationError:
             conclude(job, None, "The smoke run's answer cannot be right; it says nothing about this commit.")
             return
         numbers = plain_json(found.model_dump(mode="json"))
         conclude(job, found.passed, found.sentence, numbers)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         if cause == "model":
             conclude(job, False, reason)
         else:
@@ -176,7 +177,7 @@ def peak(asked: matching.Demand) -> float | None:
     for label in asked.names:
         if found := matching.MODEL_LABEL.fullmatch(label):
             name = found[2].upper()
-            figure = accelerators.peak(name) or accelerators.peak(f"RTX {name}")
+            figure = peak_flops.peak(name) or peak_flops.peak(f"RTX {name}")
             if figure is not None:
                 return figure * int(found[1])
     return None

@@ -11,7 +11,7 @@ from leaderboard.models import Run, Seat
 from scheduler import jobs
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Job, Lease
-from trainer import wire
+from trainer import protocol
 
 ENDS = ("The run is finished.", "The run has been stopped.")
 """What a coordinator sends everybody home with, which a seat may tell before the coordinator itself."""
@@ -21,7 +21,7 @@ AWAY = "The run waits for a coordinator."
 class Coordinating(Training):
     """A training, as far as the run is concerned; its seats come and go with it."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.SwarmOrder:  # type: ignore[override]
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:  # type: ignore[override]
         return swarms.order(Run.objects.with_entry().get(job=job), resume)
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
@@ -39,7 +39,7 @@ class Coordinating(Training):
         super().done(job, result)
         swarms.call_off(Run.objects.get(job=job), "The run is finished.")
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         super().failed(job, cause, reason)
         swarms.call_off(Run.objects.get(job=job), "The run has failed.")
 
@@ -51,7 +51,7 @@ class Coordinating(Training):
 class Seats:
     """Places in a swarm. One that is lost is given up, and another is queued."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.SeatOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SeatOrder:
         seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)
         return swarms.seat_order(seat)
 
@@ -74,7 +74,7 @@ class Seats:
         if result.get("why") not in ENDS:
             self.another(job)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         self.another(job)
 
     def cancelled(self, job: Job, reason: str) -> None:

@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 from leaderboard import bases
 from scheduler import windows
 from scheduler.models import Checkpoint
-from trainer import wire
-from trainer.budget import Budget
+from trainer import protocol
+from trainer.accounting.budget import Budget
 
 # What a track's `limits` leave out. Beyond the budget there must be time for the start, evaluation and uploads.
 WALL_FACTOR = 2.0
@@ -65,9 +65,9 @@ class Season(models.Model):
     def is_prepared(self) -> bool:
         return bool(self.dataset_hash)
 
-    def dataset(self) -> wire.DatasetPin:
+    def dataset(self) -> protocol.DatasetPin:
         """Return the pin that every job of this season carries; the season must be prepared."""
-        return wire.DatasetPin(
+        return protocol.DatasetPin(
             corpus=self.corpus, tokenizer=self.tokenizer, limit_bytes=self.limit_bytes, hash=self.dataset_hash
         )
 
@@ -314,7 +314,7 @@ class Track(models.Model):
             return 1.0
         return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
 
-    def training_limits(self, part: float = 1.0) -> wire.Limits:
+    def training_limits(self, part: float = 1.0) -> protocol.Limits:
         """Return what the sandbox allows a training job of this track that has `part` of its budget."""
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
@@ -323,7 +323,7 @@ class Track(models.Model):
             "processes": PROCESSES,
             **self.limits,
         }
-        limits = wire.Limits.model_validate(given)
+        limits = protocol.Limits.model_validate(given)
         return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
 
     def to_dict(self) -> TrackDict:

@@ -19,9 +19,9 @@ from django.db.models import F
 from leaderboard import effects
 from leaderboard.models import Effect
 from leaderboard.publishing import hub_files, publications
+from scheduler import hub
 from scheduler.models import Campaign, Event, Shard
 from scheduler.packets import dataset
-from trainer import hub
 
 KIND = "hub.dataset"
 IN_ONE_COMMIT = 20

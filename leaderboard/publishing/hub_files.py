@@ -18,9 +18,9 @@ from leaderboard.models import Publication
 from leaderboard.pictures import curve_files
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
+from scheduler.hub import Addition
 from scheduler.models import Blob
-from trainer.formats import FormatError, gpt_neox
-from trainer.hub import Addition
+from trainer.checkpoint.formats import FormatError, gpt_neox
 
 RUN_FOLDER = "dailytrain"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

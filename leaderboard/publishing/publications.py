@@ -4,7 +4,7 @@ Which runs: those of `settings.HUB_PUBLISH` (records, nightly trains) as soon as
 on a maintainer's word, and what `release` is asked for. Where the site knows no Hub, it keeps and gives them itself.
 
 One run has one repository; each publication is one commit to it, releases have a tag. Once each: the commit carries the
-publication's mark, which is looked for first (`trainer.hub`).
+publication's mark, which is looked for first (`scheduler.hub`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from leaderboard.models import Effect, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
 from leaderboard.runs import RunError
+from scheduler import hub
 from scheduler.models import Checkpoint, Event
-from trainer import hub
 
 KIND = "hub"
 RULES = {

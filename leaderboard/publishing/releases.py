@@ -19,7 +19,7 @@ from leaderboard.models import CurvePoint, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import publications
 from scheduler.models import Checkpoint
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from leaderboard.models import Entry, Run, Track
 from scheduler import matching
 from scheduler.models import Job
 from scheduler.outlook import Outlook, clock
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 LOOKED_AT = 20
 """Past runs that say how fast a track's machines are."""

@@ -14,7 +14,7 @@ from leaderboard import repositories
 from leaderboard.repositories import Mirror
 from leaderboard.review import notebook_cells
 from leaderboard.review.notebook_cells import NotebookError
-from trainer import wire
+from trainer import protocol
 
 FOLDER = "notebooks/"
 NOTEBOOK = re.compile(r"notebooks/(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}?)(?:-part(?P<part>[1-9]\d?))?\.ipynb")
@@ -28,7 +28,7 @@ class Series:
     """Notebooks that make one run."""
 
     name: str
-    parts: tuple[wire.FileRef, ...]
+    parts: tuple[protocol.FileRef, ...]
     bundle: bytes
 
 
@@ -78,7 +78,7 @@ def read(source: Mirror, sha: str, name: str) -> Series:
     if total > MOST_BYTES:
         raise NotebookError(f"The notebooks of {name} have {total:,} bytes; at most {MOST_BYTES:,} are taken.")
     parts = [
-        wire.FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+        protocol.FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
         for path, content in contents.items()
     ]
     return Series(name, tuple(parts), repositories.bundle(contents))

@@ -19,7 +19,7 @@ from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.timetable import nightly
 from scheduler import storage
 from scheduler.models import Blob, Event
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 TIMES = 7
 """A night's budget becomes a week's."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from scheduler.models import Campaign, Handout, Packet
-from trainer import wire
+from trainer import protocol
 
 Pair = tuple[int, str]
 """A chunk of the document, by its index there, and a style."""
@@ -38,27 +38,27 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def chunks(packet: Packet, asked: Sequence[Pair]) -> Iterator[wire.Chunk]:
+def chunks(packet: Packet, asked: Sequence[Pair]) -> Iterator[protocol.Chunk]:
     styles: dict[int, list[str]] = {}
     for chunk, style in asked:
         styles.setdefault(chunk, []).append(style)
     for index in sorted(styles):
         text = source(packet, index)
-        yield wire.Chunk(index=index, text=text, sha256=sha256(text), styles=tuple(styles[index]))  # type: ignore[arg-type]
+        yield protocol.Chunk(index=index, text=text, sha256=sha256(text), styles=tuple(styles[index]))  # type: ignore[arg-type]
 
 
-def message(packet: Packet, campaign: Campaign, purpose: str) -> wire.Packet:
+def message(packet: Packet, campaign: Campaign, purpose: str) -> protocol.Packet:
     asked = wanted(packet, campaign, purpose)
-    return wire.Packet(packet=packet.pk, document=packet.document, chunks=tuple(chunks(packet, asked)))
+    return protocol.Packet(packet=packet.pk, document=packet.document, chunks=tuple(chunks(packet, asked)))
 
 
-def order(campaign: Campaign) -> wire.RephraseOrder:
+def order(campaign: Campaign) -> protocol.RephraseOrder:
     """Return what a sitting is told: the same for all of a campaign."""
-    return wire.RephraseOrder(
+    return protocol.RephraseOrder(
         campaign=campaign.slug,
         model=campaign.model,
         revision=campaign.model_revision,
-        sampling=wire.Sampling.model_validate(campaign.sampling),
+        sampling=protocol.Sampling.model_validate(campaign.sampling),
         styles=tuple(campaign.styles),
         prompt_version=campaign.prompt_version,
         language=campaign.language,

@@ -14,7 +14,7 @@ from scheduler import front_desk, node_api
 from scheduler.clerks import Clerks
 from scheduler.front_desk import Application, Receive, Scope, Send
 from scheduler.packets import handing_out, taking_in
-from trainer import wire
+from trainer import protocol
 
 ADDRESS = re.compile(r"/api/node/v1/leases/(\d{1,18})/packets/(take|submit)")
 AT_ONCE = 3
@@ -32,19 +32,19 @@ class PacketDesk:
         assert found
         lease, what = found.groups()
 
-        async def asked(token: str, body: bytes) -> wire.Message:
+        async def asked(token: str, body: bytes) -> protocol.Message:
             return await SORTERS.do(partial(hear, token, int(lease), what, body))
 
         await front_desk.in_order(asked, self._otherwise, scope, receive, send)
 
 
-def hear(token: str, lease_id: int, what: str, body: bytes) -> wire.Message:
+def hear(token: str, lease_id: int, what: str, body: bytes) -> protocol.Message:
     """Do what a message asks for, in a thread."""
     lease = node_api.holder(token, lease_id)
     said = front_desk.said(body)
     if what == "take":
-        return handing_out.take(lease, wire.TakePackets.model_validate(said))
-    return taking_in.submit(lease, wire.SubmitPackets.model_validate(said))
+        return handing_out.take(lease, protocol.TakePackets.model_validate(said))
+    return taking_in.submit(lease, protocol.SubmitPackets.model_validate(said))
 
 
 def rest() -> None:

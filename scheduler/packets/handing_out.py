@@ -17,7 +17,7 @@ from scheduler.models import Campaign, Handout, Lease, Packet, Share, Sitting, V
 from scheduler.packets import asked, reputation
 from scheduler.prepared import Later, Prepared
 from scheduler.refusals import Missing, Over
-from trainer import wire
+from trainer import protocol
 
 WAIT_SECONDS = 5.0
 LONG_WAIT_SECONDS = 60.0
@@ -45,13 +45,13 @@ WAITING = {
 FOR_TWO = {"which": "p.second = 'wanted'", "mine": "h.volunteer_id = %s", "changes": "second = 'held'"}
 
 
-def take(lease: Lease, message: wire.TakePackets) -> wire.Packets:
+def take(lease: Lease, message: protocol.TakePackets) -> protocol.Packets:
     """Return packets for the lease; first those that it holds and does not know of. Raise Over when it has ended."""
     if lease.state != Lease.State.ACTIVE:
         raise Over
     campaign, volunteer = campaign_of(lease), reputation.volunteer_of(lease.node)
     if reason := closed(campaign, volunteer):
-        return wire.Packets(done=reason)
+        return protocol.Packets(done=reason)
     holding = Handout.objects.filter(lease=lease, state=Handout.State.HELD).order_by("pk")
     known = set(message.held)
     held = list(holding.values_list("packet_id", flat=True))
@@ -64,7 +64,7 @@ def take(lease: Lease, message: wire.TakePackets) -> wire.Packets:
     given = give(lease, campaign, volunteer, count) if count else []
     packets = (*again, *(asked.message(packet, campaign, purpose) for packet, purpose in given))
     if packets:
-        return wire.Packets(packets=packets)
+        return protocol.Packets(packets=packets)
     return nothing(campaign, limited=count == 0 and message.count > 0, holds=bool(held))
 
 
@@ -97,13 +97,13 @@ def closed(campaign: Campaign, volunteer: Volunteer) -> str:
     return f"The campaign {campaign.name} {words.get(Campaign.State(campaign.state), 'has not begun')}."
 
 
-def nothing(campaign: Campaign, *, limited: bool, holds: bool) -> wire.Packets:
+def nothing(campaign: Campaign, *, limited: bool, holds: bool) -> protocol.Packets:
     """Return the answer where there is none."""
     if limited:
-        return wire.Packets(wait_seconds=LONG_WAIT_SECONDS if not holds else WAIT_SECONDS)
+        return protocol.Packets(wait_seconds=LONG_WAIT_SECONDS if not holds else WAIT_SECONDS)
     if not campaign.exhausted or campaign.packets.filter(state=Packet.State.HELD).exists():
-        return wire.Packets(wait_seconds=WAIT_SECONDS)  # the producer makes more, or a volunteer hands one back
-    return wire.Packets(done=f"Nothing of {campaign.name} waits any more: thank you.")
+        return protocol.Packets(wait_seconds=WAIT_SECONDS)  # the producer makes more, or a volunteer hands one back
+    return protocol.Packets(done=f"Nothing of {campaign.name} waits any more: thank you.")
 
 
 @transaction.atomic

@@ -9,7 +9,7 @@ from django.db import transaction
 from scheduler import auth, pace
 from scheduler.models import JoinToken, Node
 from scheduler.refusals import SlowDown
-from trainer import wire
+from trainer import protocol
 
 HOURS = 24.0
 
@@ -21,13 +21,13 @@ def token(user: AbstractBaseUser | None = None) -> str:
     return made
 
 
-def volunteer(address: str, message: wire.Volunteer) -> tuple[Node, str]:
+def volunteer(address: str, message: protocol.Volunteer) -> tuple[Node, str]:
     """Let in a machine of somebody without an account; return it with its own token. Raise SlowDown.
 
     `address`: of whoever asks.
     """
     if not pace.allows("volunteer", address):
         raise SlowDown("Many machines have joined from this address lately: please try again in an hour.")
-    register = wire.Register(version=message.version, name=message.name, hardware=message.hardware)
+    register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
     with transaction.atomic():
         return auth.register(token(), register)

@@ -15,7 +15,7 @@ from scheduler import jobs, storage
 from scheduler.kinds import About
 from scheduler.models import Blob, Campaign, Checkpoint, Job, Lease, Packet, Sitting
 from scheduler.packets import asked, giving_back
-from trainer import wire
+from trainer import protocol
 
 KIND: Final = "rephrase"
 AHEAD = 16
@@ -77,7 +77,7 @@ def make(campaign: Campaign, count: int, release: Blob) -> list[Job]:
             preemptible=True,
             max_attempts=MAX_ATTEMPTS,
             release=release,
-            limits=wire.Limits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
+            limits=protocol.Limits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
         )
         Sitting.objects.create(job=job, campaign=campaign)
         made.append(job)
@@ -93,7 +93,7 @@ def call_off(campaign: Campaign, by: str, reason: str) -> None:
 class Sittings:
     """The handler (`settings.JOB_KINDS`)."""
 
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.RephraseOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.RephraseOrder:
         return asked.order(job.sitting.campaign)
 
     def leased(self, job: Job, lease: Lease) -> None:
@@ -115,7 +115,7 @@ class Sittings:
     def done(self, job: Job, result: dict[str, Any]) -> None:
         giving_back.of_job(job)
 
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None:
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         giving_back.of_job(job)
 
     def cancelled(self, job: Job, reason: str) -> None:

@@ -22,8 +22,8 @@ from urllib.parse import quote
 
 from django.conf import settings
 
+from scheduler.hub import HubError, explained
 from scheduler.models import Campaign
-from trainer.hub import HubError, explained
 
 LINES = (".jsonl", ".json", ".ndjson")
 TEXTS = (".txt", ".text", ".md")

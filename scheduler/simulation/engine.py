@@ -25,7 +25,7 @@ from scheduler.simulation.clock import Clock, virtual_time
 from scheduler.simulation.demand import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
 from scheduler.simulation.machines import DAY, HOUR, Machine, make_pool, open_until
 from scheduler.simulation.throwaway import throwaway_database
-from trainer import wire
+from trainer import protocol
 
 BEAT = 1200.0
 """Between two rounds of sweeping and of waking idle nodes; a real site does both every few seconds."""
@@ -228,9 +228,9 @@ class Simulation:
 
     # --- what leases do -----------------------------------------------------------------------------------------------
 
-    def starts(self, machine: Machine, lease: wire.Lease) -> None:
+    def starts(self, machine: Machine, lease: protocol.Lease) -> None:
         self.keep(lease.lease)
-        asked = self.demand.asked[wire.JobSpec.model_validate_json(lease.spec).job]
+        asked = self.demand.asked[protocol.JobSpec.model_validate_json(lease.spec).job]
         now = self.clock.seconds
         if asked.waited is None:
             asked.waited = now - asked.at
@@ -262,8 +262,8 @@ class Simulation:
     def row(self, run: Run) -> Lease:
         return LEASE.rows(lease=run.lease)[0]
 
-    def heartbeat(self, run: Run, lease: Lease) -> wire.HeartbeatReply:
-        return leases.heartbeat(lease, wire.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
+    def heartbeat(self, run: Run, lease: Lease) -> protocol.HeartbeatReply:
+        return leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
 
     def beats(self, run: Run) -> None:
         """A heartbeat that may be told to stop: then the job is saved and handed back."""
@@ -286,7 +286,7 @@ class Simulation:
         before = run.asked.done
         if run.asked.sort.checkpoint_hours:
             self.save(run, lease, run.work(self.clock.seconds))
-        self.finish(run, lease, wire.Finish(outcome="released", reason="It was asked to."), "handed back")
+        self.finish(run, lease, protocol.Finish(outcome="released", reason="It was asked to."), "handed back")
         self.lost(run, before, "handed back")
         self.asks(run.machine)
 
@@ -297,13 +297,13 @@ class Simulation:
         lease, asked = self.row(run), run.asked
         if asked.breaks_at is None:
             asked.done, asked.finished = asked.work, True
-            self.finish(run, lease, wire.Finish(outcome="done"), "done")
+            self.finish(run, lease, protocol.Finish(outcome="done"), "done")
             self.books.done += 1
             if asked.sort.name in SCORED:
                 self.demand.make(SCORE, self.clock.seconds)
                 self.stirred = True
         else:
-            word = wire.Finish(outcome="failed", cause="model", reason="The loss is not a number.")
+            word = protocol.Finish(outcome="failed", cause="model", reason="The loss is not a number.")
             self.finish(run, lease, word, "model failed")
             self.books.failed += 1
         self.asks(run.machine)
@@ -315,7 +315,7 @@ class Simulation:
         lease = self.row(run)
         before = run.asked.done
         self.save(run, lease, run.saved(self.clock.seconds))
-        word = wire.Finish(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
+        word = protocol.Finish(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
         self.finish(run, lease, word, "node failed")
         self.lost(run, before, "node failed")
         self.asks(run.machine)
@@ -333,10 +333,10 @@ class Simulation:
     def save(self, run: Run, lease: Lease, work: float) -> None:
         """The job's last checkpoint is here, if there is a new one."""
         if work > run.asked.done:
-            uploads.checkpoint(lease, wire.Checkpoint(step=int(work * 1000), files=()))
+            uploads.checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
             run.asked.done = work
 
-    def finish(self, run: Run, lease: Lease, word: wire.Finish, why: str) -> None:
+    def finish(self, run: Run, lease: Lease, word: protocol.Finish, why: str) -> None:
         leases.finish(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
         self.over(run, why)
         self.stirred = self.stirred or why != "done"

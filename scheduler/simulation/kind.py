@@ -7,14 +7,14 @@ from typing import Any
 
 from scheduler.kinds import About
 from scheduler.models import Checkpoint, Job, Lease
-from trainer import wire
+from trainer import protocol
 
-PIN = wire.DatasetPin(corpus="simulated", tokenizer="bpe:256", hash="0" * 64)
+PIN = protocol.DatasetPin(corpus="simulated", tokenizer="bpe:256", hash="0" * 64)
 
 
 class Simulated:
-    def order(self, job: Job, resume: wire.Checkpoint | None) -> wire.Order:
-        return wire.TrainOrder(dataset=PIN, config={}, resume=resume)
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+        return protocol.TrainOrder(dataset=PIN, config={}, resume=resume)
 
     def about(self, jobs: Sequence[Job]) -> Mapping[int, About]:
         return {}
@@ -24,5 +24,5 @@ class Simulated:
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None: ...
     def requeued(self, job: Job, reason: str) -> None: ...
     def done(self, job: Job, result: dict[str, Any]) -> None: ...
-    def failed(self, job: Job, cause: wire.Cause, reason: str) -> None: ...
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None: ...
     def cancelled(self, job: Job, reason: str) -> None: ...

@@ -9,7 +9,7 @@ from datetime import time, timedelta
 from scheduler import windows
 from scheduler.models import Node, Window
 from scheduler.simulation.clock import START, Clock
-from trainer import wire
+from trainer import protocol
 
 GB = 10**9
 HOUR = 3600.0
@@ -58,7 +58,7 @@ class Machine:
     """Probability that a lease fails here for reasons of the machine."""
     offered: list[tuple[float, float]]
     """When it is lent, in seconds of the clock."""
-    message: wire.Poll
+    message: protocol.Poll
     habit: str
     max_hours: float | None
     up: bool = False
@@ -105,7 +105,7 @@ def make(number: int, hardware: Hardware, days: float, draw: random.Random) -> M
         speed=hardware.speed * draw.lognormvariate(0, 0.1),
         flaw=0.5 if draw.random() < 0.01 else 0.005,
         offered=lend(node, habit, days, draw),
-        message=wire.Poll(hardware=found, wait_seconds=0, lanes=1),
+        message=protocol.Poll(hardware=found, wait_seconds=0, lanes=1),
         habit=habit,
         max_hours=max_hours,
     )
@@ -119,14 +119,14 @@ def wishes(trusted: bool, draw: random.Random) -> dict[str, str]:
     return {"serves": serves, "serves_track": TRACK if serves == "track" else ""}
 
 
-def found_out(hardware: Hardware, draw: random.Random) -> wire.Hardware:
+def found_out(hardware: Hardware, draw: random.Random) -> protocol.Hardware:
     """Return what such a machine says of itself."""
     disk = draw.choice((200, 400, 600, 1000, 2000))
     labels = [f"{disk}gb"]
     if hardware.gpus:
         labels += [f"{hardware.gpus}x{hardware.memory_gb}gb", f"{hardware.gpus}x{hardware.label}", hardware.label]
-    card = wire.Gpu(name=hardware.label, memory_bytes=hardware.memory_gb * GB)
-    return wire.Hardware(
+    card = protocol.Gpu(name=hardware.label, memory_bytes=hardware.memory_gb * GB)
+    return protocol.Hardware(
         hostname="simulated",
         platform="Linux",
         python="3.11",

@@ -14,11 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
-from campaigning import C4, GUTENBERG, begin, books, make_sources, published, volunteers
-from live import LiveSite, database
 
+from tests.support import hub_server
+from tests.support.campaign_processes import C4, GUTENBERG, begin, books, make_sources, published, volunteers
+from tests.support.live_site import LiveSite, database
 from trainer.rephrase.checks import REASONS, judge
 
 SECONDS = float(os.environ.get("REPHRASE_SECONDS", "8"))

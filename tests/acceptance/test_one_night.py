@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import LiveSite, curve, live_site, make_repository, uninterrupted
+
+from tests.support.live_site import LiveSite, curve, live_site, make_repository, uninterrupted
 
 BUDGET = "240steps"
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
-from live import LiveSite, database
 
-from trainer import accelerators
+from tests.support.live_site import LiveSite, database
+from tests.support.paths import REPOSITORY
+from tests.support.pool_chaos import LEASE_SECONDS, PACE, STEPS, books, make_pool, steps
+from trainer.accounting import peak_flops
 
 AGENTS = int(os.environ.get("CHAOS_AGENTS", "6"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))
@@ -32,8 +33,8 @@ def test_no_job_is_lost_and_no_second_is_charged_twice(tmp_path: Path) -> None:
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
         site.environment |= {
-            "DJANGO_SETTINGS_MODULE": "chaos_site",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "DJANGO_SETTINGS_MODULE": "tests.support.chaos_settings",
+            "PYTHONPATH": str(REPOSITORY),
             "LEASE_SECONDS": str(LEASE_SECONDS),
         }
         site.manage("migrate", "--verbosity", "0")
@@ -114,7 +115,7 @@ def due(leases: list[dict[str, Any]]) -> dict[str, float]:
         "gpu_seconds": sum(seconds for _, seconds in with_gpu),
         "cpu_seconds": sum(lease["seconds"] for lease in leases if not lease["gpus"]),
         "credit_hours": sum(
-            seconds / 3600 * accelerators.PEAK[SHORT[lease["accelerator"]]] / accelerators.H100
+            seconds / 3600 * peak_flops.PEAK[SHORT[lease["accelerator"]]] / peak_flops.H100
             for lease, seconds in with_gpu
         ),
     }

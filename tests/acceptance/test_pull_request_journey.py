@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,12 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from live import LiveSite, database, git
 
-from trainer import wire
-
-sys.path.append(str(Path(__file__).parents[1] / "leaderboard"))  # its GitHub serves here, too
-
-import github_payloads as payloads
-import github_server
-from github_server import GitHub, person
+from tests.support import github_payloads as payloads
+from tests.support import github_server
+from tests.support.github_server import GitHub, person
+from tests.support.live_site import LiveSite, database, git
+from trainer import protocol
 
 AT, NUMBER = "trains/daily", 7
 PATIENCE = 100
@@ -135,31 +131,31 @@ class ScriptedNode:
 
     def __init__(self, site: LiveSite, token: str) -> None:
         self.site, self.token = site, token
-        self.hardware = wire.Hardware(
+        self.hardware = protocol.Hardware(
             hostname="cellar", platform="Linux", python="3.11", cpus=2, memory_bytes=2**35, disk_free_bytes=2**40,
             sandboxes=("bubblewrap",),
         )  # fmt: skip
 
-    def call(self, path: str, message: wire.Message, token: str = "") -> dict[str, Any]:
+    def call(self, path: str, message: protocol.Message, token: str = "") -> dict[str, Any]:
         answer = httpx.post(
             f"{self.site.url}/api/node/v1{path}",
-            content=wire.encode(message),
+            content=protocol.encode(message),
             headers={"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"},
             timeout=20,
         )
         assert answer.is_success, answer.text
         return answer.json() if answer.content else {}  # type: ignore[no-any-return]
 
-    def take(self, kind: str) -> wire.Lease:
-        def ask() -> wire.Lease | None:
-            said = self.call("/poll", wire.Poll(hardware=self.hardware, wait_seconds=0))
-            return wire.Action.model_validate(said).lease
+    def take(self, kind: str) -> protocol.Lease:
+        def ask() -> protocol.Lease | None:
+            said = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
+            return protocol.Action.model_validate(said).lease
 
-        lease: wire.Lease = self.site.wait(ask, PATIENCE, f"a {kind} job")
+        lease: protocol.Lease = self.site.wait(ask, PATIENCE, f"a {kind} job")
         assert json.loads(lease.spec)["order"]["kind"] == kind
         return lease
 
-    def upload(self, lease: wire.Lease, path: str, content: bytes) -> wire.FileRef:
+    def upload(self, lease: protocol.Lease, path: str, content: bytes) -> protocol.FileRef:
         digest = hashlib.sha256(content).hexdigest()
         answer = httpx.put(
             f"{self.site.url}/api/node/v1/leases/{lease.lease}/blobs/{digest}",
@@ -168,10 +164,10 @@ class ScriptedNode:
             timeout=20,
         )
         assert answer.is_success, answer.text
-        return wire.FileRef(path=path, sha256=digest, size=len(content))
+        return protocol.FileRef(path=path, sha256=digest, size=len(content))
 
-    def finish(self, lease: wire.Lease, result: dict[str, Any], *files: wire.FileRef) -> None:
-        said = wire.Finish(outcome="done", result=result, files=files)
+    def finish(self, lease: protocol.Lease, result: dict[str, Any], *files: protocol.FileRef) -> None:
+        said = protocol.Finish(outcome="done", result=result, files=files)
         self.call(f"/leases/{lease.lease}/finish", said, lease.token)
 
 
@@ -259,8 +255,8 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     site.kill("web")
     site.start_web()
     weights = node.upload(training, "checkpoints/step-00000020/model.safetensors", b"weights")
-    checkpoint = wire.Checkpoint(step=20, files=(weights,))
-    node.call(f"/leases/{training.lease}/checkpoints", wire.Uploaded(checkpoint=checkpoint), training.token)
+    checkpoint = protocol.Checkpoint(step=20, files=(weights,))
+    node.call(f"/leases/{training.lease}/checkpoints", protocol.Uploaded(checkpoint=checkpoint), training.token)
     about = node.upload(training, "run.json", b'{"format": 1, "arch": "gpt"}')
     node.finish(training, {"step": 20}, about)
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import CHECKOUT, LiveSite, make_repository
+
+from tests.support.live_site import LiveSite, make_repository
+from tests.support.paths import REPOSITORY
 
 
 @pytest.mark.timeout(300)
@@ -24,7 +26,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
         assert sorted(titles.values()) == ["queued", "queued", "queued", "training"], titles
 
         another = [sys.executable, "manage.py", "run", "--port", str(site.port)]
-        refused = subprocess.run(another, cwd=CHECKOUT, env=site.environment, capture_output=True, text=True)
+        refused = subprocess.run(another, cwd=REPOSITORY, env=site.environment, capture_output=True, text=True)
         assert refused.returncode == 1
         assert "A train is running already" in refused.stderr
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import LiveSite, database, git, make_text
+
+from tests.support.live_site import LiveSite, database, git, make_text
 
 pytest.importorskip("hivemind")
 

@@ -10,8 +10,8 @@ import pytest
 from django.conf import settings
 from playwright.sync_api import Page, expect
 
-from tests.browser import scene
-from tests.browser.pages import addresses
+from tests.support import scene
+from tests.support.page_list import addresses
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -18,8 +18,8 @@ from playwright.sync_api import Page, expect
 
 from leaderboard import intake
 from leaderboard.models import Run
-from tests.browser import scene
 from tests.leaderboard.conftest import FILES, Repository, finish
+from tests.support import scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -21,10 +21,9 @@ from leaderboard import runs
 from leaderboard.models import Run
 from scheduler import storage
 from scheduler.models import Job, Lease, Node, Sponsor
-from tests.agent import small_release
-from tests.browser import scene
 from tests.browser.test_access import AXE, PHONE
-from tests.scheduler.github import CLIENT_ID, SECRET, GitHub
+from tests.support import scene, small_release
+from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
 from trainer.sandbox import driver
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from leaderboard.models import Run
 from scheduler.models import Checkpoint, Job
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from leaderboard.judging import standings
 from leaderboard.models import Run
 from scheduler.models import Event
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -10,8 +10,7 @@ from playwright.sync_api import Page, expect
 
 from leaderboard.models import Run
 from scheduler.models import LogChunk
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from leaderboard.models import Generation, Run
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

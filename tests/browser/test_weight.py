@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from benchmarks.site.browser import first_view
-from tests.browser import scene
-from tests.browser.pages import addresses
+from tests.support import scene
+from tests.support.page_list import addresses
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import github_server
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.utils import timezone
-from github_server import GitHub
-from nights import MONDAY, tonight
 
 from leaderboard import intake
 from leaderboard.models import Entry, Night, Run, Season, Track
 from scheduler import storage
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
-from trainer import wire
+from tests.support import github_server
+from tests.support.github_server import GitHub
+from tests.support.nights import MONDAY, tonight
+from trainer import protocol
 
 DICTIONARY = 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n    "smear": "trainer.models.smear",\n}\n'
 FILES = {
@@ -147,7 +147,7 @@ def node(db: None) -> Node:
 @pytest.fixture
 def able(node: Node) -> Node:
     """The node, with the hardware and the sandbox that it takes to be given a job."""
-    node.hardware = wire.Hardware(
+    node.hardware = protocol.Hardware(
         hostname="cellar",
         platform="Linux",
         python="3.11",

@@ -19,7 +19,7 @@ from leaderboard.models import Run, Track
 from leaderboard.runs import make_run
 from scheduler import pace
 from scheduler.models import Node, Sponsor
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 API = "/api/v1"

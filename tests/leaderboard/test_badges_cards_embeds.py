@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import re
 
-import boards
 import pytest
 from django.test import Client
 from PIL import Image
 
 from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run
-from tests.browser import scene
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

@@ -14,8 +14,7 @@ from leaderboard.board import asked, board_table
 from leaderboard.board.asked import PER_PAGE, Asked
 from leaderboard.judging import standings
 from leaderboard.models import Run, Score
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from test_confirmations import confirm, entry, track  # noqa: F401
 
 from leaderboard.judging import bounties
 from leaderboard.models import Bounty, Track
 from scheduler.models import Event
+from tests.leaderboard.test_confirmations import confirm, entry
 
 pytestmark = pytest.mark.django_db
 
 
-def offer(track: Track, above: float = 1.1, **fields: object) -> Bounty:  # noqa: F811
+def offer(track: Track, above: float = 1.1, **fields: object) -> Bounty:
     return Bounty.objects.create(track=track, above=above, reward="A railway lamp", **fields)
 
 
-def test_the_first_record_above_the_goal_claims_it(track: Track) -> None:  # noqa: F811
+def test_the_first_record_above_the_goal_claims_it(track: Track) -> None:
     bounty, higher = offer(track), offer(track, 3.0)
     winner = entry(track, 1.3)
     confirm(winner, 1.3)
@@ -36,7 +36,7 @@ def test_the_first_record_above_the_goal_claims_it(track: Track) -> None:  # noq
     assert bounty.claimed_by == winner
 
 
-def test_a_candidate_that_is_not_confirmed_claims_nothing(track: Track) -> None:  # noqa: F811
+def test_a_candidate_that_is_not_confirmed_claims_nothing(track: Track) -> None:
     bounty = offer(track, 1.001)
     confirm(entry(track, 1.5, "Overtrained"), 1.0)
     confirm(entry(track, 1.01, "Level"), 1.01)
@@ -44,7 +44,7 @@ def test_a_candidate_that_is_not_confirmed_claims_nothing(track: Track) -> None:
     assert bounty.state == "open"
 
 
-def test_one_bounty_goes_to_one_entry_however_many_come_at_once(track: Track) -> None:  # noqa: F811
+def test_one_bounty_goes_to_one_entry_however_many_come_at_once(track: Track) -> None:
     bounty = offer(track)
     first, second = entry(track, 1.3, "First"), entry(track, 1.4, "Second")
     stale = Bounty.objects.get(pk=bounty.pk)
@@ -54,14 +54,14 @@ def test_one_bounty_goes_to_one_entry_however_many_come_at_once(track: Track) ->
     assert bounty.claimed_by == first
 
 
-def test_a_record_from_before_the_bounty_does_not_claim_it(track: Track) -> None:  # noqa: F811
+def test_a_record_from_before_the_bounty_does_not_claim_it(track: Track) -> None:
     confirm(entry(track, 1.3), 1.3)
     bounty = offer(track)
     Event.record("site", track, "Something happened.")
     assert Bounty.objects.open().get() == bounty
 
 
-def test_one_that_is_withdrawn_cannot_be_claimed_until_it_is_offered_again(track: Track) -> None:  # noqa: F811
+def test_one_that_is_withdrawn_cannot_be_claimed_until_it_is_offered_again(track: Track) -> None:
     bounty = offer(track)
     assert bounties.withdraw(bounty, "mara")
     assert not bounties.withdraw(bounty, "mara")
@@ -74,7 +74,7 @@ def test_one_that_is_withdrawn_cannot_be_claimed_until_it_is_offered_again(track
     assert (bounty.state, bounty.claimed_by, bounty.multiplier) == ("open", None, None)
 
 
-def test_the_board_shows_them_and_who_claimed_them(track: Track, client: Client) -> None:  # noqa: F811
+def test_the_board_shows_them_and_who_claimed_them(track: Track, client: Client) -> None:
     offer(track, 1.05, sponsor="Cellar Computing", link="https://example.org/terms")
     offer(track, 1.02, state="withdrawn")
     page = client.get(track.get_absolute_url()).content.decode()
@@ -88,7 +88,7 @@ def test_the_board_shows_them_and_who_claimed_them(track: Track, client: Client)
     assert f'Claimed by <a href="{winner.get_absolute_url()}">' in page
 
 
-def test_a_maintainer_offers_and_withdraws_them_in_the_admin(track: Track, admin_client: Client) -> None:  # noqa: F811
+def test_a_maintainer_offers_and_withdraws_them_in_the_admin(track: Track, admin_client: Client) -> None:
     values = {"track": track.pk, "above": "1.05", "reward": "A railway lamp", "sponsor": "", "link": ""}
     assert admin_client.post("/admin/leaderboard/bounty/add/", values).status_code == 302
     bounty = Bounty.objects.get()

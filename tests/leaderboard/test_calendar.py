@@ -22,8 +22,8 @@ from leaderboard.models import Month, Night, Run, Track
 from leaderboard.timetable import calendar, nightly
 from leaderboard.views.calendar import Bar, bars
 from scheduler.models import Node
-from tests.browser import scene
 from tests.leaderboard.conftest import Repository
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)

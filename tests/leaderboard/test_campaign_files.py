@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.test import Client
-from volunteers import make_campaign, produced, sit_down
 
 from scheduler import pace
 from scheduler.models import Campaign, Rephrasing
 from scheduler.packets import campaigns, collation, figures
+from tests.support.volunteers import make_campaign, produced, sit_down
 from trainer.data.corpora import open_corpus
 
 

@@ -10,7 +10,7 @@ from leaderboard.models import Run
 from scheduler.kinds import kind_of
 from scheduler.models import Lease, Node
 from tests.leaderboard.conftest import VERDICT, lease, upload
-from trainer import plausible
+from trainer.accounting import plausibility
 
 
 def judged(run: Run, node: Node, metered: float, budget: str = "20steps", **verdict: Any) -> Run:
@@ -78,5 +78,5 @@ def test_work_hidden_from_the_counter_takes_too_long_for_its_count(run: Run, nod
 
 
 def test_what_the_scorer_found_void_stays_void(run: Run, node: Node) -> None:
-    judged(run, node, metered=100, flops_void=plausible.LEAVES_TORCH)
-    assert run.flops_void == plausible.LEAVES_TORCH
+    judged(run, node, metered=100, flops_void=plausibility.LEAVES_TORCH)
+    assert run.flops_void == plausibility.LEAVES_TORCH

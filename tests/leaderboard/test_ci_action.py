@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oidc_issuer
 import pytest
 import yaml
 from django.core.cache import cache, caches
-from oidc_issuer import Issuer
 
 from leaderboard.models import ApiToken, Run, Track
 from tests.leaderboard.conftest import Repository
+from tests.support import oidc_issuer
+from tests.support.oidc_issuer import Issuer
+from tests.support.paths import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-ACTION = ROOT / ".github" / "actions" / "train"
+ACTION = REPOSITORY / ".github" / "actions" / "train"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def job(issuer: Issuer, live_server: Any, main: Repository, track: Track, settin
     }
 
 
-def started(program: str, environment: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def started(program: str, environment: dict[str, str], folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", str(ACTION / program)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
 
@@ -129,7 +129,7 @@ def test_it_waits_for_the_verdict_and_fails_with_the_run(job: dict[str, str]) ->
     ("path", "architectures", "one"),
     [
         ("trainer/models/smear.py", "smear", "smear"),
-        ("trainer/optim.py", "gpt", ""),
+        ("trainer/optim/optimizers.py", "gpt", ""),
         ("trainer/models/gpt.py", "gpt", ""),
         ("README.md", "", ""),
     ],
@@ -162,7 +162,7 @@ FOUND = {
 def test_the_smoke_test_is_a_table_in_the_summary_and_points_at_the_line(
     tmp_path: Path, found: dict[str, Any] | None, code: int
 ) -> None:
-    """The command itself has tests of its own (tests/trainer/test_smoke.py); here it only speaks."""
+    """The command itself has tests of its own (tests/trainer/smoke/test_smoke.py); here it only speaks."""
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").touch()
     said = "" if found is None else f"print({json.dumps(json.dumps(found))})"
@@ -185,7 +185,7 @@ def test_the_smoke_test_is_a_table_in_the_summary_and_points_at_the_line(
 
 
 def test_githubs_word_is_never_beside_a_models_code_and_no_secret_is_stored() -> None:
-    text = (ROOT / ".github" / "workflows" / "train.yml").read_text()
+    text = (REPOSITORY / ".github" / "workflows" / "train.yml").read_text()
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
     trusted = [name for name, job in workflow["jobs"].items() if "id-token" in job.get("permissions", {})]
@@ -204,7 +204,7 @@ def test_githubs_word_is_never_beside_a_models_code_and_no_secret_is_stored() ->
 
 def test_nothing_that_a_stranger_wrote_is_pasted_into_a_script() -> None:
     action = yaml.safe_load((ACTION / "action.yml").read_text())
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "train.yml").read_text())
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "train.yml").read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]] + action["runs"]["steps"]
     scripts = [step["run"] for step in steps if "run" in step]
     assert len(scripts) == 4
@@ -213,7 +213,7 @@ def test_nothing_that_a_stranger_wrote_is_pasted_into_a_script() -> None:
 
 def test_every_input_that_the_workflow_gives_is_one_of_the_actions() -> None:
     action = yaml.safe_load((ACTION / "action.yml").read_text())
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "train.yml").read_text())
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "train.yml").read_text())
     for job in workflow["jobs"].values():
         for step in job["steps"]:
             if step.get("uses") == "./.github/actions/train":

@@ -12,8 +12,7 @@ from leaderboard.judging import confirmations
 from leaderboard.judging.confirmations import ConfirmationError
 from leaderboard.models import Entry, Run, Track
 from scheduler.models import Event, Job, Lease, Node
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
-import github_payloads as payloads
-import github_server
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from github_server import GitHub
 
 from leaderboard.github import checklist
 from leaderboard.models import Delivery
+from tests.support import github_payloads as payloads
+from tests.support import github_server
+from tests.support.github_server import GitHub
 
 SITE = "https://train.example"
 

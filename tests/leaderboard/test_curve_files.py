@@ -11,7 +11,7 @@ from PIL import Image
 
 from leaderboard.models import CurvePoint, Run
 from leaderboard.pictures import curve_files
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

@@ -14,8 +14,8 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard import levels, metrics
 from leaderboard.models import Run
 from leaderboard.pictures import charts
-from tests.browser import scene
 from tests.leaderboard.conftest import train_row
+from tests.support import scene
 
 Curve = list[levels.Known]
 CURVES = st.lists(

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
 import yaml
 from django.utils import timezone
-from hub_server import Hub, Repository
-from volunteers import document, make_campaign, produced, sit_down
 
 from leaderboard import effects
 from leaderboard.models import Effect
 from leaderboard.publishing import datasets
 from scheduler.models import Campaign, Packet, Rephrasing
 from scheduler.packets import campaigns, collation, dataset, reputation, withdrawal
+from tests.support import hub_server
+from tests.support.hub_server import Hub, Repository
+from tests.support.volunteers import document, make_campaign, produced, sit_down
 from trainer.data.corpora import CorpusError, open_corpus
 
 

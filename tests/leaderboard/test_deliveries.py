@@ -9,12 +9,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-import github_payloads as payloads
 import pytest
 from django.db.models import F
 from django.test import Client
 from django.utils.module_loading import import_string
-from github_server import INSTALLATION, GitHub
 from hypothesis import HealthCheck, given
 from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
@@ -25,6 +23,8 @@ from leaderboard.github import deliveries
 from leaderboard.github.client import NotConnected
 from leaderboard.github.deliveries import EVENTS
 from leaderboard.models import Delivery, Installation, PullRequest
+from tests.support import github_payloads as payloads
+from tests.support.github_server import INSTALLATION, GitHub
 
 REPOSITORY = payloads.repository("trains/daily")
 

@@ -17,7 +17,6 @@ from django.core.cache import cache
 from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
-from github_server import APP, GitHub, private_key
 from hypothesis import HealthCheck, given
 from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from leaderboard import effects
 from leaderboard.effects import Later, Refused
 from leaderboard.github import client
 from leaderboard.models import Effect
+from tests.support.github_server import APP, GitHub, private_key
 
 SHA = "a" * 40
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import boards
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -13,6 +12,7 @@ from lxml import etree
 from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run
 from scheduler.models import Event
+from tests.support import boards
 
 pytestmark = pytest.mark.django_db
 ATOM = "{http://www.w3.org/2005/Atom}"

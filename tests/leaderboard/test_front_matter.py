@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leaderboard.github import frontmatter
 from leaderboard.github.frontmatter import Asked
+from tests.support.paths import REPOSITORY
 
 TRACKS = {"small": "Small", "day": "A day on one H100"}
 WORDS = {"track": "small", "hypothesis": "It helps.", "expected_effect": "3 %", "contact": "@ada"}
 BLOCK = "---\n" + "\n".join(f"{name}: {value}" for name, value in WORDS.items()) + "\n---\n\nWhat changes.\n"
-TEMPLATE = Path(__file__).parents[2] / ".github" / "pull_request_template.md"
+TEMPLATE = REPOSITORY / ".github" / "pull_request_template.md"
 
 
 def read(body: str) -> Asked:

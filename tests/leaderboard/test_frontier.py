@@ -14,8 +14,7 @@ from leaderboard.board.frontier import frontier, leader, records
 from leaderboard.judging import standings
 from leaderboard.judging.judged import CROWNED
 from leaderboard.models import Entry, Run, Track
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

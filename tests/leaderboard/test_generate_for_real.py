@@ -18,7 +18,7 @@ from django.test import Client
 from leaderboard.models import Generation, Run, Season
 from scheduler import auth, storage
 from scheduler.models import Blob, Checkpoint, Job, JobFile
-from tests.browser import scene
+from tests.support import scene
 from trainer.sandbox import driver
 
 SECONDS = 180
@@ -27,7 +27,7 @@ TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 
 
 def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
     """Return run.json, the files of a checkpoint and the tokenizer of a model as small as can be."""
-    from trainer.checkpoint import save
+    from trainer.checkpoint.store import save
     from trainer.data.tokenizer import train_bpe
     from trainer.models import architecture
 

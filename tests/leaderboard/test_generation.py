@@ -15,7 +15,7 @@ from scheduler import jobs, leases
 from scheduler.kinds import about, kind_of
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import finish, hand_back, lease
-from trainer import wire
+from trainer import protocol
 
 PROMPT = Question("The train", 50, 0.5)
 
@@ -40,8 +40,8 @@ def test_a_trusted_node_with_a_sandbox_is_told_the_prompt_and_the_weights(arrive
     able.refresh_from_db()
     given = leases.claim(able)
     assert given is not None
-    order = wire.JobSpec.model_validate_json(given.spec).order
-    assert isinstance(order, wire.GenerateOrder)
+    order = protocol.JobSpec.model_validate_json(given.spec).order
+    assert isinstance(order, protocol.GenerateOrder)
     assert (order.prompt, order.tokens, order.temperature, order.seed) == ("The train", 50, 0.5, asked.seed)
     assert [file.path for file in order.checkpoint.files] == ["checkpoints/step-00000020/model.safetensors"]
     assert about([asked.job])[asked.job_id].title == "Smeared keys, writing for a visitor"

@@ -6,15 +6,15 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import github_server
 import pytest
 from django.core.cache import caches
-from github_server import GitHub
 
 from leaderboard.effects import Later, Refused
 from leaderboard.github import client, connection
 from leaderboard.github.client import Client, NotConnected, NotFound
 from leaderboard.models import Installation
+from tests.support import github_server
+from tests.support.github_server import GitHub
 
 SHA = "a" * 40
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import jwt
-import oidc_issuer
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
 from django.core.cache import cache, caches
 from django.test import Client
-from oidc_issuer import Issuer
 
 from leaderboard.models import Entry, Run, Track
 from scheduler.models import Event
 from tests.leaderboard.conftest import Repository
+from tests.support import oidc_issuer
+from tests.support.oidc_issuer import Issuer
 
 
 @pytest.fixture

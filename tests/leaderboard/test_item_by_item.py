@@ -14,8 +14,8 @@ from leaderboard import item_by_item
 from leaderboard.models import Entry, Run, Score
 from scheduler import storage
 from scheduler.models import JobFile
-from tests.browser import scene
 from tests.leaderboard.test_page_board import words
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

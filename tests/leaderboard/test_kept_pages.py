@@ -17,7 +17,7 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard.models import Entry, Run
 from leaderboard.views import kept
 from scheduler.models import Event
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

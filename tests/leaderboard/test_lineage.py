@@ -22,7 +22,7 @@ from scheduler import leases, retention
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job, Lease, Node
 from tests.leaderboard.conftest import finish, lease, train_row, upload
-from trainer import wire
+from trainer import protocol
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_a_rewind_is_a_run_of_what_was_left_and_starts_from_that_checkpoint(firs
     Job.objects.filter(pk=first.job_id).update(state=Job.State.CANCELLED)
     given = leases.claim(able)
     assert given is not None
-    order = wire.JobSpec.model_validate_json(given.spec).order
-    assert isinstance(order, wire.TrainOrder)
+    order = protocol.JobSpec.model_validate_json(given.spec).order
+    assert isinstance(order, protocol.TrainOrder)
     assert order.base is not None
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{first.pk}", 8)
 

@@ -13,8 +13,7 @@ from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.timetable import monthly
 from scheduler import storage
 from scheduler.models import Event, Job
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 NOW = timezone.now()

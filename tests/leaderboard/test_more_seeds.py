@@ -11,7 +11,7 @@ from django.test import Client
 from leaderboard import intake
 from leaderboard.judging import standings
 from leaderboard.models import Entry
-from tests.leaderboard import boards
+from tests.support import boards
 
 
 @pytest.fixture

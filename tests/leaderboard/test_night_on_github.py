@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import github_server
 import pytest
-from github_server import GitHub
-from nights import MONDAY, TUESDAY, tonight
 
 from leaderboard import announcing, effects
 from leaderboard.github import commit_status
 from leaderboard.models import Effect, Night, Run, Track
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.support import github_server
+from tests.support.github_server import GitHub
+from tests.support.nights import MONDAY, TUESDAY, tonight
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from nights import MONDAY, TUESDAY, tonight
-
 from leaderboard.models import Entry, Night, Run, Track
 from leaderboard.tasks import nightly as nightly_task
 from leaderboard.timetable import nightly
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.support.nights import MONDAY, TUESDAY, tonight
 
 
 def test_the_first_night_trains_main_without_asking(monday: Night, main: Repository) -> None:

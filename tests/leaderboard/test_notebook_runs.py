@@ -20,7 +20,7 @@ from scheduler import jobs, storage
 from scheduler.kinds import about, kind_of
 from scheduler.models import Event, Job, JobFile, LogChunk, Node
 from tests.leaderboard.conftest import Repository, hand_back, lease
-from trainer import wire
+from trainer import protocol
 
 
 def notebook(source: str = "1 + 1", **fields: Any) -> bytes:
@@ -61,7 +61,7 @@ def end(job: Job, node: Node, files: dict[str, bytes]) -> None:
     lease(job, node)
     for path, content in files.items():
         JobFile.objects.create(job=job, path=path, blob=storage.keep(content))
-    result = wire.Executed(cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)).model_dump()
+    result = protocol.Executed(cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)).model_dump()
     assert jobs.finish(job, f"node:{node.name}", result)
 
 
@@ -76,7 +76,7 @@ def test_a_changed_byte_is_another_entry_that_nobody_approved(main: Repository, 
     after = intake.enter(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
     assert (after.state, after.bundle_id == sorbian.bundle_id) == ("proposed", False)
     spec = kind_of(job_of(begun)).order(job_of(begun), None)
-    assert isinstance(spec, wire.NotebookOrder)
+    assert isinstance(spec, protocol.NotebookOrder)
     assert spec.notebook.model_dump() == sorbian.notebooks[0]
 
 
@@ -143,7 +143,7 @@ def test_parts_run_one_after_the_other_and_hand_on_their_model(begun: Run, node:
     second = job_of(begun)
     assert second != first
     order = kind_of(second).order(second, None)
-    assert isinstance(order, wire.NotebookOrder)
+    assert isinstance(order, protocol.NotebookOrder)
     assert (order.part, order.parts, order.seconds) == (2, 2, 7200)
     assert order.notebook.path == "notebooks/sorbian-part2.ipynb"
     assert [file.path for file in order.model] == ["tokenizer/vocab.txt", "weights.bin"]
@@ -170,7 +170,7 @@ def test_a_lost_part_starts_again_with_the_same_model(begun: Run, node: Node) ->
     lease(second, node)
     begun.refresh_from_db()
     order = kind_of(second).order(second, None)
-    assert isinstance(order, wire.NotebookOrder)
+    assert isinstance(order, protocol.NotebookOrder)
     assert (begun.state, [file.path for file in order.model]) == ("training", ["a"])
 
 

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import post_office
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from post_office import MailServer
 
 from leaderboard import effects
 from leaderboard.models import Effect, Subscription
 from leaderboard.notices import subscribing
 from leaderboard.notices.subscribing import SubscriptionError
+from tests.support import mail_server
+from tests.support.mail_server import MailServer
 
 pytestmark = pytest.mark.django_db
 PAGE = "/accounts/notices/"
@@ -31,7 +31,7 @@ def vera(client: Client) -> User:
 
 @pytest.fixture
 def mail(settings: Any) -> Iterator[MailServer]:
-    with post_office.mail() as opened:
+    with mail_server.mail() as opened:
         settings.MAIL_URL = opened.url
         yield opened
 

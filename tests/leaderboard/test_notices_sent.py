@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import post_office
 import pytest
 from apprise.plugins.discord import NotifyDiscord
 from apprise.plugins.slack import NotifySlack
 from django.contrib.auth.models import User
 from django.utils import timezone
-from post_office import MailServer, Office
 
 from leaderboard import effects
 from leaderboard.models import Effect, Subscription
@@ -23,6 +21,8 @@ from leaderboard.notices import sending
 from leaderboard.notices.channels import discord, slack, webhook
 from leaderboard.notices.message import File, Message
 from leaderboard.notices.topics import TOPICS
+from tests.support import mail_server
+from tests.support.mail_server import MailServer, Office
 
 pytestmark = pytest.mark.django_db
 
@@ -49,7 +49,7 @@ def news(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def office(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Office]:
     settings.NOTICES_TO_PRIVATE_HOSTS = True
-    with post_office.web() as opened:
+    with mail_server.web() as opened:
         monkeypatch.setattr(NotifyDiscord, "notify_url", f"{opened.url}/api/webhooks")
         monkeypatch.setattr(NotifyDiscord, "request_rate_per_sec", 0)
         monkeypatch.setattr(NotifySlack, "webhook_url", f"{opened.url}/services")
@@ -59,7 +59,7 @@ def office(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Office]:
 
 @pytest.fixture
 def mail(settings: Any) -> Iterator[MailServer]:
-    with post_office.mail() as opened:
+    with mail_server.mail() as opened:
         settings.MAIL_URL = opened.url
         yield opened
 

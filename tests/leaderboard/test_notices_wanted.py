@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
-from test_confirmations import confirm, entry
-from test_confirmations import track as full_track  # noqa: F401
 
 from leaderboard import announcing, intake, roles, tasks
 from leaderboard.models import CurvePoint, Effect, Entry, Night, Run, Subscription, Track
@@ -19,6 +17,7 @@ from leaderboard.timetable import nightly
 from scheduler import pool
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.leaderboard.test_confirmations import confirm, entry
 
 pytestmark = pytest.mark.django_db
 
@@ -124,7 +123,7 @@ def test_nobody_is_called_before_the_smoke_run_has_passed(idea: Entry) -> None:
 # --- a record --------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_told_with_its_multiplier(full_track: Track) -> None:  # noqa: F811
+def test_a_record_is_told_with_its_multiplier(full_track: Track) -> None:
     subscribe(person("vera"), "record", "morning")
     subscribe(person("late"), "morning")
     better = entry(full_track, 1.3)

@@ -15,8 +15,7 @@ from leaderboard.judging import sentences
 from leaderboard.models import Run
 from leaderboard.timetable.departures import departures
 from scheduler.models import Event, Node
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

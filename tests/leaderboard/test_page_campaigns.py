@@ -11,7 +11,7 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler.models import Campaign, JoinToken, Rephrasing, Share, Volunteer
-from tests.browser import campaign_scene
+from tests.support import campaign_scene
 
 pytestmark = pytest.mark.django_db
 

@@ -7,7 +7,7 @@ import pytest
 from leaderboard import figures
 from leaderboard.models import Run
 from leaderboard.pictures import charts
-from tests.browser import scene
+from tests.support import scene
 
 
 def test_thinning_keeps_the_ends_and_the_extremes() -> None:

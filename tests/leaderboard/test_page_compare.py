@@ -13,9 +13,8 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard import comparing
 from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Score, Track
-from tests.browser import scene
-from tests.leaderboard import boards
 from tests.leaderboard.test_page_board import words
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

@@ -10,10 +10,9 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import intake
 from leaderboard.models import Entry, Run, Track
-from tests.browser import scene
-from tests.leaderboard import boards
 from tests.leaderboard.conftest import Repository
 from tests.leaderboard.test_page_board import words
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

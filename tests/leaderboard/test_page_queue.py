@@ -8,8 +8,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Run
 from scheduler.models import Node
-from tests.browser import scene
 from tests.leaderboard.test_page_board import words
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

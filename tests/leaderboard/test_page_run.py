@@ -11,9 +11,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import CurvePoint, Run, Sample
 from scheduler.models import LogChunk
-from tests.browser import scene
-from tests.leaderboard import boards
 from tests.leaderboard.test_page_board import words
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

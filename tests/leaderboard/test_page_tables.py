@@ -7,7 +7,6 @@ import io
 import json
 from typing import Any
 
-import boards
 import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
@@ -16,6 +15,7 @@ from leaderboard import tables
 from leaderboard.models import Entry, Run, Score
 from leaderboard.tables import Table
 from scheduler import pace
+from tests.support import boards
 
 pytestmark = pytest.mark.django_db
 

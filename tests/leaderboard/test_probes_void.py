@@ -11,7 +11,7 @@ from leaderboard.models import Run
 from scheduler.kinds import kind_of
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import hand_back, lease, upload
-from trainer import wire
+from trainer import protocol
 
 
 def reading(speed: float) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def test_the_probes_know_only_the_last_part_of_an_interrupted_run(run: Run, node
 def test_the_order_carries_the_tracks_shape(run: Run) -> None:
     assert run.job
     order = kind_of(run.job).order(run.job, None)
-    assert isinstance(order, wire.TrainOrder)
-    assert order.probe == wire.Probe(seconds=2.0, width=128, sequence_length=64, batch=8)
+    assert isinstance(order, protocol.TrainOrder)
+    assert order.probe == protocol.Probe(seconds=2.0, width=128, sequence_length=64, batch=8)
 
 
 def test_a_track_without_probes_has_no_seconds(run: Run, node: Node) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import hub_server
 import pytest
 import requests
 import yaml
@@ -16,7 +15,6 @@ from django.contrib.auth.models import User
 from django.core.checks import Warning
 from django.test import Client
 from django.utils import timezone
-from hub_server import Hub, Repository
 
 from leaderboard import announcing, asking, effects
 from leaderboard.judging import trust
@@ -26,6 +24,8 @@ from leaderboard.runs import RunError
 from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
 from tests.leaderboard.conftest import finish, lease, upload
+from tests.support import hub_server
+from tests.support.hub_server import Hub, Repository
 
 
 @pytest.fixture

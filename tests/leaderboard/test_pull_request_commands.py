@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import github_payloads as payloads
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import Group, User
-from github_server import GitHub, person
-from pull_requests import Conversation
 
 from leaderboard import intake
 from leaderboard.models import Effect, Entry, Run, Track
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.support import github_payloads as payloads
+from tests.support.github_server import GitHub, person
+from tests.support.pull_request_author import Conversation
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from github_server import GitHub
-from pull_requests import Conversation
 
 from leaderboard import announcing, effects
 from leaderboard.github import deliveries
@@ -18,6 +16,8 @@ from leaderboard.github.connection import Connection
 from leaderboard.models import Delivery, Effect, Entry, Run, Track
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.support.github_server import GitHub
+from tests.support.pull_request_author import Conversation
 
 
 class Died(BaseException):

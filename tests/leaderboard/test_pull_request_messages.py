@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import boards
 import pytest
 from django.utils import timezone
 
 from leaderboard.github import messages, states
 from leaderboard.models import Effect, Entry, PullRequest, Run
-from tests.browser import scene
+from tests.support import boards, scene
 
 
 @pytest.fixture

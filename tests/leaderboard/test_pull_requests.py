@@ -6,13 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import github_payloads as payloads
-import github_server
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
-from github_server import GitHub
-from pull_requests import BODY, Conversation
 
 from leaderboard import intake
 from leaderboard.github import flow, messages
@@ -20,6 +16,10 @@ from leaderboard.models import Effect, Entry, PullRequest, Run, Track
 from scheduler import jobs
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish
+from tests.support import github_payloads as payloads
+from tests.support import github_server
+from tests.support.github_server import GitHub
+from tests.support.pull_request_author import BODY, Conversation
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from leaderboard.publishing import model_card, publications, weights
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, JobFile, Node
 from tests.leaderboard.conftest import VERDICT, finish, lease, train_row, upload
-from trainer import wire
+from trainer import protocol
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def scored(job: Job, node: Node, **changed: Any) -> Publication:
 
 def test_a_trusted_node_is_asked_to_score_that_very_step(kept: Publication, job: Job) -> None:
     order = kind_of(job).order(job, None)
-    assert isinstance(order, wire.ScoreOrder)
+    assert isinstance(order, protocol.ScoreOrder)
     assert (order.checkpoint.step, order.suite, job.needs_trusted) == (10, ("blimp",), True)
 
 

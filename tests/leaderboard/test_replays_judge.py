@@ -18,7 +18,7 @@ from scheduler import leases, retention, storage, uploads, vetting
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, Lease, Node
 from tests.leaderboard.conftest import VERDICT, lease, upload
-from trainer import wire
+from trainer import protocol
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: 
         for step in range(6 * number + 1, 6 * number + 7):
             content = b"weights of step %d" % step
             held.uploads.add(storage.keep(content))
-            file = wire.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
-            uploads.checkpoint(held, wire.Checkpoint(step=step, files=(file,)))
+            file = protocol.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
+            uploads.checkpoint(held, protocol.Checkpoint(step=step, files=(file,)))
         Lease.objects.filter(pk=held.pk).update(state=Lease.State.RELEASED)
     assert run.job.checkpoints.count() == 12
     assert run.job.checkpoints.with_files().count() <= 6
@@ -189,8 +189,8 @@ def test_neither_the_node_nor_its_owner_replays_it(run: Run, able: Node, strange
     able.save()
     given = leases.claim(able)
     assert given
-    order = wire.JobSpec.model_validate_json(given.spec).order
-    assert isinstance(order, wire.ReplayOrder)
+    order = protocol.JobSpec.model_validate_json(given.spec).order
+    assert isinstance(order, protocol.ReplayOrder)
     assert order.claimed.step == replay.end_step
     assert (order.start.step if order.start else 0) == replay.start_step
     assert order.config["seed"] == run.seed

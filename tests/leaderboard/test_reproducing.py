@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from leaderboard import reproducing
 from leaderboard.models import Run
-from tests.browser import scene
-from trainer import flags
+from tests.support import scene
+from trainer.config import parsing
 
 LEAVES = st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
 TABLES = st.dictionaries(
@@ -42,13 +42,13 @@ def test_the_file_and_the_lines_say_the_same_to_the_trainer(client: Client, run:
     file = tmp_path / "run.toml"
     file.write_bytes(answer.content)
 
-    by_file = sorted(flags.flags_of(file))
+    by_file = sorted(parsing.flags_of(file))
 
     line = reproducing.commands(run).split("dailytrain train", 1)[1].replace("\\\n", " ")
     words = shlex.split(line, comments=True)
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     assert pairs.pop("--out") == f"run-{run.pk}"
-    assert sorted(flags.with_underscores(f"{name}={value}") for name, value in pairs.items()) == by_file
+    assert sorted(parsing.with_underscores(f"{name}={value}") for name, value in pairs.items()) == by_file
     assert "--model.depth=6" in by_file
     assert "--train.compile=false" in by_file
 

@@ -11,8 +11,8 @@ import pytest
 from django.test import Client
 
 from leaderboard.models import Run
-from tests.leaderboard import boards
-from trainer.scoring.multiplier_command import main
+from tests.support import boards
+from trainer.cli.multiplier import main
 
 pytestmark = pytest.mark.django_db
 

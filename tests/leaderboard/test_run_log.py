@@ -10,7 +10,7 @@ from leaderboard import logs
 from leaderboard.models import Run
 from scheduler import pace
 from scheduler.models import LogChunk
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

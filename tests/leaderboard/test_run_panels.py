@@ -21,10 +21,9 @@ from leaderboard.pictures import charts, panels
 from leaderboard.pictures.panels import Shown, View
 from scheduler.kinds import kind_of
 from scheduler.models import Node
-from tests.browser import scene
-from tests.leaderboard import boards
 from tests.leaderboard.conftest import lease, train_row
 from tests.leaderboard.test_page_board import words
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 

@@ -15,7 +15,7 @@ from scheduler import jobs, leases
 from scheduler.kinds import about, kind_of
 from scheduler.models import Event, Job, Lease, Node
 from tests.leaderboard.conftest import lease
-from trainer import wire
+from trainer import protocol
 
 FOUND: dict[str, Any] = {
     "passed": True,
@@ -97,8 +97,8 @@ def test_unapproved_code_goes_only_to_trusted_nodes_with_a_sandbox(idea: Entry, 
     able.save()
     given = leases.claim(able)
     assert given is not None
-    order = wire.JobSpec.model_validate_json(given.spec).order
-    assert isinstance(order, wire.SmokeOrder)
+    order = protocol.JobSpec.model_validate_json(given.spec).order
+    assert isinstance(order, protocol.SmokeOrder)
     assert (order.config["arch"], order.tokenizer, order.peak) == ("smear", "bpe:512", None)
     assert order.memory_bytes == idea.track.training_limits().memory_bytes
 

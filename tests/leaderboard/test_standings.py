@@ -14,8 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 from leaderboard.judging import sentences, standings
 from leaderboard.judging.judged import Judged, choose, on_one_clock
 from leaderboard.models import Entry, Run, Track
-from tests.browser import scene
-from tests.leaderboard import boards
+from tests.support import boards, scene
 from trainer.scoring.multiplier import Axis, Estimate, Verdict
 
 pytestmark = pytest.mark.django_db

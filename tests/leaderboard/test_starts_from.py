@@ -17,7 +17,7 @@ from leaderboard.models import Entry, Run, Track
 from scheduler import leases, retention, uploads
 from scheduler.models import Checkpoint, Lease, Node
 from tests.leaderboard.conftest import finish, upload
-from trainer import wire
+from trainer import protocol
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def tuned(base: Run, idea: Entry) -> Run:
     return made
 
 
-def claim(node: Node) -> tuple[Lease, wire.TrainOrder]:
+def claim(node: Node) -> tuple[Lease, protocol.TrainOrder]:
     while given := leases.claim(node):
-        order = wire.JobSpec.model_validate_json(given.spec).order
-        if isinstance(order, wire.TrainOrder):
+        order = protocol.JobSpec.model_validate_json(given.spec).order
+        if isinstance(order, protocol.TrainOrder):
             return Lease.objects.get(pk=given.lease), order
     raise AssertionError("no training waits")
 

@@ -17,7 +17,7 @@ from scheduler.kinds import kind_of
 from scheduler.matching import Seeker
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import hand_back, lease, train_row, upload
-from trainer import wire
+from trainer import protocol
 from trainer.swarm.credentials import credential
 
 ADDRESS = "/ip4/127.0.0.1/tcp/7000/p2p/12D3KooWQn1yPtGwGVnB6DTbQ3bRyPPGbtLwWYvKp3cQPbqhsUfE"
@@ -75,10 +75,10 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
     assert job is not None
     assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
     order = kind_of(job).order(job, None)
-    assert isinstance(order, wire.SwarmOrder)
+    assert isinstance(order, protocol.SwarmOrder)
     assert (order.run, order.stages, order.minimum) == (swarm_run.pk, 2, 1)
     assert order.config["arch"] == "gpt"
-    assert wire.SwarmOrder.model_validate_json(wire.encode(order)) == order
+    assert protocol.SwarmOrder.model_validate_json(protocol.encode(order)) == order
 
 
 def test_code_that_is_not_on_main_is_not_let_onto_other_peoples_machines(main: Any, together: Track) -> None:
@@ -116,10 +116,10 @@ def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_w
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     seat = waiting(led)[0]
     order = kind_of(seat.job).order(seat.job, None)
-    assert isinstance(order, wire.SeatOrder)
+    assert isinstance(order, protocol.SeatOrder)
     assert order.coordinator == (ADDRESS,)
     assert order.credential == credential(led.swarm.secret, order.label)
-    assert led.swarm.secret not in wire.encode(order)
+    assert led.swarm.secret not in protocol.encode(order)
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 
 

@@ -9,7 +9,7 @@ import pytest
 from leaderboard.judging import trust
 from leaderboard.models import Run
 from scheduler.models import Event
-from tests.leaderboard import boards
+from tests.support import boards
 
 pytestmark = pytest.mark.django_db
 T = Run.Trust

@@ -12,7 +12,7 @@ from leaderboard.runs import RunError
 from scheduler.kinds import kind_of
 from scheduler.models import Event, Job, JobFile, Node
 from tests.leaderboard.conftest import VERDICT, finish, lease, train_row, upload
-from trainer import wire
+from trainer import protocol
 
 
 def test_a_run_goes_from_the_queue_to_the_board(run: Run, node: Node) -> None:
@@ -43,9 +43,9 @@ def test_the_order_to_train_carries_the_pin_and_the_merged_configuration(run: Ru
     assert run.job
     run.entry.config = {"model": {"width": 32}, "train": {"batch": 4}}
     run.entry.save()
-    resume = wire.Checkpoint(step=5, files=())
+    resume = protocol.Checkpoint(step=5, files=())
     order = kind_of(run.job).order(run.job, resume)
-    assert isinstance(order, wire.TrainOrder)
+    assert isinstance(order, protocol.TrainOrder)
     assert order.dataset == run.season.dataset()
     assert order.resume == resume
     assert order.config == {
@@ -69,7 +69,7 @@ def test_the_order_to_score_names_the_final_checkpoint(run: Run, node: Node) -> 
     assert run.score_job.needs_trusted
     assert run.score_job.priority == Job.Priority.SCORE
     order = kind_of(run.score_job).order(run.score_job, None)
-    assert isinstance(order, wire.ScoreOrder)
+    assert isinstance(order, protocol.ScoreOrder)
     assert (order.checkpoint.step, order.run.path) == (20, "run.json")
     assert (order.suite, order.suite_limit) == (("blimp",), 25)
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import github_payloads as payloads
 import httpx
 import pytest
 from django.http import HttpResponse
 from django.test import Client
-from github_server import GitHub
 from hypothesis import HealthCheck, given
 from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
@@ -23,6 +21,8 @@ from hypothesis import strategies as st
 from dailytrain.bodies import WEBHOOK
 from leaderboard.github import deliveries
 from leaderboard.models import Delivery
+from tests.support import github_payloads as payloads
+from tests.support.github_server import GitHub
 
 SECRET = "between us"
 REPOSITORY = payloads.repository("trains/daily")

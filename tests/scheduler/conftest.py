@@ -4,14 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 from pytest_django import Settings
-from recorder import CALLS
-from station import Agent, make_node
+
+from tests.support.pool import Agent, make_node
+from tests.support.recording_handler import CALLS
 
 
 @pytest.fixture(autouse=True)
 def calls(settings: Settings) -> Iterator[list[tuple[str, object]]]:
     """Jobs are of a kind that only notes what it is told."""
-    settings.JOB_KINDS = {"train": "recorder.Recorder"}
+    settings.JOB_KINDS = {"train": "tests.support.recording_handler.Recorder"}
     CALLS.clear()
     yield CALLS
     CALLS.clear()

@@ -7,10 +7,10 @@ import re
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from station import Agent, make_job, make_node
 
 from scheduler import auth
 from scheduler.models import Event, Job, JoinToken, Node
+from tests.support.pool import Agent, make_job, make_node
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from django.db.models import Sum
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
-from station import Agent, Work, blob_of, make_job, make_node, reference, sentence
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import checkpoints, storage
 from scheduler.models import Blob, Checkpoint, Job, Lease, Node
+from tests.support.pool import Agent, Work, blob_of, make_job, make_node, reference, sentence
 
 NIGHT = 93
 """Checkpoints of a night of 23.25 hours, one every 15 minutes."""

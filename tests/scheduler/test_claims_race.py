@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import pytest
 from django.db import connection
-from station import make_job, make_node
 
 from scheduler import expiry, leases
 from scheduler.models import Event, Job, Lease, Node
-from trainer import wire
+from tests.support.pool import make_job, make_node
+from trainer import protocol
 
 Answer = TypeVar("Answer")
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,7 +40,7 @@ def nodes(count: int) -> list[Node]:
     return [make_node(f"node-{number:02}")[0] for number in range(count)]
 
 
-def claims(askers: list[Node]) -> list[Callable[[], wire.Lease | None]]:
+def claims(askers: list[Node]) -> list[Callable[[], protocol.Lease | None]]:
     return [lambda node=node: leases.claim(node) for node in askers]  # type: ignore[misc]
 
 
@@ -48,7 +48,7 @@ def check_no_job_is_held_twice(askers: int, jobs: int, authors: int) -> None:
     for number in range(jobs):
         make_job(author=f"author-{number % authors}")
     granted = [lease for lease in all_at_once(claims(nodes(askers))) if lease]
-    held = Counter(wire.JobSpec.model_validate_json(lease.spec).job for lease in granted)
+    held = Counter(protocol.JobSpec.model_validate_json(lease.spec).job for lease in granted)
     assert granted, "somebody gets something"
     assert max(held.values()) == 1
     assert len(granted) <= min(askers, jobs)
@@ -56,7 +56,7 @@ def check_no_job_is_held_twice(askers: int, jobs: int, authors: int) -> None:
     assert Event.objects.filter(sentence__startswith="Taken by").count() == len(granted)
     assert all(job.attempts == (1 if job.pk in held else 0) for job in Job.objects.all())
     # Whoever left empty-handed because all tries were contested asks again and is served.
-    busy = {wire.JobSpec.model_validate_json(lease.spec).node for lease in granted}
+    busy = {protocol.JobSpec.model_validate_json(lease.spec).node for lease in granted}
     for node in Node.objects.exclude(pk__in=busy):
         leases.claim(node)
     assert Lease.objects.count() == min(askers, jobs)
@@ -99,7 +99,7 @@ def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
 
         def finish(lease: Lease = lease) -> object:
             try:
-                return leases.finish(lease, wire.Finish(outcome="released"))
+                return leases.finish(lease, protocol.Finish(outcome="released"))
             except leases.Over:
                 return "over"
 
@@ -124,8 +124,8 @@ def test_fifty_nodes_and_sweepers_and_finishers_keep_the_books_straight() -> Non
                 expiry.sweep()
                 continue
             lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
-            leases.heartbeat(lease, wire.Heartbeat(phase="running", seconds=1))
-            leases.finish(lease, wire.Finish(outcome=outcome))  # type: ignore[arg-type]
+            leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
+            leases.finish(lease, protocol.Finish(outcome=outcome))  # type: ignore[arg-type]
 
     all_at_once([lambda node=node: round_trip(node) for node in everyone])  # type: ignore[misc]
     assert not Lease.objects.filter(state=Lease.State.ACTIVE).exists()

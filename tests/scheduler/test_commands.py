@@ -6,10 +6,10 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from station import Agent, make_node
 
 from scheduler import auth, tasks
 from scheduler.models import JoinToken, Node
+from tests.support.pool import Agent, make_node
 
 pytestmark = pytest.mark.django_db
 

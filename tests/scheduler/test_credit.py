@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from station import Agent, make_job, make_node
 
 from scheduler import contributions, credit
 from scheduler.models import Lease
-from trainer import accelerators
+from tests.support.pool import Agent, make_job, make_node
+from trainer.accounting import peak_flops
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
@@ -38,12 +38,12 @@ def test_an_h100_is_worth_one() -> None:
     ],
 )
 def test_a_device_is_known_by_whole_words(name: str, figure: float | None) -> None:
-    assert accelerators.peak(name) == figure
+    assert peak_flops.peak(name) == figure
 
 
 def test_names_that_begin_alike_stand_in_the_right_order() -> None:
-    names = list(accelerators.PEAK)
-    assert all(accelerators.peak(f"NVIDIA {name}") == accelerators.PEAK[name] for name in names)
+    names = list(peak_flops.PEAK)
+    assert all(peak_flops.peak(f"NVIDIA {name}") == peak_flops.PEAK[name] for name in names)
 
 
 def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
@@ -83,11 +83,10 @@ def test_what_was_lent_stays_when_the_hardware_changes() -> None:
 
 
 def with_gpus(*names: str) -> Any:
-    from station import HARDWARE
+    from tests.support.pool import HARDWARE
+    from trainer import protocol
 
-    from trainer import wire
-
-    return HARDWARE.model_copy(update={"gpus": names, "gpu_details": tuple(wire.Gpu(name=name) for name in names)})
+    return HARDWARE.model_copy(update={"gpus": names, "gpu_details": tuple(protocol.Gpu(name=name) for name in names)})
 
 
 @pytest.mark.django_db

@@ -13,14 +13,14 @@ import httpx
 import pytest
 from django.db import connection
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, ROOT, Agent, bearer, make_job, make_node, sentence
 
 from scheduler import jobs, lobby, pool
 from scheduler.clerks import AT_ONCE, Clerks, settle
 from scheduler.lobby import Lobby
 from scheduler.models import Job, Lease
 from scheduler.polls import Question
-from trainer import wire
+from tests.support.pool import HARDWARE, ROOT, Agent, bearer, make_job, make_node, sentence
+from trainer import protocol
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def http(site_url: str) -> Iterator[httpx.Client]:
 
 
 def body(**fields: object) -> bytes:
-    return wire.encode(wire.Poll(hardware=HARDWARE, **fields)).encode()  # type: ignore[arg-type]
+    return protocol.encode(protocol.Poll(hardware=HARDWARE, **fields)).encode()  # type: ignore[arg-type]
 
 
 # --- both doors say the same -----------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def waiting(count: int) -> Lobby:
     quiet = Lobby()
     quiet._watch = threading.current_thread()
     for number in range(count):
-        question = Question(make_node(f"node-{number}")[0], wire.Poll(hardware=HARDWARE))
+        question = Question(make_node(f"node-{number}")[0], protocol.Poll(hardware=HARDWARE))
         assert question.first() is None
         quiet.hold(question)
     return quiet

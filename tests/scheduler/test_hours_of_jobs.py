@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 import pytest
 from django.utils import timezone
-from station import make_job, make_node
 
 from scheduler import leases, lines, outlook
 from scheduler.models import Job
+from tests.support.pool import make_job, make_node
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)

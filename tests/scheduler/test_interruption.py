@@ -24,19 +24,19 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
-from recorder import PIN
-from station import HARDWARE, Agent, Work, make_job, make_node
 
 from scheduler import auth, contributions, expiry, jobs, storage
 from scheduler.models import Job, Lease, Node
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
+from tests.support.recording_handler import PIN
+from trainer import protocol
 from trainer.sandbox.meter import Tree
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
 
 def gpu_node(name: str, *gpus: str) -> Agent:
-    hardware = {"gpus": gpus, "gpu_details": tuple(wire.Gpu(name=gpu) for gpu in gpus)}
+    hardware = {"gpus": gpus, "gpu_details": tuple(protocol.Gpu(name=gpu) for gpu in gpus)}
     agent = Agent(make_node(name, hardware=hardware)[1])
     agent.hardware = HARDWARE.model_copy(update=hardware)
     return agent
@@ -66,7 +66,7 @@ def test_gpu_seconds_add_up_over_two_nodes_and_both_are_credited() -> None:
     first.heartbeat(1000)
     fall_silent(first)  # the lid was closed
     second = lab.work()
-    assert isinstance(second.spec.order, wire.TrainOrder)
+    assert isinstance(second.spec.order, protocol.TrainOrder)
     assert second.spec.order.resume is not None
     assert second.spec.order.resume.step == 10
     began(second, 3600)

@@ -10,22 +10,22 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
-from station import HARDWARE, Agent, make_job, make_node, sentence
 
 from scheduler import auth, signing
 from scheduler.models import Event, JoinToken, Node
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
+from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 
 
 def register(token: str, name: str = "loco", **fields: Any) -> Any:
-    return Agent("").call("/register", wire.Register(name=name, hardware=HARDWARE, **fields), token)
+    return Agent("").call("/register", protocol.Register(name=name, hardware=HARDWARE, **fields), token)
 
 
-def registered(answer: Any) -> wire.Registered:
+def registered(answer: Any) -> protocol.Registered:
     assert answer.status_code == 200, answer.content
-    return wire.Registered.model_validate_json(answer.content)
+    return protocol.Registered.model_validate_json(answer.content)
 
 
 def test_a_node_joins_and_asks_for_work() -> None:

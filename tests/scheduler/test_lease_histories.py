@@ -10,13 +10,13 @@ from django.db.models import F
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorder import CALLS
-from station import make_job, make_node, reference
 
 from scheduler import endings, expiry, jobs, leases, preemption, storage, uploads
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.refusals import Over
-from trainer import wire
+from tests.support.pool import make_job, make_node, reference
+from tests.support.recording_handler import CALLS
+from trainer import protocol
 
 NODES = 3
 LANES = 2
@@ -117,17 +117,17 @@ class World:
                 return
             if what == "heartbeat":
                 due = endings.due(lease, timezone.now())
-                answer = leases.heartbeat(lease, wire.Heartbeat(phase="running", seconds=1))
+                answer = leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
                 assert answer.stop or not (due or lease.job.stop_requested)
             elif what == "checkpoint":
                 step = lease.job.checkpoints.count() + 1
                 content = f"job {lease.job_id} step {step}".encode()
                 lease.uploads.add(storage.keep(content))
-                uploads.checkpoint(lease, wire.Checkpoint(step=step, files=(reference(content),)))
+                uploads.checkpoint(lease, protocol.Checkpoint(step=step, files=(reference(content),)))
             elif what in ("done", "released"):
-                leases.finish(lease, wire.Finish(outcome=what))  # type: ignore[arg-type]
+                leases.finish(lease, protocol.Finish(outcome=what))  # type: ignore[arg-type]
             else:
-                leases.finish(lease, wire.Finish(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
+                leases.finish(lease, protocol.Finish(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
         except Over:
             assert before != Lease.State.ACTIVE
 
@@ -191,7 +191,7 @@ def test_whatever_has_happened_the_queue_can_be_worked_off(db: None, history: li
             for sound in world.nodes:
                 if granted := leases.claim(Node.objects.get(pk=sound.pk)):
                     lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
-                    leases.finish(lease, wire.Finish(outcome="done"))
+                    leases.finish(lease, protocol.Finish(outcome="done"))
         left: list[Any] = list(Job.objects.exclude(state__in=[*jobs.OVER, Job.State.HELD]))
         assert left == []
         transaction.set_rollback(True)

@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
 from pytest_django import Settings
-from station import HARDWARE, Agent, Work, make_job, make_node, sentence
 
 from scheduler import expiry, jobs, leases, pool
 from scheduler.models import Event, Job, Lease, Node, Sweep
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node, sentence
+from trainer import protocol
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def rest_is_over() -> None:
     Node.objects.update(rest_until=None)
 
 
-def reply(work: Work, seconds: float = 1) -> wire.HeartbeatReply:
+def reply(work: Work, seconds: float = 1) -> protocol.HeartbeatReply:
     answer = work.heartbeat(seconds)
     assert answer.status_code == 200, answer.content
-    return wire.HeartbeatReply.model_validate_json(answer.content)
+    return protocol.HeartbeatReply.model_validate_json(answer.content)
 
 
 # --- done ------------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
     assert calls[-1] == ("requeued", "loco fell silent.")
     assert work.row.state == Lease.State.LOST
     order = other.work().spec.order
-    assert isinstance(order, wire.TrainOrder)
+    assert isinstance(order, protocol.TrainOrder)
     assert order.resume is not None
     assert order.resume.step == 200
 
@@ -271,7 +271,7 @@ def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -
 def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, calls: list[Any], outcome: str) -> None:
     assert jobs.cancel(work.job, "ada", "Wrong seed.")
     assert work.job.state == Job.State.LEASED
-    assert reply(work) == wire.HeartbeatReply(stop="cancel", reason="Wrong seed.")
+    assert reply(work) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
     assert work.finish(outcome).status_code == 200
     assert (work.job.state, work.job.stop_requested) == (Job.State.CANCELLED, "")
     assert calls[-1] == ("cancelled", "Wrong seed.")
@@ -332,7 +332,7 @@ def test_a_drained_node_finishes_its_job_and_is_told_to_stop(work: Work) -> None
 
 def test_a_paused_node_hands_its_job_back_and_waits(work: Work) -> None:
     pool.pause(work.row.node, "ada", "I need my GPU tonight.")
-    assert reply(work) == wire.HeartbeatReply(stop="finish", reason="I need my GPU tonight.")
+    assert reply(work) == protocol.HeartbeatReply(stop="finish", reason="I need my GPU tonight.")
     work.finish("released")
     action = work.agent.ask()
     assert (action.action, action.reason) == ("pause", "I need my GPU tonight.")

@@ -18,13 +18,13 @@ from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, Settings
-from station import HARDWARE, Agent, make_job, make_node, sentence
 
 from scheduler import pool
 from scheduler.models import Event, JoinToken, Node, Sponsor
-from trainer import wire
-from trainer.agent.command import parser
-from trainer.agent.job import GRACE_SECONDS
+from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
+from trainer import protocol
+from trainer.cli.node import parser
+from trainer.node.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.django_db
 
@@ -85,9 +85,9 @@ def token_of(line: list[str]) -> str:
 
 
 def join(token: str) -> Agent:
-    answer = Agent("").call("/register", wire.Register(name="any", hardware=HARDWARE), token)
+    answer = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), token)
     assert answer.status_code == 200, answer.content
-    return Agent(wire.Registered.model_validate_json(answer.content).token)
+    return Agent(protocol.Registered.model_validate_json(answer.content).token)
 
 
 def click(client: Client, node: Node, what: str) -> HttpResponse:
@@ -340,7 +340,7 @@ def test_a_new_line_ends_the_old_one_and_what_runs_goes_on(client: Client, ada: 
     node = lent(client)
     old = token_of(line(client, node, "docker"))
     click(client, node, "rotate")
-    refused = Agent("").call("/register", wire.Register(name="any", hardware=HARDWARE), old)
+    refused = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), old)
     assert refused.status_code == 401
     agent = join(token_of(line(client, node, "docker")))
     agent.ask()
@@ -375,7 +375,7 @@ def test_draining_lets_it_finish_and_take_no_more(client: Client, joined: tuple[
 
     click(client, node, "drain")
 
-    assert wire.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == ""
+    assert protocol.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == ""
     work.finish()
     assert agent.ask().action == "stop"
     assert "draining" in page(client, node)
@@ -388,7 +388,7 @@ def test_a_pause_hands_the_job_back_and_ends(client: Client, joined: tuple[Node,
 
     click(client, node, "pause")
 
-    assert wire.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == "finish"
+    assert protocol.HeartbeatReply.model_validate_json(work.heartbeat().content).stop == "finish"
     work.finish("released")
     assert agent.ask().action == "pause"
     click(client, node, "resume")
@@ -403,7 +403,7 @@ def test_revoking_ends_its_token_and_every_line_that_waits(client: Client, joine
     click(client, node, "revoke")
 
     assert agent.poll().status_code == 401
-    refused = Agent("").call("/register", wire.Register(name="any", hardware=HARDWARE), waiting)
+    refused = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), waiting)
     assert "expired" in sentence(refused)
     assert "revoked" in page(client, node)
 

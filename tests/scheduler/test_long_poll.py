@@ -11,12 +11,12 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, ROOT, Agent, bearer, make_job, make_node, reference
 
 from scheduler import auth, pool
 from scheduler.models import Job, Lease, Node
 from scheduler.polls import Question
-from trainer import wire
+from tests.support.pool import HARDWARE, ROOT, Agent, bearer, make_job, make_node, reference
+from trainer import protocol
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def http(site_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(http: httpx.Client, token: str, wait_seconds: float) -> tuple[wire.Action, float]:
+def ask(http: httpx.Client, token: str, wait_seconds: float) -> tuple[protocol.Action, float]:
     """Return the answer and how many seconds it took."""
     started = time.monotonic()
-    body = wire.encode(wire.Poll(hardware=HARDWARE, wait_seconds=wait_seconds))
+    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=wait_seconds))
     answer = http.post("/poll", content=body, headers={**bearer(token), "Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
-    return wire.Action.model_validate_json(answer.content), time.monotonic() - started
+    return protocol.Action.model_validate_json(answer.content), time.monotonic() - started
 
 
 def in_a_moment(act: object, seconds: float = 0.5) -> threading.Timer:
@@ -72,7 +72,7 @@ def test_a_node_that_is_paused_meanwhile_hears_of_it(http: httpx.Client) -> None
 
 def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client) -> None:
     tokens = [make_node(f"node-{number}")[1] for number in range(6)]
-    answers: list[wire.Action] = []
+    answers: list[protocol.Action] = []
     waiting = [threading.Thread(target=lambda token=token: answers.append(ask(http, token, 4)[0])) for token in tokens]
     for thread in waiting:
         thread.start()
@@ -85,7 +85,7 @@ def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client
 
 def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
     token = make_node()[1]
-    body = wire.encode(wire.Poll(hardware=HARDWARE, wait_seconds=20))
+    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=20))
     with pytest.raises(httpx.ReadTimeout):
         http.post("/poll", content=body, headers=bearer(token), timeout=0.7)
     make_job()
@@ -95,24 +95,24 @@ def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
 
 def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
-    register = wire.Register(name="socket", hardware=HARDWARE)
-    answer = http.post("/register", content=wire.encode(register), headers=bearer(auth.new_join_token()))
-    registered = wire.Registered.model_validate_json(answer.content)
+    register = protocol.Register(name="socket", hardware=HARDWARE)
+    answer = http.post("/register", content=protocol.encode(register), headers=bearer(auth.new_join_token()))
+    registered = protocol.Registered.model_validate_json(answer.content)
     make_job()
     action, _ = ask(http, registered.token, 5)
     assert action.lease is not None
     lease, headers = f"/leases/{action.lease.lease}", bearer(action.lease.token)
-    spec = wire.JobSpec.model_validate_json(action.lease.spec)
+    spec = protocol.JobSpec.model_validate_json(action.lease.spec)
     assert http.get(f"{lease}/blobs/{spec.release.sha256}", headers=headers).content == b"a release"
 
     content = bytes(range(256)) * 20_000  # 5 MB: more than is ever held in one piece
     file = reference(content)
     put = http.put(f"{lease}/blobs/{file.sha256}", content=content, headers=headers)
     assert put.json() == {"received": file.size}
-    uploaded = wire.Uploaded(checkpoint=wire.Checkpoint(step=1, files=(file,)))
-    assert http.post(f"{lease}/checkpoints", content=wire.encode(uploaded), headers=headers).status_code == 200
-    finish = wire.Finish(outcome="released")
-    assert http.post(f"{lease}/finish", content=wire.encode(finish), headers=headers).status_code == 200
+    uploaded = protocol.Uploaded(checkpoint=protocol.Checkpoint(step=1, files=(file,)))
+    assert http.post(f"{lease}/checkpoints", content=protocol.encode(uploaded), headers=headers).status_code == 200
+    finish = protocol.Finish(outcome="released")
+    assert http.post(f"{lease}/finish", content=protocol.encode(finish), headers=headers).status_code == 200
 
     action, _ = ask(http, make_node("next")[1], 5)
     assert action.lease is not None
@@ -143,7 +143,7 @@ def test_while_nothing_is_queued_a_look_costs_two_queries(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     node, _ = make_node()
-    question = Question(node, wire.Poll(hardware=HARDWARE))
+    question = Question(node, protocol.Poll(hardware=HARDWARE))
     assert question.first() is None
     with django_assert_num_queries(2):
         assert question.again() is None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from station import HARDWARE, Agent, make_job, make_node
 
 from scheduler import auth
 from scheduler.models import Event, Job, Lease, Node
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, make_job, make_node
+from trainer import protocol
 
 TWO = HARDWARE.model_copy(
     update={
         "gpus": ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"),
-        "gpu_details": (wire.Gpu(name="NVIDIA H100 80GB HBM3"), wire.Gpu(name="NVIDIA GeForce RTX 3090")),
+        "gpu_details": (protocol.Gpu(name="NVIDIA H100 80GB HBM3"), protocol.Gpu(name="NVIDIA GeForce RTX 3090")),
         "found_labels": ("h100", "3090"),
     }
 )
-HEALTHY = wire.Health(temperature_celsius=60)
+HEALTHY = protocol.Health(temperature_celsius=60)
 
 pytestmark = pytest.mark.django_db
 
@@ -85,7 +85,7 @@ def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None
 
 def test_labels_are_the_owners_and_what_the_node_found() -> None:
     token = auth.new_join_token(labels=["cellar"])
-    joined, _ = auth.register(token, wire.Register(name="loco", labels=("warm",), hardware=TWO))
+    joined, _ = auth.register(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
     assert joined.labels == ["3090", "cellar", "h100", "warm"]
     assert joined.wished_labels == ["cellar", "warm"]
 
@@ -129,7 +129,7 @@ def test_what_begins_to_go_wrong_is_told_once(agent: Agent) -> None:
     assert lease is not None
     for _ in range(3):
         Node.objects.update(last_seen="2020-01-01T00:00Z")  # a row is not written at every word
-        beat = wire.Heartbeat(phase="running", seconds=1, health=wire.Health(idle_gpu=True, throttled=True))
+        beat = protocol.Heartbeat(phase="running", seconds=1, health=protocol.Health(idle_gpu=True, throttled=True))
         assert agent.call(f"/leases/{lease.lease}/heartbeat", beat, lease.token).status_code == 200
     assert node().health["idle_gpu"] is True
     assert sentences()[1:] == [
@@ -141,7 +141,7 @@ def test_what_begins_to_go_wrong_is_told_once(agent: Agent) -> None:
 def test_a_node_in_trouble_gets_no_job_and_its_owner_reads_why(agent: Agent) -> None:
     make_job()
     trouble = "NVIDIA H100 still holds 5.1 GB: no job is taken until that is free."
-    action = agent.ask(lanes=2, health=wire.Health(trouble=trouble))
+    action = agent.ask(lanes=2, health=protocol.Health(trouble=trouble))
     assert (action.action, action.reason) == ("idle", trouble)
     assert sentences()[0] == f"loco takes no job: {trouble}"
     Node.objects.update(last_seen=None)

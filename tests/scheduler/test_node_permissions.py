@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import Client
 from pytest_django import Settings
-from station import make_node
 
 from leaderboard import roles
 from scheduler.models import Event, JoinToken, Node
+from tests.support.pool import make_node
 
 pytestmark = pytest.mark.django_db
 

@@ -11,19 +11,19 @@ from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, Agent, make_job, make_node
 
 from scheduler import leases
 from scheduler.models import Job, Lease, Node
 from scheduler.outlook import Outlook, Prospect, of
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, make_job, make_node
+from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
 
 
 def online(name: str, *memory_gb: int, **wishes: Any) -> Agent:
-    details = tuple(wire.Gpu(name="GPU", memory_bytes=size * 10**9) for size in memory_gb)
+    details = tuple(protocol.Gpu(name="GPU", memory_bytes=size * 10**9) for size in memory_gb)
     hardware = HARDWARE.model_copy(update={"gpus": tuple(gpu.name for gpu in details), "gpu_details": details})
     _, token = make_node(name, hardware=dict(hardware), state=Node.State.ONLINE, **wishes)
     return Agent(token)

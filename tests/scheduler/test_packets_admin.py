@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from volunteers import echo, make_campaign, produced, sit_down
 
 from scheduler.models import Campaign, Event, Job, Node, Packet, Rephrasing, Volunteer
+from tests.support.volunteers import echo, make_campaign, produced, sit_down
 
 PAGES = ("campaign", "volunteer", "packet", "rephrasing", "handout", "share", "shard")
 
@@ -111,7 +111,7 @@ def test_packets_that_were_set_aside_are_tried_again(mara: Client, campaign: Cam
 
 
 def test_an_owner_lends_a_machine_for_packets_too(db: None, client: Client) -> None:
-    from test_lending import FORM
+    from tests.scheduler.test_lending import FORM
 
     client.force_login(User.objects.create_user("ada"))
     assert "Packets of the dataset swarm?" in client.get("/sponsors/lend/").content.decode()

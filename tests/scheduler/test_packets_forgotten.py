@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from volunteers import echo, make_campaign, produced, sit_down
 
 from scheduler.models import Campaign, Handout, Job, Lease, Rephrasing, Share
 from scheduler.packets import campaigns, collation, figures, forgetting
+from tests.support.volunteers import echo, make_campaign, produced, sit_down
 
 LATER = timedelta(days=365)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from station import sentence
-from volunteers import echo, garbage, make_campaign, produced, sit_down
 
 from scheduler import leases
 from scheduler.models import Campaign, Handout, Job, Lease, Packet, Rephrasing, Share
 from scheduler.packets import sittings
-from trainer import wire
+from tests.support.pool import sentence
+from tests.support.volunteers import echo, garbage, make_campaign, produced, sit_down
+from trainer import protocol
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_who_replays_anothers_result_gets_nothing(campaign: Campaign) -> None:
     [
         ({"model": "another"}, "wrong_model"),
         ({"prompt_version": 7}, "wrong_prompt_version"),
-        ({"sampling": wire.Sampling(temperature=0.1)}, "wrong_sampling"),
+        ({"sampling": protocol.Sampling(temperature=0.1)}, "wrong_sampling"),
         ({"outputs": ()}, "missing"),
     ],
 )
@@ -162,7 +162,7 @@ def test_what_a_lost_lease_held_goes_to_others(campaign: Campaign) -> None:
     packets = ada.take(100)
     assert leases.lose(Lease.objects.get(pk=ada.work.lease.lease), "It fell silent.")
     assert states(campaign) == {"waiting": len(packets)}
-    assert ada.work.call("/packets/take", wire.TakePackets(count=1)).status_code == 409
+    assert ada.work.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
     assert [verdict.state for verdict in ada.hand_in(ada.result(packets[0]))] == ["gone"]
     bob = sit_down("bob")
     assert {packet.packet for packet in bob.take(100)} == {packet.packet for packet in packets}
@@ -187,10 +187,10 @@ def test_a_finished_sitting_gives_back_what_it_did_not_write(campaign: Campaign)
 
 
 def test_a_job_of_another_kind_has_no_packets(db: None, agent: Any) -> None:
-    from station import make_job
+    from tests.support.pool import make_job
 
     make_job()
-    answer = agent.work().call("/packets/take", wire.TakePackets(count=1))
+    answer = agent.work().call("/packets/take", protocol.TakePackets(count=1))
     assert answer.status_code == 404
     assert "no sitting" in sentence(answer)
 

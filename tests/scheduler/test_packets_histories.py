@@ -10,9 +10,6 @@ import pytest
 from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorder import CALLS
-from station import make_node
-from volunteers import document, echo, make_campaign, output, paraphrase, produced
 
 from scheduler import leases
 from scheduler.models import Campaign, Handout, Lease, Node, Packet, Rephrasing, Shard
@@ -20,7 +17,10 @@ from scheduler.models.packets import Volunteer
 from scheduler.packets import asked, campaigns, collation, giving_back, handing_out, reputation, taking_in, withdrawal
 from scheduler.packets import sittings as queue
 from scheduler.refusals import Over
-from trainer import wire
+from tests.support.pool import make_node
+from tests.support.recording_handler import CALLS
+from tests.support.volunteers import document, echo, make_campaign, output, paraphrase, produced
+from trainer import protocol
 
 VOLUNTEERS = 3
 who = st.integers(0, VOLUNTEERS - 1)
@@ -44,8 +44,8 @@ class World:
         self.nodes = [make_node(f"v-{number}", packets=Node.Packets.ONLY)[0] for number in range(VOLUNTEERS)]
         self.people = [reputation.volunteer_of(node) for node in self.nodes]
         self.leases: dict[int, Lease] = {}
-        self.held: dict[int, dict[int, wire.Packet]] = {number: {} for number in range(VOLUNTEERS)}
-        self.last: dict[int, wire.Rephrased] = {}
+        self.held: dict[int, dict[int, protocol.Packet]] = {number: {} for number in range(VOLUNTEERS)}
+        self.last: dict[int, protocol.Rephrased] = {}
 
     def lease(self, number: int) -> Lease | None:
         lease = self.leases.get(number)
@@ -71,7 +71,7 @@ class World:
         elif what == "silence" and which in self.leases:
             leases.lose(Lease.objects.get(pk=self.leases[which].pk), "It fell silent.")
         elif what == "finish" and (lease := self.leases.get(which)) and Lease.objects.active(lease).exists():
-            leases.finish(Lease.objects.get(pk=lease.pk), wire.Finish(outcome="done"))
+            leases.finish(Lease.objects.get(pk=lease.pk), protocol.Finish(outcome="done"))
         elif what == "bar":
             reputation.bar(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
         elif what == "pardon":
@@ -98,7 +98,7 @@ class World:
         if lease is None:
             return
         held = tuple(self.held[number])
-        for packet in handing_out.take(lease, wire.TakePackets(count=count, held=held)).packets:
+        for packet in handing_out.take(lease, protocol.TakePackets(count=count, held=held)).packets:
             assert packet.packet not in held
             self.held[number][packet.packet] = packet
 
@@ -113,7 +113,7 @@ class World:
                 bad = how == "echo" or (how == "half" and place == 0)
                 text = echo(chunk.text, style) if bad else paraphrase(chunk.text, style, f" {number}")
                 outputs.append(output(chunk, style, text))
-        self.last[number] = wire.Rephrased(
+        self.last[number] = protocol.Rephrased(
             packet=packet.packet,
             prompt_version=order.prompt_version,
             model="another" if how == "wrong model" else order.model,
@@ -123,10 +123,10 @@ class World:
         )
         self.submit(number, self.last[number])
 
-    def submit(self, number: int, result: wire.Rephrased) -> None:
+    def submit(self, number: int, result: protocol.Rephrased) -> None:
         lease = Lease.objects.select_related("node", "job").get(pk=self.leases[number].pk)
         try:
-            taking_in.submit(lease, wire.SubmitPackets(results=(result,)))
+            taking_in.submit(lease, protocol.SubmitPackets(results=(result,)))
         except Over:
             assert lease.state != Lease.State.ACTIVE
 

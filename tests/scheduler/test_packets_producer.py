@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from django.core.files.storage import default_storage
 from django.db import connection
-from volunteers import document, make_campaign, produced, sit_down, write_source
 
 from scheduler.models import Campaign, Packet, Paragraph, Rephrasing, Shard
 from scheduler.packets import campaigns, collation, producer, quality, sources
 from scheduler.packets.campaigns import CampaignError
+from tests.support.paths import REPOSITORY
+from tests.support.volunteers import document, make_campaign, produced, sit_down, write_source
 
-HERE = Path(__file__).parent
 DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data"))
 
 
@@ -183,9 +183,9 @@ def kill_now_and_then(what: str, campaign: Campaign, root: Path, times: int) -> 
         "DAILYTRAIN_HOME": str(Path(default_storage.path("")).parent),  # where this process looks for files
         "TEST_DATABASE": str(database["NAME"]),
         "REPHRASE_FILES": str(root / "files"),
-        "PYTHONPATH": str(HERE.parents[1]),
+        "PYTHONPATH": str(REPOSITORY),
     }
-    command = [sys.executable, str(HERE / "producing.py"), what, str(campaign.pk)]
+    command = [sys.executable, "-m", "tests.support.packet_producer", what, str(campaign.pk)]
     for number in range(times):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from django.db import connection, connections
-from volunteers import Volunteer, document, make_campaign, produced, sit_down
 
 from scheduler.models import Handout, Rephrasing, Share
+from tests.support.volunteers import Volunteer, document, make_campaign, produced, sit_down
 
 
 def test_four_at_once_write_everything_once(transactional_db: None, settings: Any, tmp_path: Path) -> None:

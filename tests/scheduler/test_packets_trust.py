@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from station import HARDWARE, Agent, make_job, sentence
-from volunteers import Volunteer, document, echo, garbage, make_campaign, produced, sit_down
 
 from scheduler import matching, seekers
 from scheduler.models import Campaign, Event, Handout, JoinToken, Node, Packet, Rephrasing, Share
 from scheduler.models import Volunteer as Person
 from scheduler.packets import figures, joining, reputation, sittings, taking_in, withdrawal
-from trainer import wire
+from tests.support.pool import HARDWARE, Agent, make_job, sentence
+from tests.support.volunteers import Volunteer, document, echo, garbage, make_campaign, produced, sit_down
+from trainer import protocol
 
 
 def person(volunteer: Volunteer) -> Person:
@@ -222,14 +222,14 @@ def test_a_person_is_one_volunteer_with_all_nodes(campaign: Campaign) -> None:
 
 
 def join(client: Any, name: str = "laptop") -> Any:
-    message = wire.Volunteer(name=name, hardware=HARDWARE.model_copy(update={"kinds": ("rephrase",)}))
-    return client.post("/api/node/v1/volunteer", wire.encode(message), content_type="application/json")
+    message = protocol.Volunteer(name=name, hardware=HARDWARE.model_copy(update={"kinds": ("rephrase",)}))
+    return client.post("/api/node/v1/volunteer", protocol.encode(message), content_type="application/json")
 
 
 def test_without_an_account_a_machine_gets_packets_and_nothing_else(campaign: Campaign, client: Any) -> None:
     answer = join(client)
     assert answer.status_code == 200, answer.content
-    told = wire.Registered.model_validate_json(answer.content)
+    told = protocol.Registered.model_validate_json(answer.content)
     node = Node.objects.get(pk=told.node)
     assert (node.packets, node.owner, node.trusted) == ("only", None, False)
     hardware = HARDWARE.model_copy(update={"kinds": ("rephrase", "train")})
@@ -262,7 +262,7 @@ def test_a_node_rephrases_only_as_its_owner_wishes(campaign: Campaign) -> None:
     line = lines.line_of(Job.objects.filter(kind="rephrase")[0])
 
     def obstacle(packets: str, **rephraser: Any) -> str | None:
-        told = wire.Rephraser(back_end="vllm", **rephraser)
+        told = protocol.Rephraser(back_end="vllm", **rephraser)
         hardware = HARDWARE.model_copy(update={"kinds": ("rephrase", "train"), "rephraser": told})
         node = Node(pk=1, name="n", packets=packets, hardware=hardware.model_dump(mode="json"))
         return matching.obstacle(line, seekers.seeker(node, line.waiting_since))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, Agent, Work, make_job, make_node
 
 from scheduler import jobs, preemption
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
+from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,6 @@ import pytest
 from django.db import transaction
 from django.db.models import BigIntegerField, CharField, Count, DateTimeField, F, Min, OuterRef, Subquery
 from django.utils import timezone
-from station import make_job, make_node
 
 from scheduler.models import Blob, Event, Job, Node, Window
 from scheduler.models.events import ADD
@@ -21,6 +20,7 @@ from scheduler.prepared import (
     PreparedTake,
     PreparedUpdate,
 )
+from tests.support.pool import make_job, make_node
 
 pytestmark = pytest.mark.django_db
 WAITING = Prepared(

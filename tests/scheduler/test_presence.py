@@ -9,12 +9,12 @@ import httpx
 import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, ROOT, bearer, make_node
 
 from scheduler import polls, presence
 from scheduler.models import Node
 from scheduler.presence import Notes, Word
-from trainer import wire
+from tests.support.pool import HARDWARE, ROOT, bearer, make_node
+from trainer import protocol
 
 AGO = timedelta(minutes=1)
 FULLER = HARDWARE.model_copy(update={"disk_free_bytes": HARDWARE.disk_free_bytes - 1})
@@ -25,7 +25,7 @@ def online(name: str) -> Node:
 
 
 def ask(node: Node, notes: Notes | None, **fields: object) -> None:
-    polls.Question(node, wire.Poll(**{"hardware": HARDWARE, **fields})).first(notes)  # type: ignore[arg-type]
+    polls.Question(node, protocol.Poll(**{"hardware": HARDWARE, **fields})).first(notes)  # type: ignore[arg-type]
 
 
 def rows(*nodes: Node) -> list[Node]:
@@ -36,7 +36,7 @@ def test_what_was_noted_stands_in_the_rows_once_it_is_written(db: None) -> None:
     notes, silent, told = Notes(), online("silent"), online("told")
     before = timezone.now()
     ask(silent, notes)
-    ask(told, notes, hardware=FULLER, health=wire.Health(temperature_celsius=61))
+    ask(told, notes, hardware=FULLER, health=protocol.Health(temperature_celsius=61))
     assert all(row.last_seen is not None and row.last_seen < before for row in rows(silent, told))
     notes.write()
     first, second = rows(silent, told)
@@ -68,7 +68,7 @@ def test_a_node_that_comes_back_is_online_at_once(db: None) -> None:
 
 def test_who_waits_is_matched_by_what_it_said_even_before_that_is_written(db: None) -> None:
     node = online("loco")
-    question = polls.Question(node, wire.Poll(hardware=FULLER))
+    question = polls.Question(node, protocol.Poll(hardware=FULLER))
     question.first(Notes())
     question.again()
     assert question.node.hardware["disk_free_bytes"] == FULLER.disk_free_bytes
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_dropped_and_logged(
 def test_over_the_socket_it_is_written_a_moment_later(site_url: str) -> None:
     node, token = make_node("loco", state=Node.State.ONLINE, last_seen=timezone.now() - AGO)
     before = timezone.now()
-    body = wire.encode(wire.Poll(hardware=HARDWARE, wait_seconds=0))
+    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=0))
     assert httpx.post(f"{site_url}{ROOT}/poll", content=body, headers=bearer(token), timeout=30).status_code == 200
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

@@ -13,11 +13,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
-from station import HARDWARE, make_job, make_node
 
 from scheduler import leases, lines, matching, polls, storage
 from scheduler.models import Job, Node
-from trainer import wire
+from tests.support.pool import HARDWARE, make_job, make_node
+from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 NODE = matching.Seeker(labels=frozenset(), trusted=True, sandboxed=True, disk_free_bytes=10**12)
@@ -25,7 +25,7 @@ NODE = matching.Seeker(labels=frozenset(), trusted=True, sandboxed=True, disk_fr
 
 def queries(node: Node) -> int:
     with CaptureQueriesContext(connection) as captured:
-        polls.Question(Node.objects.get(pk=node.pk), wire.Poll(hardware=HARDWARE, wait_seconds=0)).first()
+        polls.Question(Node.objects.get(pk=node.pk), protocol.Poll(hardware=HARDWARE, wait_seconds=0)).first()
     return len(captured)
 
 

@@ -9,11 +9,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
-from station import Agent, make_job, make_node
 
 from scheduler import quota, vetting
 from scheduler.models import Lease, Node
 from scheduler.quota import FIRST_CUT, FULL
+from tests.support.pool import Agent, make_job, make_node
 
 
 @given(st.lists(st.booleans(), max_size=60))

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 from django.http import HttpResponse
 from pytest_django import Settings
-from station import ROOT, Agent, Work, bearer, make_job, make_node, reference, sentence
 
 from scheduler import storage
-from trainer.agent import client as agent_client
-from trainer.agent.client import Client
-from trainer.agent.download import download
+from tests.support.pool import ROOT, Agent, Work, bearer, make_job, make_node, reference, sentence
+from trainer.node import client as agent_client
+from trainer.node.client import Client
+from trainer.node.download import download
 
 CONTENT = random.Random(5).randbytes(3 << 20)
 

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import pytest
 from django.http import HttpResponse
 from pytest_django import Settings
-from station import ROOT, Agent, Work, bearer, blob_of, make_job, make_node, reference, sentence
 
 from scheduler import partials, retention, storage
 from scheduler.models import Blob
-from trainer.agent import client as agent_client
-from trainer.agent.client import Client, Refused
-from trainer.agent.upload import upload
+from tests.support.pool import ROOT, Agent, Work, bearer, blob_of, make_job, make_node, reference, sentence
+from trainer.node import client as agent_client
+from trainer.node.client import Client, Refused
+from trainer.node.upload import upload
 
 PIECE = 64 << 10
 CONTENT = random.Random(4).randbytes(1 << 20)

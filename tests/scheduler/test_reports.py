@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from station import Agent, Work, make_job, sentence
 
 from scheduler import reports
 from scheduler.models import LogChunk
-from trainer import wire
+from tests.support.pool import Agent, Work, make_job, sentence
+from trainer import protocol
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def work(agent: Agent) -> Work:
 
 def received(answer: Any) -> int:
     assert answer.status_code == 200, answer.content
-    return wire.Acknowledged.model_validate_json(answer.content).received
+    return protocol.Acknowledged.model_validate_json(answer.content).received
 
 
 def log_of(work: Work) -> str:

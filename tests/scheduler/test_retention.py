@@ -11,11 +11,11 @@ from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
-from station import Agent, Work, blob_of, make_job, reference
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import auth, retention, storage
 from scheduler.models import Blob, Job, JoinToken, Lease, LogChunk
+from tests.support.pool import Agent, Work, blob_of, make_job, reference
 
 LATER = timedelta(days=365)
 Forget = Callable[[], None]

@@ -13,10 +13,10 @@ from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import Client
-from github import CLIENT_ID, SECRET, GitHub
 from pytest_django import Settings
 
 from dailytrain import signing_in
+from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
 
 pytestmark = pytest.mark.django_db
 

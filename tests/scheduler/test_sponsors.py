@@ -14,10 +14,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
-from station import make_job, make_node
 
 from scheduler import badges
 from scheduler.models import Lease, Node, Sponsor
+from tests.support.pool import make_job, make_node
 
 pytestmark = pytest.mark.django_db
 

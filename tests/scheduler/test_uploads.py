@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from django.core.files.storage import default_storage
 from pytest_django import Settings
-from station import Agent, Work, blob_of, make_job, make_node, reference, sentence
 
 from scheduler import signing, storage
 from scheduler.models import Checkpoint, Job, JobFile
 from scheduler.refusals import TooLarge
-from trainer import wire
+from tests.support.pool import Agent, Work, blob_of, make_job, make_node, reference, sentence
+from trainer import protocol
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def files_in_storage() -> int:
     return sum(len(default_storage.listdir(f"blobs/{folder}")[1]) for folder in folders)
 
 
-def wanted(work: Work, *files: wire.FileRef) -> tuple[str, ...]:
-    answer = work.call("/blobs", wire.Have(files=files))
+def wanted(work: Work, *files: protocol.FileRef) -> tuple[str, ...]:
+    answer = work.call("/blobs", protocol.Have(files=files))
     assert answer.status_code == 200, answer.content
-    return wire.Wanted.model_validate_json(answer.content).sha256
+    return protocol.Wanted.model_validate_json(answer.content).sha256
 
 
 def body(answer: Any) -> bytes:
@@ -172,8 +172,8 @@ def test_the_next_node_reads_the_checkpoint_from_which_it_goes_on(work: Work) ->
     work.checkpoint(10, b"weights")
     work.finish("released")
     onward = Agent(make_node("next")[1]).work()
-    assert isinstance(onward.spec.order, wire.TrainOrder)
-    assert onward.spec.order.resume == wire.Checkpoint(step=10, files=(reference(b"weights"),))
+    assert isinstance(onward.spec.order, protocol.TrainOrder)
+    assert onward.spec.order.resume == protocol.Checkpoint(step=10, files=(reference(b"weights"),))
     assert body(onward.get(reference(b"weights").sha256)) == b"weights"
     assert wanted(onward, reference(b"weights")) == ()
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from station import make_job, make_node
 
 from scheduler import vetting
 from scheduler.models import Event, Judgement, Node
 from scheduler.vetting import PROBATION
+from tests.support.pool import make_job, make_node
 
 histories = st.lists(st.booleans(), max_size=60)
 

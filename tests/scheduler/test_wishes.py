@@ -11,23 +11,23 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
-from station import HARDWARE, Agent, Work, make_job, make_node
-from test_claims_race import all_at_once, need_postgres
 
 from scheduler import leases, lines, matching, seekers
 from scheduler.models import Job, Lease, Node, Window
-from trainer import wire
+from tests.scheduler.test_claims_race import all_at_once, need_postgres
+from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
+from trainer import protocol
 
 GIB = 2**30
 
 
-def machine(*memory_gb: float, **facts: Any) -> wire.Hardware:
+def machine(*memory_gb: float, **facts: Any) -> protocol.Hardware:
     """A computer with GPUs of so much memory each."""
-    gpus = tuple(wire.Gpu(name="GPU", memory_bytes=int(size * 1.07e9)) for size in memory_gb)
+    gpus = tuple(protocol.Gpu(name="GPU", memory_bytes=int(size * 1.07e9)) for size in memory_gb)
     return HARDWARE.model_copy(update={"gpus": tuple(gpu.name for gpu in gpus), "gpu_details": gpus, **facts})
 
 
-def lend(name: str, hardware: wire.Hardware = HARDWARE, **wishes: Any) -> Agent:
+def lend(name: str, hardware: protocol.Hardware = HARDWARE, **wishes: Any) -> Agent:
     """A node that has joined, as its owner lends it."""
     return Agent(make_node(name, hardware=dict(hardware), **wishes)[1], hardware=hardware)
 
@@ -136,7 +136,7 @@ def test_before_the_window_ends_the_node_is_asked_to_finish_and_the_job_goes_on_
     assert work.finish("released", reason=reply["reason"]).status_code == 200
     assert agent.ask().action == "idle"
     onward = lend("elsewhere").work()
-    assert isinstance(onward.spec.order, wire.TrainOrder)
+    assert isinstance(onward.spec.order, protocol.TrainOrder)
     assert onward.spec.order.resume
     assert onward.spec.order.resume.step == 7
     assert onward.job.failures == 0

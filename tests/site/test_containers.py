@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from scheduler.models import Campaign
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    services: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    services: dict[str, Any] = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
     return services
 
 
 def test_every_service_builds_a_target_of_the_dockerfile_or_pins_an_image(compose: dict[str, Any]) -> None:
-    targets = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    targets = re.findall(r"^FROM \S+ AS (\w+)$", (REPOSITORY / "Dockerfile").read_text(), flags=re.MULTILINE)
     for name, service in compose["services"].items():
         if "build" in service:
             assert service["build"]["target"] in targets, name
@@ -30,19 +28,19 @@ def test_every_service_builds_a_target_of_the_dockerfile_or_pins_an_image(compos
 
 
 def test_node_image_installs_a_c_compiler() -> None:
-    stages = re.split(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    stages = re.split(r"^FROM \S+ AS (\w+)$", (REPOSITORY / "Dockerfile").read_text(), flags=re.MULTILINE)
     node = dict(zip(stages[1::2], stages[2::2], strict=True))["node"]
     installed = " ".join(re.findall(r"apt-get install([^&]*)", node)).split()
     assert {"gcc", "libc6-dev"} <= set(installed)
 
 
 def test_every_variable_of_compose_is_explained_in_the_example() -> None:
-    wanted = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
-    assert wanted == set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
+    wanted = set(re.findall(r"\$\{(\w+)", (REPOSITORY / "compose.yaml").read_text()))
+    assert wanted == set(re.findall(r"^(\w+)=", (REPOSITORY / ".env.example").read_text(), flags=re.MULTILINE))
 
 
 def test_every_variable_that_the_site_gets_is_a_setting(compose: dict[str, Any]) -> None:
-    settings = (ROOT / "dailytrain" / "settings.py").read_text()
+    settings = (REPOSITORY / "dailytrain" / "settings.py").read_text()
     for name in compose["services"]["web"]["environment"]:
         assert f'("{name}"' in settings, name
 
@@ -63,7 +61,7 @@ def test_the_node_never_gets_the_engines_socket_nor_a_privilege(compose: dict[st
 
 
 def test_one_profile_runs_a_campaign_of_ones_own(compose: dict[str, Any]) -> None:
-    from trainer.rephrase.join_command import parser
+    from trainer.cli.rephrase_join import parser
 
     of_it = {name: one for name, one in compose["services"].items() if "rephrase" in one.get("profiles", [])}
     assert set(of_it) == {"writer", "volunteer"}

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import REPOSITORY
+
 FIRST = """
 import asyncio, json, sys, time
 from dailytrain.asgi import application
@@ -50,7 +51,7 @@ print(json.dumps({"doors": doors, "status": status, "imported": sorted(ours), "s
 def test_the_doors_open_without_a_database_and_the_first_delivery_finds_all_pages_loaded(tmp_path: Path) -> None:
     environment = {**os.environ, "DAILYTRAIN_HOME": str(tmp_path), "GITHUB_WEBHOOK_SECRET": "secret"}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", FIRST], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])

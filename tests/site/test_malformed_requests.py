@@ -8,7 +8,7 @@ from django.test import Client
 
 from leaderboard.models import Run
 from scheduler.models import Node
-from tests.browser import scene
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 

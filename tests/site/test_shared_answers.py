@@ -14,7 +14,7 @@ from leaderboard.models import Entry
 from leaderboard.views import shared
 from leaderboard.views.shared import SHARED, SharedAnswers
 from scheduler.models import Event
-from tests.browser import scene
+from tests.support import scene
 
 Messages = list[Mapping[str, Any]]
 

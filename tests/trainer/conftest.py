@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import TINY
+
+from tests.support.tiny import TINY
 
 NOUNS = ["cat", "dog", "king", "queen", "train", "river", "night", "stone", "lamp", "bird"]
 VERBS = ["sees", "finds", "loves", "leaves", "carries", "answers", "follows", "paints"]

@@ -24,13 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer import flops, muon, optim, precision
+from trainer.accounting import flops
 from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
-from trainer.config import Resolved, TrainConfig
-from trainer.devices import memory_bytes
+from trainer.config.train_config import Resolved, TrainConfig
+from trainer.distributed.devices import memory_bytes
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
+from trainer.optim import muon, optimizers
+from trainer.training import precision
 
 Step = Callable[[], object]
 Batch = tuple[Tensor, Tensor]
@@ -90,11 +92,11 @@ def peer(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
 def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     """The architecture with its own recipe in the training loop's own hands: `trainer.train.train_step` of a run that
     has no folder and takes random tokens for text."""
-    from trainer.devices import make_fabric
-    from trainer.guard import SpikeGuard
-    from trainer.run import Run
-    from trainer.setup import arrange
+    from trainer.distributed.devices import make_fabric
     from trainer.train import train_step
+    from trainer.training.grad_spikes import SpikeGuard
+    from trainer.training.run import Run
+    from trainer.training.setup import arrange
 
     resolved = resolution(spec)
     module = architecture(spec.name)
@@ -113,7 +115,7 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
         objective=objective,
         model=fabric.setup_module(objective),
         optimizers=[
-            fabric.setup_optimizers(optimizer) for optimizer in optim.build(model, recipe, resolved.muon_precision)
+            fabric.setup_optimizers(optimizer) for optimizer in optimizers.build(model, recipe, resolved.muon_precision)
         ],
         recipe=recipe,
         counted=nothing,
@@ -230,7 +232,7 @@ def import_what_it_needs(spec: Spec) -> None:
     """Have libraries in memory before it is measured: litgpt alone brings two hundred megabytes."""
     if spec.ours:
         architecture(spec.name)
-        importlib.import_module("trainer.setup")
+        importlib.import_module("trainer.training.setup")
         importlib.import_module("lightning.fabric")
     elif spec.name == "litgpt":
         importlib.import_module("litgpt")

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.attention import attention
-from trainer.elementwise import capped, norm, rotate, squared_relu
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
 from trainer.models.scaling import weight_decay
+from trainer.ops.attention import attention
+from trainer.ops.elementwise import capped, norm, rotate, squared_relu
 
 PADDING = 64
 """Embedding and head have a multiple of this many rows: odd sizes are slow on GPUs. `logits` cuts the rest off."""
@@ -52,7 +52,7 @@ class Config:
     """Tokens an S block sees, the current one among them."""
     document_mask: bool = False
     """Attention and smear stay within a document, which starts at the end-of-text token (arXiv 2402.13991, section 2).
-    On a GPU this costs a wait in each block (see `trainer.attention`)."""
+    On a GPU this costs a wait in each block (see `trainer.ops.attention`)."""
     end_of_text: int = -1
     """Id of the end-of-text token, for `document_mask`; the trainer fills it in."""
     rotary: bool = True

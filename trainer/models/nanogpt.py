@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.attention import attention
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+from trainer.ops.attention import attention
 
 PADDING = 64
 """As in the baseline: the embedding has a multiple of this many rows."""

@@ -10,7 +10,8 @@ Parameters have the names and shapes of the official weights (https://github.com
 choose; so a checkpoint is in the official layout as it stands.
 
 Not covered: a kernel of its own for GPUs, carrying the state from one training row to the next (within a row
-`train.chunk` does, see `trainer.carried`). How weights of one version become those of a later one: `trainer.surgery`.
+`train.chunk` does, see `trainer.training.chunked_bptt`). How weights of one version become those of a
+later one: `trainer.checkpoint.surgery`.
 """
 
 from __future__ import annotations

@@ -6,5 +6,5 @@
     serve                                a small model on the CPU behind the protocol that the others speak
     command                              `dailytrain rephrase join | check | calibrate`
 
-The sitting itself, which takes packets and hands them in, is a kind of the agent's (`trainer.agent.kinds.rephrase`).
+The session, which takes and submits packets, is a job handler of the node (`trainer.node.job_handlers.rephrase`).
 """

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Protocol
 
-from trainer.arguments import Parser
+from trainer.cli.parser import Parser
 
 GATHER_SECONDS = 0.02
 """That a prompt waits for others to be written with."""

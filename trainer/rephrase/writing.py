@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trainer import wire
+from trainer import protocol
 from trainer.rephrase.backends import Answer, Declined, PromptTooLong
 from trainer.rephrase.checks import Judgement, Thresholds, judge
 from trainer.rephrase.prompts import prompt
@@ -27,13 +27,13 @@ class Piece:
     """What is written at one time."""
 
     packet: int
-    chunk: wire.Chunk
-    style: wire.Style
+    chunk: protocol.Chunk
+    style: protocol.Style
 
 
 @dataclass(frozen=True)
 class Made:
-    output: wire.Output
+    output: protocol.Output
     judgement: Judgement | None
     """Of our own checks; None: nothing was written."""
     tokens: int
@@ -41,7 +41,7 @@ class Made:
 
 
 def make(
-    piece: Piece, order: wire.RephraseOrder, thresholds: Mapping[str, Thresholds], known: Container[str], ask: Ask
+    piece: Piece, order: protocol.RephraseOrder, thresholds: Mapping[str, Thresholds], known: Container[str], ask: Ask
 ) -> Made:
     """Write one output. `known`: keys of those that were taken before. Whatever else `ask` raises passes through."""
     question = prompt(piece.style, piece.chunk.text, order.prompt_version)
@@ -68,8 +68,8 @@ def make(
     return Made(written(piece, answer, judgement, tries), judgement, tokens)
 
 
-def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> wire.Output:
-    return wire.Output(
+def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> protocol.Output:
+    return protocol.Output(
         chunk=piece.chunk.index,
         style=piece.style,
         source_sha256=piece.chunk.sha256,
@@ -82,8 +82,8 @@ def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> w
     )
 
 
-def nothing(piece: Piece, reason: str, tries: int) -> wire.Output:
-    return wire.Output(
+def nothing(piece: Piece, reason: str, tries: int) -> protocol.Output:
+    return protocol.Output(
         chunk=piece.chunk.index,
         style=piece.style,
         source_sha256=piece.chunk.sha256,

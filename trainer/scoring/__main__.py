@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trainer.scoring.command import main
+from trainer.cli.score import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """What a model costs to train, as the scorer has it.
 
 The count is made by our code, but in the process of the model, whose author could forge it there. So it is bounded by
-what the scorer knows itself, and its result must be plausible against metered time (`trainer.plausible`).
+what the scorer knows itself, and its result must be plausible against metered time (`trainer.accounting.plausibility`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from trainer.plausible import IMPOSSIBLE, SENTENCES
+from trainer.accounting.plausibility import IMPOSSIBLE, SENTENCES
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Cost:
     flops_per_token: float | None
     """Forward and backward; None where the count is void."""
     void: str
-    """Why: one of `trainer.plausible.SENTENCES`."""
+    """Why: one of `trainer.accounting.plausibility.SENTENCES`."""
     embedding: int
     """Numbers in tables that are looked up."""
     non_embedding: int

@@ -58,7 +58,7 @@ def load(run: Path, checkpoint: Path) -> nn.Module:
     """
     import torch
 
-    from trainer.checkpoint import fill, read_run
+    from trainer.checkpoint.store import fill, read_run
     from trainer.models import architecture
 
     torch.manual_seed(0)
@@ -107,15 +107,15 @@ def ask(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[Status, Tens
 
 def count(model: nn.Module, row: Tensor) -> bytes:
     """What a token of this row costs in training, as `COST` has it. Our code counts, in an interpreter of theirs."""
-    from trainer import flops, plausible
+    from trainer.accounting import flops, plausibility
 
     numbers = flops.parameters(model)
     try:
         counted = flops.count(model.train(), row[None])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (seen only with --show-model-output)
-        counted = flops.Count(0.0, plausible.FAILED)
-    void = plausible.SENTENCES.index(counted.void)
+        counted = flops.Count(0.0, plausibility.FAILED)
+    void = plausibility.SENTENCES.index(counted.void)
     return COST.pack(counted.per_token, numbers["total"], numbers["embedding"], void)
 
 

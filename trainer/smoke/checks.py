@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.agent.inside import Unsafe, names, open_file
 from trainer.data.dataset import Dataset
+from trainer.node.inside import Unsafe, names, open_file
 from trainer.sandbox import Driver
 from trainer.scoring import heldout, verdicts
 from trainer.scoring.door import Door, Patience

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.budget import Budget
+from trainer.accounting.budget import Budget
 
 Name = Literal["starts", "fits", "learns", "causal"]
 CHECKS: tuple[Name, ...] = ("starts", "fits", "learns", "causal")

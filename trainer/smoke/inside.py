@@ -25,18 +25,21 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
-from trainer import failures, flops, integrity, optim
-from trainer.config import TrainConfig, resolve
+from trainer import errors
+from trainer.accounting import flops
+from trainer.config.parsing import as_flags, complete, parse, with_underscores
+from trainer.config.presets import values_of
+from trainer.config.recipe_overrides import overridden
+from trainer.config.train_config import TrainConfig, resolve
 from trainer.data.tokenizer import Tokenizer
-from trainer.failures import ModelFailure, models_fault
-from trainer.flags import as_flags, complete, parse, with_underscores
+from trainer.errors import ModelError, attribute_to_model
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitecture, architecture
 from trainer.models.base import Architecture, Recipe
-from trainer.presets import values_of
-from trainer.recipe import overridden
-from trainer.run import write_whole
-from trainer.setup import configure, setup
+from trainer.optim import optimizers
 from trainer.train import BASE, fit_and_finish
+from trainer.training import entry_integrity
+from trainer.training.run import write_whole
+from trainer.training.setup import configure, setup
 
 ANSWER = "smoke.json"
 PARTS = ("Config", "Model", "recipe")
@@ -95,23 +98,23 @@ def main(argv: Sequence[str]) -> int:
     find = Finder(options.out)
     try:
         examine(options, flags, find)
-    except ModelFailure as failure:
-        if not failures.expected(failure):
+    except ModelError as failure:
+        if not errors.is_expected(failure):
             traceback.print_exception(failure.__cause__ or failure)
         find.failed(sentence(failure), failure.__cause__)
-        return failures.MODEL
+        return errors.ExitCode.MODEL_ERROR
     except UnknownArchitecture as error:
         find.failed(f"{capital(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
-        return failures.USER
+        return errors.ExitCode.USER_ERROR
     except Exception as error:
         if not isinstance(error, ValueError):
             traceback.print_exception(error)
         if place(error):
             find.failed(f"{type(error).__name__}: {error}", error)
-            return failures.MODEL
+            return errors.ExitCode.MODEL_ERROR
         find.failed(capital(error))
-        return failures.USER if isinstance(error, ValueError) else failures.INFRASTRUCTURE
-    return failures.DONE
+        return errors.ExitCode.USER_ERROR if isinstance(error, ValueError) else errors.ExitCode.INFRASTRUCTURE
+    return errors.ExitCode.OK
 
 
 def examine(options: argparse.Namespace, flags: list[str], find: Finder) -> None:
@@ -119,12 +122,12 @@ def examine(options: argparse.Namespace, flags: list[str], find: Finder) -> None
     name, out = options.arch, options.out
     find.at("imports")
     small = parse(small_flags(name, options, complete([with_underscores(flag) for flag in flags])))
-    with integrity.Guard(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
+    with entry_integrity.Guard(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
         module, early = imported(name)
         run = setup(small, Console(stderr=True, quiet=True), guard)
         try:
             step = run.flops_per_token * run.resolved.tokens_per_step
-            integrity.refuse_early_work(early, step)
+            entry_integrity.refuse_early_work(early, step)
             shown = (run.resolved.depth, run.resolved.sequence_length)
             find.at("sizes", small_parameters=flops.parameters(run.bare)["total"], small_size=shown)
             full = parse([*flags, "--arch", name, "--out", str(out)])
@@ -160,12 +163,12 @@ def imported(name: str) -> tuple[Architecture, float]:
     """Return the architecture, and what it computed on the way."""
     if name not in ARCHITECTURES and name not in PRESETS:
         architecture(name)  # names the known ones
-    with models_fault(f"while the architecture {name} was imported"), flops.Meter() as meter:
+    with attribute_to_model(f"while the architecture {name} was imported"), flops.Meter() as meter:
         module = architecture(name)
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
         file = ARCHITECTURES[name].replace(".", "/") + ".py"
-        raise ModelFailure(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
+        raise ModelError(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
     return module, meter.flops
 
 
@@ -194,9 +197,7 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
             return numbers
         except MISTAKES as error:
             said = " ".join(str(error).split())
-            raise ModelFailure(
-                f"At its full size ({size}) it cannot be built: {type(error).__name__}: {said}"
-            ) from error
+            raise ModelError(f"At its full size ({size}) it cannot be built: {type(error).__name__}: {said}") from error
         try:
             counted = flops.count(model, torch.zeros(1, resolved.sequence_length, dtype=torch.int64))
         except Exception as error:  # tensors without numbers are not all that tensors are
@@ -219,7 +220,7 @@ def vocabulary(config: TrainConfig, find: Finder) -> int:
 
 def state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
     """Return what weights, gradients and optimizers take in all; activations come on top."""
-    groups = optim.assign(model, recipe)
+    groups = optimizers.assign(model, recipe)
     states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, mine in groups for p in mine.values())
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 
@@ -238,7 +239,7 @@ def learn(run: Any, options: argparse.Namespace, find: Finder) -> None:
     began = time.process_time()
     code = fit_and_finish(run, Console(stderr=True, quiet=True), Deadline(options.seconds))  # type: ignore[arg-type]
     find.at(
-        "trains" if code == failures.INTERRUPTED else "done",
+        "trains" if code == errors.ExitCode.INTERRUPTED else "done",
         steps=run.spent.steps,
         train_seconds=round(time.process_time() - began, 3),
         tokens_per_second=run.spent.tokens / max(run.spent.seconds, 1e-9),
@@ -267,9 +268,9 @@ def place(error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def sentence(failure: ModelFailure) -> str:
+def sentence(failure: ModelError) -> str:
     """Return what a training says, without its advice where that is for large models."""
-    if failures.out_of_memory(failure.__cause__):
+    if errors.is_out_of_memory(failure.__cause__):
         return f"{str(failure).partition(':')[0]}, at a small size already"
     return str(failure)
 

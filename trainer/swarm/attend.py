@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.arguments import Parser
-from trainer.run import write_whole
+from trainer.cli.parser import Parser
+from trainer.protocol import SeatOrder
 from trainer.swarm import wire
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.heap import keep_freed
 from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
-from trainer.wire import SeatOrder
+from trainer.training.run import write_whole
 
 STATUS = "status.json"
 LOOK_SECONDS = 1.0

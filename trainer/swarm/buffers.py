@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from trainer.devices import free_bytes
-from trainer.memory import PART, kept_bytes
+from trainer.distributed.devices import free_bytes
 from trainer.swarm.stage import Stage
+from trainer.training.micro_batch import PART, kept_bytes
 
 WEIGHTS = 3
 """Copies of the weights' size left free: a micro-batch's gradients, and twice what an update needs on its way."""
@@ -40,7 +40,7 @@ def passage_bytes(stage: Stage) -> tuple[int, int]:
 
 
 def head_bytes(stage: Stage) -> int:
-    """Return the bytes of the head's gradients, which are found with the loss (`trainer.loss`) and kept with it."""
+    """Return the bytes of the head's gradients, computed with the loss (`trainer.training.objective`)."""
     if not stage.last:
         return 0
     _, behind = stage.cut.ends(stage.model)

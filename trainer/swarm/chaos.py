@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
-from trainer.wire import Message
+from trainer.protocol import Message
 
 
 class Fault(Message):

@@ -24,14 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer import checkpoint, flops
-from trainer.checkpoint import CheckpointError, as_os_error, reference, sync
+from trainer.accounting import flops
+from trainer.checkpoint import store
+from trainer.checkpoint.store import CheckpointError, as_os_error, reference, sync
 from trainer.data.dataset import Dataset
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
-from trainer.run import environment, write_whole
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.stage import whole_model
+from trainer.training.run import environment, write_whole
 
 FOLDER = "versions"
 NAME = re.compile(r"\d{8,}")
@@ -130,8 +131,8 @@ def assemble(
         raise CheckpointError(f"{run_folder} has no version with all of its {config.stages} stages")
     model = joined(run_folder, config, version)
     spent = spent_of(config, model, version, seconds)
-    folder = checkpoint.path(run_folder, version)
-    checkpoint.save(folder, model, [], {"step": version, "spent": spent, "identity": {}})
+    folder = store.path(run_folder, version)
+    store.save(folder, model, [], {"step": version, "spent": spent, "identity": {}})
     dataset.tokenizer.save(run_folder / "tokenizer.json")
     write_whole(run_folder / "run.json", described(config, dataset, model, spent))
     if dev is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.wire import Message
+from trainer.protocol import Message
 
 
 class SwarmConfig(Message):

@@ -21,9 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.arguments import Parser
+from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
-from trainer.run import write_whole
 from trainer.swarm import checkpoint, rebalance, wire
 from trainer.swarm.asking import evaluate
 from trainer.swarm.calls import Below
@@ -36,6 +35,7 @@ from trainer.swarm.membership import SLOW, Guest, Member, Membership, as_peer, n
 from trainer.swarm.transaction import StageLost, Transaction
 from trainer.swarm.transport import Route, Transport
 from trainer.swarm.worker import STATE_BYTES
+from trainer.training.run import write_whole
 
 ADDRESS = "address.json"
 """In the run's folder: where this coordinator can be reached."""

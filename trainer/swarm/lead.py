@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint as ordinary
-from trainer import flops
-from trainer.arguments import Parser
-from trainer.budget import Budget
-from trainer.checkpoint import MANIFEST, reference
+from trainer.accounting import flops
+from trainer.accounting.budget import Budget
+from trainer.checkpoint import store as ordinary
+from trainer.checkpoint.store import MANIFEST, reference
+from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
-from trainer.metrics import Metrics, outside_logger
 from trainer.models import architecture
-from trainer.run import write_whole
+from trainer.protocol import Checkpoint, SwarmOrder, encode
 from trainer.swarm import checkpoint
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import Coordinator, started
@@ -44,7 +43,8 @@ from trainer.swarm.journal import Line
 from trainer.swarm.stage import whole_model
 from trainer.swarm.told import Told, Watched
 from trainer.swarm.transaction import Diverged
-from trainer.wire import Checkpoint, SwarmOrder, encode
+from trainer.training.metrics import Metrics, outside_logger
+from trainer.training.run import write_whole
 
 DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
 EVALUATIONS = 10

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from trainer.arguments import Parser
+from trainer.cli.parser import Parser
+from trainer.cli.prepare import parse_size
+from trainer.config.presets import values_of
 from trainer.data.dataset import Dataset, prepare
-from trainer.data.prepare_command import parse_size
 from trainer.models import architecture
-from trainer.presets import values_of
 from trainer.swarm import reference
 from trainer.swarm.chaos import Fault
 from trainer.swarm.config import SwarmConfig

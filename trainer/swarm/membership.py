@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from trainer.protocol import Message
 from trainer.swarm import rebalance, wire
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
 from trainer.swarm.journal import Journal, read
 from trainer.swarm.transport import Transport, short
-from trainer.wire import Message
 
 FRESH = 10.0
 """Seconds after its last hello in which a worker may get a seat."""

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 
-from trainer.arguments import Parser
+from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-from trainer.loss import Objective
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.stage import decayed_names, optimizer_of, squared_norm, whole_model
+from trainer.training.objective import Objective
 
 
 class Reference:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.loader import NOT_LEARNED
-from trainer.loss import Objective
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
-from trainer.optim import assign
+from trainer.optim.optimizers import assign
 from trainer.swarm.adamw import PIECE, AdamW
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.cuts import Cut, CutError, cut_of, share
+from trainer.training.objective import Objective
 
 KINDS = ("weight", "average", "square")
 """What `Stage.state` has of each parameter: itself and AdamW's two momenta, all fp32."""

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.metrics import Metrics
 from trainer.swarm.calls import Below
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallFailed
 from trainer.swarm.journal import Line
 from trainer.swarm.transport import Transport
+from trainer.training.metrics import Metrics
 
 NAME = 8
 """Letters of a peer's name that are told."""

@@ -25,9 +25,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from trainer.protocol import Message
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import Frame, Malformed
-from trainer.wire import Message
 
 Name = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]
 """A peer's name: base58, the hash of its key."""

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trainer.arguments import Parser
+from trainer.cli.parser import Parser
 from trainer.swarm import buffers, reduce, trust, wire
 from trainer.swarm.chaos import Chaos
 from trainer.swarm.frames import DTYPES, CallFailed, Frame, Malformed, Refused, Unreachable

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from trainer import wire
+from trainer import protocol
 
 LARGEST = 8
 """Bytes of an output over those of its source, for texts above a thousand bytes."""
@@ -14,7 +14,9 @@ SPARE = 8000
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def envelope(result: wire.Rephrased, chunks: Sequence[wire.Chunk], order: wire.RephraseOrder) -> tuple[str, ...]:
+def envelope(
+    result: protocol.Rephrased, chunks: Sequence[protocol.Chunk], order: protocol.RephraseOrder
+) -> tuple[str, ...]:
     """Return the reasons against a whole result, keys of `checks.REASONS`; none if it fits what was given out."""
     made_with = {
         "wrong_prompt_version": result.prompt_version == order.prompt_version,
@@ -34,7 +36,7 @@ def envelope(result: wire.Rephrased, chunks: Sequence[wire.Chunk], order: wire.R
     return tuple(dict.fromkeys(reasons))
 
 
-def against(output: wire.Output, chunk: wire.Chunk) -> list[str]:
+def against(output: protocol.Output, chunk: protocol.Chunk) -> list[str]:
     """Return the reasons against one output as it was sent."""
     if UNPRINTABLE.search(output.text):
         return ["not_text"]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainer.elementwise import norm
 from trainer.models.gpt import Config, Model
+from trainer.ops.elementwise import norm
 from trainer.swarm.cuts.base import CutError
 
 Held = Sequence[tuple[nn.Module, str]]

@@ -1,0 +1,112 @@
+"""A real agent process, and jobs for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support import small_release
+from tests.support.small_site import Held, SmallSite
+from trainer import protocol
+
+LIMITS = protocol.Limits(wall_seconds=60, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
+CORPUS = "python-library"
+HASH = "e" * 64
+"""What the small release makes of that corpus."""
+
+
+class Node:
+    """One agent process, started and stopped by a test."""
+
+    def __init__(self, site: SmallSite, home: Path) -> None:
+        self.site = site
+        self.home = home
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = home.with_suffix(".stderr")
+
+    def start(self, *words: str, token: str | None = "join-me", sandbox: str = "bubblewrap") -> Node:  # noqa: S107
+        command = [sys.executable, "-m", "trainer.cli", "node", "--server", self.site.address, "--home", str(self.home)]
+        command += ["--name", "test", "--sandbox", sandbox, *(["--token", token] if token else []), *words]
+        environment = {
+            **os.environ,
+            "PREPARATIONS": str(self.home.with_suffix(".preparations")),
+            "SECRET_KEY": "secret",
+        }
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(command, stderr=output, stdout=output, env=environment)
+        return self
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def job(
+    site: SmallSite, order: protocol.Order, entry: bool = True, limits: protocol.Limits = LIMITS
+) -> protocol.JobSpec:
+    release = site.blob(small_release.tar(small_release.FILES), "release.tar")
+    overlay = site.blob(small_release.tar(small_release.ENTRY), "entry.tar") if entry else None
+    return protocol.JobSpec(
+        job=12, lease=0, node=0, attempt=1, release=release, entry=overlay, order=order, limits=limits, issued_at=0
+    )
+
+
+def dataset(hash: str = HASH) -> protocol.DatasetPin:
+    return protocol.DatasetPin(corpus=CORPUS, tokenizer="bpe:256", hash=hash)
+
+
+def training(
+    site: SmallSite, resume: protocol.Checkpoint | None = None, probe: protocol.Probe | None = None, **config: Any
+) -> protocol.JobSpec:
+    limits = LIMITS.model_copy(update=config.pop("limits", {}))
+    order = protocol.TrainOrder(dataset=dataset(), config={"steps": 20, **config}, resume=resume, probe=probe)
+    return job(site, order, limits=limits)
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def finished(site: SmallSite, lease: int, seconds: float = 40) -> Held:
+    until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+    return site.leases[lease]
+
+
+def left_running(home: Path) -> list[int]:
+    """Processes, other than agents, whose command line names the node's folder."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                line = path.joinpath("cmdline").read_text()
+            except OSError:
+                continue
+            if str(home) in line and "trainer.cli" not in line:
+                found.append(int(path.name))
+    return found
+
+
+def terminate(node: Node) -> int:
+    node.signal(signal.SIGTERM)
+    return node.wait()

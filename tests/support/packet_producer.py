@@ -1,0 +1,43 @@
+"""Make packets or shards of a campaign in a process that tests kill at any moment.
+
+`python -m tests.support.packet_producer produce 7`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
+
+
+def main(what: str, pk: int) -> None:
+    django.setup()
+    from django.conf import settings
+    from django.db import connections
+
+    from scheduler.packets import collation, filters, producer
+
+    connections.databases["default"]["NAME"] = os.environ["TEST_DATABASE"]
+    settings.REPHRASE_FILES = os.environ["REPHRASE_FILES"]
+    producer.ROWS = 2
+    look = filters.look
+
+    def slowly(*args: object) -> object:
+        time.sleep(0.01)
+        return look(*args)  # type: ignore[arg-type]
+
+    filters.look = slowly  # type: ignore[assignment]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    if what == "produce":
+        producer.produce(pk)
+    else:
+        collation.collate(pk)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""Nodes and jobs for the scheduler's tests, and a node's end of the API as plain calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.http import HttpResponse
+from django.test import Client
+
+from scheduler import auth, storage
+from scheduler.models import Blob, Job, Lease, Node
+from trainer import protocol
+
+ROOT = "/api/node/v1"
+HARDWARE = protocol.Hardware(
+    hostname="loco",
+    platform="Linux",
+    python="3.11",
+    cpus=2,
+    memory_bytes=8 * 2**30,
+    disk_free_bytes=100 * 2**30,
+    sandboxes=("bubblewrap",),
+)
+LIMITS = protocol.Limits(wall_seconds=60, memory_bytes=2**30, disk_bytes=2**30, processes=64)
+
+
+def make_job(**fields: Any) -> Job:
+    release = fields.pop("release", None) or storage.keep(b"a release")
+    defaults: dict[str, Any] = {"kind": "train", "release": release, "limits": LIMITS.model_dump(), "author": "ada"}
+    return Job.objects.create(**{**defaults, **fields})
+
+
+def make_node(name: str = "loco", **fields: Any) -> tuple[Node, str]:
+    """Return a node that has joined, and its token."""
+    token = auth.new_token("node")
+    hardware = HARDWARE.model_copy(update=fields.pop("hardware", {})).model_dump(mode="json")
+    return Node.objects.create(name=name, token_hash=auth.digest(token), hardware=hardware, **fields), token
+
+
+def reference(content: bytes, path: str = "model.safetensors") -> protocol.FileRef:
+    return protocol.FileRef(path=path, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@dataclass
+class Agent:
+    """What a node can say. Every call returns the raw answer."""
+
+    token: str
+    client: Client = field(default_factory=Client)
+    hardware: protocol.Hardware = HARDWARE
+
+    def call(self, path: str, message: protocol.Message | str, token: str = "") -> HttpResponse:
+        body = message if isinstance(message, str) else protocol.encode(message)
+        return self.client.post(ROOT + path, body, content_type="application/json", headers=bearer(token or self.token))
+
+    def poll(self, **fields: Any) -> HttpResponse:
+        return self.call("/poll", protocol.Poll(**{"hardware": self.hardware, "wait_seconds": 0, **fields}))
+
+    def ask(self, **fields: Any) -> protocol.Action:
+        answer = self.poll(**fields)
+        assert answer.status_code == 200, answer.content
+        return protocol.Action.model_validate_json(answer.content)
+
+    def work(self) -> Work:
+        """Ask for work and get some."""
+        action = self.ask()
+        assert action.lease is not None, action.reason
+        return Work(self, action.lease)
+
+
+@dataclass
+class Work:
+    """A lease in a node's hands."""
+
+    agent: Agent
+    lease: protocol.Lease
+
+    @property
+    def spec(self) -> protocol.JobSpec:
+        return protocol.JobSpec.model_validate_json(self.lease.spec)
+
+    @property
+    def row(self) -> Lease:
+        return Lease.objects.select_related("job", "node").get(pk=self.lease.lease)
+
+    @property
+    def job(self) -> Job:
+        return Job.objects.get(leases=self.lease.lease)
+
+    def call(self, path: str, message: protocol.Message | str) -> HttpResponse:
+        return self.agent.call(f"/leases/{self.lease.lease}{path}", message, self.lease.token)
+
+    def heartbeat(self, seconds: float = 1, phase: str = "running") -> HttpResponse:
+        return self.call("/heartbeat", protocol.Heartbeat(phase=phase, seconds=seconds))  # type: ignore[arg-type]
+
+    def metrics(self, sequence: int, rows: list[dict[str, Any]] | None = None) -> HttpResponse:
+        return self.call("/metrics", json.dumps({"sequence": sequence, "rows": rows or [{"kind": "train", "step": 1}]}))
+
+    def log(self, offset: int, text: str) -> HttpResponse:
+        return self.call("/log", protocol.LogChunk(offset=offset, text=text))
+
+    def put(self, content: bytes, sha256: str = "") -> HttpResponse:
+        return self.agent.client.put(
+            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256 or reference(content).sha256}",
+            content,
+            content_type="application/octet-stream",
+            headers=bearer(self.lease.token),
+        )
+
+    def get(self, sha256: str) -> HttpResponse:
+        return self.agent.client.get(
+            f"{ROOT}/leases/{self.lease.lease}/blobs/{sha256}", headers=bearer(self.lease.token)
+        )
+
+    def checkpoint(self, step: int, content: bytes = b"weights") -> HttpResponse:
+        """Upload a checkpoint of one file."""
+        assert self.put(content).status_code == 200
+        return self.uploaded(step, reference(content))
+
+    def uploaded(self, step: int, *files: protocol.FileRef) -> HttpResponse:
+        return self.call("/checkpoints", protocol.Uploaded(checkpoint=protocol.Checkpoint(step=step, files=files)))
+
+    def finish(self, outcome: str = "done", **fields: Any) -> HttpResponse:
+        return self.call("/finish", protocol.Finish(outcome=outcome, **fields))  # type: ignore[arg-type]
+
+
+def sentence(answer: HttpResponse) -> str:
+    """Return what a refusal says; every answer of 400 and above is a `wire.Refusal`."""
+    assert answer.status_code >= 400, answer.content
+    return protocol.Refusal.model_validate_json(answer.content).detail
+
+
+def blob_of(content: bytes) -> Blob | None:
+    return Blob.objects.filter(sha256=reference(content).sha256).first()

@@ -1,0 +1,44 @@
+"""A kind of job that only notes what the queue tells it: the scheduler's tests need no leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler.kinds import About
+from scheduler.models import Checkpoint, Job, Lease
+from trainer import protocol
+
+PIN = protocol.DatasetPin(corpus="python-library", tokenizer="bpe:512", hash="0" * 64)
+CALLS: list[tuple[str, Any]] = []
+
+
+class Recorder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
+        if job.author == "nobody":
+            raise LookupError("this job's run is gone")
+        return protocol.TrainOrder(dataset=PIN, config={"arch": "gpt", **job.result}, resume=resume)
+
+    def leased(self, job: Job, lease: Lease) -> None:
+        CALLS.append(("leased", lease.pk))
+
+    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        CALLS.append(("metrics", list(rows)))
+
+    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+        CALLS.append(("checkpoint", checkpoint.step))
+
+    def requeued(self, job: Job, reason: str) -> None:
+        CALLS.append(("requeued", reason))
+
+    def done(self, job: Job, result: dict[str, Any]) -> None:
+        CALLS.append(("done", result))
+
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        CALLS.append(("failed", (cause, reason)))
+
+    def cancelled(self, job: Job, reason: str) -> None:
+        CALLS.append(("cancelled", reason))
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return {job.pk: About(f"Idea {job.pk}", f"/runs/{job.pk}/", "1.5000 bits per byte") for job in jobs}

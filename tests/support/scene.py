@@ -1,0 +1,227 @@
+"""A board in the middle of a night: what the page tests and the browser tests look at.
+
+Curves follow a power law with noise, as real ones do; the site's own database holds none of this.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from leaderboard.models import CurvePoint, Entry, Run, Sample, Score, Season, Track
+from scheduler.models import Blob, Event, Job, Lease, LogChunk, Node
+from tests.support import campaign_scene
+
+SHA = "5d0a1c7be2f94c638b1f7e0a9d3c2b4f6e8a1c3d"
+TOKENS_A_STEP = 2048
+SECONDS_A_STEP = 0.2
+
+
+def track(**fields: Any) -> Track:
+    season = Season.objects.create(
+        name="Season 1",
+        corpus="python-library",
+        tokenizer="bpe:8192",
+        limit_bytes=16 * 2**20,
+        dataset_hash="9f2c" * 16,
+    )
+    values = {
+        "slug": "three-minutes",
+        "name": "Three minutes on a CPU",
+        "season": season,
+        "budget": "180s",
+        "expected_seconds": 180.0,
+        "description": "Small models, one processor, three minutes.",
+        "is_default": True,
+        "nightly": True,
+    }
+    return Track.objects.create(**{**values, **fields})
+
+
+def entry(track: Track, title: str, architecture: str = "gpt", **fields: Any) -> Entry:
+    values = {
+        "kind": Entry.Kind.ARCHITECTURE,
+        "state": Entry.State.APPROVED,
+        "author": "mira",
+        "repository": "https://github.com/the-daily-train/the-daily-train.git",
+        "sha": SHA,
+    }
+    return Entry.objects.create(track=track, title=title, architecture=architecture, **{**values, **fields})
+
+
+def run(entry: Entry, **fields: Any) -> Run:
+    values = {"track": entry.track, "season": entry.track.season, "budget": entry.track.budget, "seed": 1}
+    made = Run.objects.create(entry=entry, **{**values, **fields})
+    if made.state == Run.State.QUEUED and made.job is None:
+        made.job = job(made, state=Job.State.QUEUED)
+        made.save()
+    return made
+
+
+def job(run: Run, **fields: Any) -> Job:
+    """What the queue knows of a run."""
+    release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
+    known = {"author": run.entry.author, "expected_seconds": run.expected_seconds, "track": run.track.slug}
+    return Job.objects.create(kind="train", release=release, **{**known, **fields})
+
+
+def loss_at(step: int, noise: random.Random) -> float:
+    return 2.9 + 3.6 * math.exp(-step / 9) + 2.6 * (1 + step / 40) ** -0.45 + noise.gauss(0, 0.07)
+
+
+def metrics(step: int) -> dict[str, Any]:
+    """What a training process says of itself beside its loss."""
+    return {
+        "learning_rate": 0.02 * min(1, step / 20),
+        "gradient_norm": 0.5 + 5 * math.exp(-step / 30) + 0.05 * math.sin(step),
+        "tokens_per_second": 10_240.0 + 200 * math.sin(step / 9),
+        "memory_bytes": 1_300_000_000,
+    }
+
+
+def points(run: Run, first: int, last: int) -> None:
+    """Add a curve's points and bring the run up to date with them, as the metrics of a node do."""
+    noise = random.Random(run.pk * 1000 + first)
+    common = [
+        {"step": s, "tokens": s * TOKENS_A_STEP, "flops": s * 4.1e10, "seconds": s * SECONDS_A_STEP}
+        for s in range(first, last + 1)
+    ]
+    rows = [
+        CurvePoint(run=run, series="train", loss=loss_at(row["step"], noise), **row, **metrics(row["step"]))
+        for row in common
+    ]
+    rows += [
+        CurvePoint(run=run, series="dev", loss=loss, bits_per_byte=loss * 0.47, **row)
+        for row in common
+        if row["step"] % 150 == 0
+        for loss in [loss_at(row["step"], random.Random(0)) + 0.05]
+    ]
+    CurvePoint.objects.bulk_create(rows)
+    Run.objects.filter(pk=run.pk).update(
+        step=last,
+        tokens=last * TOKENS_A_STEP,
+        seconds=last * SECONDS_A_STEP,
+        fraction=min(last * SECONDS_A_STEP / run.track.expected_seconds, 1),
+        loss=rows[last - first].loss,
+        revision=run.revision + last,
+    )
+    run.refresh_from_db()
+
+
+def node(name: str = "this-machine", **fields: Any) -> Node:
+    values = {
+        "state": Node.State.ONLINE,
+        "trusted": True,
+        "labels": ["cpu"],
+        "hardware": {"cpus": 8, "memory_bytes": 16 * 2**30, "gpus": [], "sandboxes": ["bubblewrap"]},
+        "last_seen": timezone.now(),
+    }
+    return Node.objects.create(name=name, **{**values, **fields})
+
+
+def lease(run: Run, node: Node) -> Lease:
+    """Give the run a job and the node a lease on it."""
+    held = job(run, state=Job.State.LEASED)
+    Run.objects.filter(pk=run.pk).update(job=held, node_name=node.name, node_class="cpu, 8 cores")
+    run.refresh_from_db()
+    return Lease.objects.create(
+        job=held, node=node, attempt=1, token_hash=f"{held.pk:064x}", phase="running", seconds=run.seconds,
+        expires_at=timezone.now() + timedelta(minutes=1),
+    )  # fmt: skip
+
+
+def scored(entry: Entry, bits_per_byte: float, stderr: float, steps: int = 900, **fields: Any) -> Run:
+    now = timezone.now()
+    values = {
+        "state": Run.State.FINISHED,
+        "trust": Run.Trust.SCORED,
+        "bits_per_byte": bits_per_byte,
+        "bits_per_byte_stderr": stderr,
+        "parameters": 3_410_432,
+        "train_flops": 3.7e13,
+        "train_seconds": 180.0,
+        "node_name": "this-machine",
+        "node_class": "cpu, 8 cores",
+        "started_at": now - timedelta(hours=20, minutes=4),
+        "trained_at": now - timedelta(hours=20, minutes=1),
+        "finished_at": now - timedelta(hours=20),
+        "checks": {
+            "prefix": {"cuts": 32, "max_difference": 1.1e-6, "catch_probability": {"0.1": 0.966}},
+            "causality": {"changes": 16, "max_difference": 0.0},
+            "order": {"rows": 256, "max_difference": 9e-7},
+        },
+        "config": {"environment": {"python": "3.11.2", "torch": "2.13.0+cpu"}, "dataset": {"hash": "9f2c" * 16}},
+    }
+    made = run(entry, **{**values, **fields})
+    points(made, 1, steps)
+    Score.objects.create(run=made, name="bits_per_byte", value=bits_per_byte, stderr=stderr, count=412_337)
+    Score.objects.create(run=made, name="nats_per_token", value=bits_per_byte * 2.1, stderr=stderr * 2.1, count=120_114)
+    Score.objects.create(run=made, name="blimp/acc", value=0.6213, stderr=0.0121, count=1600)
+    for sentence in (
+        "It is queued.",
+        "this-machine trains it.",
+        "Training is over; it is being scored.",
+        "It is on the board.",
+    ):
+        Event.record("site", made, sentence)
+    return made
+
+
+def running(entry: Entry, steps: int, **fields: Any) -> Run:
+    now = timezone.now()
+    values = {"state": Run.State.TRAINING, "started_at": now - timedelta(seconds=steps * SECONDS_A_STEP)}
+    made = run(entry, **{**values, **fields})
+    if steps:
+        points(made, 1, steps)
+        Sample.objects.create(
+            run=made, step=steps, prompt="The ", text="function returns the name of the module, and the"
+        )
+        Sample.objects.create(
+            run=made, step=steps, prompt="def ", text="__init__(self, name, value=None):\n        self._name ="
+        )
+    return made
+
+
+def night() -> dict[str, Any]:
+    """Fill the board and return what the tests point at."""
+    three_minutes = track()
+    main = entry(three_minutes, "main", kind=Entry.Kind.MAIN, author="")
+    smear = entry(
+        three_minutes, "Smeared keys", "smear", hypothesis="Keys that see one token back find bigrams sooner."
+    )
+    pythia = entry(three_minutes, "Pythia 14M, as published", "litgpt", author="EleutherAI", sha="c0ffee" + SHA[6:])
+    wide = entry(three_minutes, "Wider, shallower", "gpt", author="tomás", sha="beef" + SHA[4:])
+    three_minutes.season.baseline = main
+    three_minutes.season.save()
+    machine = node()
+    best = scored(smear, 2.0412, 0.0071)
+    scored(main, 2.0688, 0.0074, seed=7, trust=Run.Trust.REPLICATED)
+    scored(pythia, 2.3127, 0.0093, trust=Run.Trust.SCORED, parameters=14_067_712, train_flops=9.1e13)
+    train = running(main, 520, purpose=Run.Purpose.NIGHTLY)
+    held = lease(train, machine)
+    LogChunk.objects.create(
+        lease=held, offset=0, text="Dataset 9f2c9f2c, 4,012,557 tokens\nstep 1 loss 9.021\n\x1b[32mstep 2\x1b[0m\n"
+    )
+    Event.record("site", train, "It is queued.")
+    Event.record("node:this-machine", train, "this-machine trains it.")
+    run(pythia, seed=3, state=Run.State.QUEUED)
+    run(smear, seed=3, state=Run.State.QUEUED)
+    run(wide, seed=1, state=Run.State.WAITING)
+    run(
+        wide, seed=2, state=Run.State.FAILED, cause="model", finished_at=timezone.now() - timedelta(days=1),
+        started_at=timezone.now() - timedelta(days=1), reason="The loss became NaN at step 212.",
+    )  # fmt: skip
+    swarm = campaign_scene.campaign()
+    return {
+        "track": three_minutes,
+        "main": main,
+        "train": train,
+        "best": best,
+        "entry": smear,
+        "node": machine,
+        "campaign": swarm,
+    }

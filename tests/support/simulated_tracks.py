@@ -1,0 +1,64 @@
+"""Invented tracks whose truth is known, as the plain records that the board hands out."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tests.support.paths import REPOSITORY
+from trainer.scoring.multiplier import Board, compare, parse
+
+FULL = 1e18
+SIGMA = 0.00034
+LADDER = ((1 / 8, 3), (1 / 4, 3), (1 / 2, 3), (1.0, 10), (2.0, 3))
+
+Record = dict[str, Any]
+
+
+def curve(x: float) -> float:
+    """Bits per byte of the baseline."""
+    return 1.02 - 0.034 * x + 0.0014 * x * x
+
+
+class Night:
+    """Collects runs of entries of known multipliers."""
+
+    def __init__(self, seed: int = 0, sigma: float = SIGMA) -> None:
+        self.rng, self.sigma, self.records = np.random.default_rng(seed), sigma, list[Record]()
+
+    def ladder(self, rungs: tuple[tuple[float, int], ...] = LADDER, name: str = "gpt") -> Night:
+        for at, seeds in rungs:
+            self.entry(name, 1.0, seeds, at=at)
+        return self
+
+    def entry(self, name: str, multiplier: float, seeds: int, at: float = 1.0, sigma: float | None = None) -> Night:
+        """Add runs at `at` full budgets whose true multiplier is known."""
+        noise = (self.sigma if sigma is None else sigma) * self.rng.standard_normal(seeds)
+        for seed in range(seeds):
+            loss = curve(math.log(at * multiplier)) + float(noise[seed])
+            self.records.append(record(name, seed, at, loss))
+        return self
+
+    def board(self, baseline: str = "gpt", **options: Any) -> Board:
+        return compare(parse(self.records), baseline, **options)
+
+
+def record(name: str, seed: int, at: float, loss: float) -> Record:
+    return {"entry": name, "seed": seed, "flops": FULL * at, "seconds": 10_800 * at, "bits_per_byte": loss}
+
+
+def simulation() -> ModuleType:
+    """Return docs/multiplier_simulation.py as a module."""
+    path = REPOSITORY / "docs" / "multiplier_simulation.py"
+    spec = importlib.util.spec_from_file_location("multiplier_simulation", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["multiplier_simulation"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,53 @@
+"""One of two processes that train together on a CPU: `python -m tests.support.two_processes DATASET OUT`.
+
+For each strategy, translated by torch.compile and not, it trains a whole run, and one that is stopped after some steps
+and goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.support.interrupted_runs import train
+from trainer import errors
+from trainer.training import compilation
+
+FLAGS = (
+    *("--budget", "6steps", "--train.micro-batch", "1", "--checkpoint-every", "1000steps"),
+    *("--train.evaluations", "1", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),
+)
+RUNS = {
+    f"{strategy}{', compiled' if compiled else ''}": (
+        *("--train.strategy", strategy),
+        *(("--train.compile", "true") if compiled else ()),
+    )
+    for strategy in ("ddp", "fsdp")
+    for compiled in (False, True)
+} | {"zero2": ("--train.strategy", "zero2")}
+"""What each run has besides."""
+IN_BF16 = {f"{strategy}, Muon in bf16": ("--train.strategy", strategy) for strategy in ("ddp", "fsdp", "zero2")}
+"""The same with Muon as CPUs with bf16 units compute it: apart, since it makes more of the order of sums."""
+WITH_OPTIONS = {
+    f"{strategy}, bf16 and all options": (
+        *("--train.strategy", strategy, "--train.precision", "bf16", "--train.activation-checkpointing", "true"),
+        *("--train.packing", "documents", "--train.spikes", "stop", "--recipe.clip", "0.5", "--recipe.l2wrap", "1e-4"),
+        *("--recipe.matrices.weight_decay", "0.1"),
+    )
+    for strategy in ("ddp", "fsdp", "zero2")
+}
+"""Everything at once that a run may have besides."""
+
+
+def flags_of(run: str) -> tuple[str, ...]:
+    return (*FLAGS, "--train.muon-precision", "bf16" if "bf16" in run else "fp32")
+
+
+if __name__ == "__main__":
+    compilation.BACKEND = "aot_eager"
+    dataset, out = sys.argv[1:]
+    for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS}.items():
+        flags = (*flags_of(run), "--devices", "2", "--dataset", dataset, *own)
+        assert train(Path(out) / run, *flags) == errors.ExitCode.OK
+        assert train(Path(out) / f"{run}-stopped", *flags, stop_after=3) == errors.ExitCode.INTERRUPTED
+        assert train(Path(out) / f"{run}-stopped", *flags) == errors.ExitCode.OK

@@ -1,0 +1,108 @@
+"""`dailytrain bench`: contenders in turns, and what it says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainer.bench.contender import Contender
+from trainer.bench.peers import BUILT
+from trainer.bench.results import results
+from trainer.bench.spec import PEERS, Shape, Spec
+from trainer.bench.turns import Row, Turns
+from trainer.cli import bench
+
+SMALL = Shape(depth=2, width=32, heads=2, sequence_length=16, batch=2, vocabulary_size=300, threads=1)
+FLAGS = ["--shape", "2x32", "--heads", "2", "--sequence-length", "16", "--batch", "2", "--vocabulary-size", "300"]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "gpt", *PEERS])
+def test_every_contender_trains_the_shape(name: str) -> None:
+    contender = Contender(Spec(name, False, SMALL))
+    before = [parameter.detach().clone() for parameter in contender.model.parameters()]
+    assert contender.built()["parameters"] > 300 * 32
+    assert contender.first()["first_steps_seconds"] > 0
+    assert contender.run(2)["seconds"] > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, contender.model.parameters(), strict=True))
+    # 6 FLOPs a weight of the matrices (12 of 32 x 32 a block, and the head), and attention's two products.
+    expected = 6 * (2 * 12 * 32 * 32 + 300 * 32) + 12 * 2 * 16 * 32
+    assert contender.report()["flops_per_token"] == pytest.approx(expected, rel=0.1)
+
+
+def test_the_peers_are_the_ones_that_are_named() -> None:
+    assert set(BUILT) == set(PEERS)
+
+
+def row(name: str, *speeds: float) -> Row:
+    made = Row(Spec(name, False, SMALL), process=None, facts={"flops_per_token": 10.0})  # type: ignore[arg-type]
+    made.tokens_per_second = list(speeds)
+    return made
+
+
+def test_ratios_are_to_the_best_peer_repeat_by_repeat() -> None:
+    rows = [row("nanogpt", 110, 55, 120), row("gpt", 90, 45, 80), row("torch", 80, 40, 90), row("litgpt", 100, 50, 90)]
+    content = results(SimpleNamespace(rows=rows), peak=2000.0)  # type: ignore[arg-type]
+    assert content["best_peer"] == "litgpt"
+    assert content["ratio_to_best_peer"] == pytest.approx(1.1)
+    assert content["modern_ratio_to_best_peer"] == pytest.approx(0.9)
+    assert content["contenders"][0]["mfu"] == pytest.approx(110 * 10 / 2000)
+    assert content["contenders"][3]["ratio_to_best_peer"] == 1
+
+
+def test_two_repeats_in_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
+    assert bench.main([*flags, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    content = json.loads(out)
+    assert content["repeats"] == 2
+    assert content["best_peer"] == "torch"
+    assert content["ratio_to_best_peer"] is None
+    assert content["modern_ratio_to_best_peer"] is None
+    assert content["peak_flops"] > 0
+    assert content["shape"]["width"] == 32
+    assert {"date", "machine", "versions", "steps_per_repeat", "seconds"} <= set(content)
+    (contender,) = content["contenders"]
+    assert len(contender["tokens_per_second_each"]) == 2
+    assert contender["ratio_to_best_peer"] == 1
+    assert contender["error"] is None
+    assert contender["peak_memory_bytes"] >= 0
+    assert 0 < contender["mfu"] < 1
+
+
+def test_a_contender_that_breaks_says_why_and_the_others_go_on() -> None:
+    broken = dataclasses.replace(Spec("torch", False, SMALL), name="absent")
+    with Turns([broken]) as turns:
+        assert turns.running == []
+    assert "absent" in turns.rows[0].error
+    content = results(turns, peak=None)
+    assert content["contenders"][0]["error"] == turns.rows[0].error
+    assert content["best_peer"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--only", "gpt,jax"], "there is no contender 'jax'; they are nanogpt, gpt, torch, litgpt"),
+        (["--shape", "big"], "--shape is LAYERSxWIDTH"),
+        (["--width", "33"], "even multiple"),
+        (["--batch", "0"], "at least 1"),
+    ],
+)
+def test_bad_input_gets_one_line(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*flags, "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert sentence in err

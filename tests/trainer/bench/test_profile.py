@@ -1,0 +1,54 @@
+"""`dailytrain profile`: where the time of a training step goes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import TINY
+from trainer.bench.profiling import PARTS, covered
+from trainer.cli import profile
+
+
+def test_a_few_steps_leave_a_trace_and_a_table(
+    dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, "--steps", "2", "--json"]
+    assert profile.main(flags) == 0
+    content = json.loads(capfd.readouterr().out)
+    assert set(content["shares"]) == {*PARTS, "other"}
+    assert sum(content["shares"].values()) == pytest.approx(1)
+    assert all(0 < content["shares"][part] < 1 for part in PARTS)
+    assert content["idle"] is None
+    assert content["tokens_per_second"] == pytest.approx(4 * 32 / content["seconds_per_step"])
+    assert 0 < content["mfu"] < 1
+    assert sum(row["share"] for row in content["operators"]) <= 1 + 1e-9
+    assert any(row["name"] == "aten::mm" and row["calls_per_step"] > 1 for row in content["operators"])
+    names = {
+        event.get("name") for event in json.loads(gzip.decompress(Path(content["trace"]).read_bytes()))["traceEvents"]
+    }
+    assert set(PARTS) <= names
+    assert json.loads((tmp_path / "profile.json").read_text()) == content
+    profile.show(content, profile.Console(width=80))
+    assert "backward" in capfd.readouterr().out
+
+
+def test_time_that_two_kernels_share_counts_once() -> None:
+    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+    assert covered([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [(["--arch", "gtp"], "there is no architecture 'gtp'"), (["--model.dept", "3"], "gpt has no option 'dept'")],
+)
+def test_a_run_that_cannot_be_gets_one_line(
+    flags: list[str], sentence: str, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert profile.main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, *flags]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert sentence in err

@@ -1,0 +1,147 @@
+"""Checkpoints are whole or not there, and a damaged one is told in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.checkpoint import store
+from trainer.checkpoint.store import CheckpointError
+from trainer.protocol import Checkpoint
+
+
+@pytest.fixture
+def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
+    """A finished run that may be damaged."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+def parts() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    model = nn.Linear(3, 2)
+    return model, [torch.optim.AdamW(model.parameters())]
+
+
+def test_the_manifest_describes_every_file(tiny_run: Path) -> None:
+    folder = store.path(tiny_run, 30)
+    manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
+    assert manifest.step == 30
+    assert {file.path for file in manifest.files} == {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert all(store.reference(folder / file.path) == file for file in manifest.files)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    model, optimizers = parts()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizers[0].step()
+    store.save(store.path(tmp_path, 7), model, optimizers, {"step": 7, "note": [1.5, None]})
+    other, others = parts()
+    assert store.restore(store.path(tmp_path, 7), other, others) == {"step": 7, "note": [1.5, None]}
+    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
+    assert others[0].state_dict()["state"][0]["exp_avg"].equal(optimizers[0].state_dict()["state"][0]["exp_avg"])
+
+
+def test_a_folder_without_a_manifest_does_not_count(run_copy: Path) -> None:
+    (store.path(run_copy, 30) / "manifest.json").unlink()
+    assert store.latest(run_copy) == store.path(run_copy, 20)
+
+
+def test_a_write_that_was_cut_short_leaves_the_one_before(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    model, optimizers = parts()
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        store.save(store.path(run_copy, 40), model, optimizers, {"step": 40})
+    assert store.latest(run_copy) == store.path(run_copy, 30)
+
+
+def test_an_empty_folder_has_none(tmp_path: Path) -> None:
+    assert store.latest(tmp_path) is None
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        store.load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
+def test_a_changed_file_is_named_with_what_to_do(run_copy: Path, name: str) -> None:
+    file = store.path(run_copy, 30) / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged.*go on from step-00000020") as refusal:
+        store.verified(file.parent)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: (folder / "manifest.json").write_text('{"step": 30, "files": []}'),
+    ],
+    ids=["missing file", "cut manifest", "empty manifest"],
+)
+def test_other_damage_is_told_too(run_copy: Path, damage: Callable[[Path], object]) -> None:
+    damage(store.path(run_copy, 30))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        store.load_model(run_copy)
+
+
+def test_nothing_in_it_is_executed(run_copy: Path) -> None:
+    """A pickle that would run code is refused, even under a fitting manifest."""
+    import pickle
+
+    folder, marker = store.path(run_copy, 30), run_copy / "executed"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (marker,)
+
+    (folder / "optimizer.pt").write_bytes(pickle.dumps(Evil(), protocol=2))
+    files = tuple(store.reference(folder / name) for name in store.FILES)
+    (folder / "manifest.json").write_text(Checkpoint(step=30, files=files).model_dump_json())
+    model = store.load_model(run_copy)
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt does not fit"):
+        store.restore(folder, model, [torch.optim.AdamW(model.parameters())])
+    assert not marker.exists()
+
+
+def test_a_model_comes_back_ready_to_answer(run_copy: Path) -> None:
+    (store.path(run_copy, 30) / "optimizer.pt").unlink()  # a scorer is not sent it
+    model = store.load_model(run_copy)
+    assert not model.training
+    assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
+
+
+def test_weights_that_do_not_fit_are_refused(run_copy: Path) -> None:
+    run = json.loads((run_copy / "run.json").read_text())
+    run["model"]["depth"] = 3
+    (run_copy / "run.json").write_text(json.dumps(run))
+    with pytest.raises(CheckpointError, match="does not fit this run's architecture"):
+        store.load_model(run_copy)
+
+
+def test_the_oldest_are_deleted(tmp_path: Path) -> None:
+    model, optimizers = parts()
+    for step in (1, 2, 30, 100_000_000):
+        store.save(store.path(tmp_path, step), model, optimizers, {"step": step})
+    store.prune(tmp_path, 2)
+    assert [store.step_of(folder) for folder in store.complete(tmp_path)] == [30, 100_000_000]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_tensors_shared_by_two_names_are_kept_once(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    model["b"].weight = model["a"].weight
+    store.save(store.path(tmp_path, 1), model, [], {"step": 1})
+    before = model["a"].weight.detach().clone()
+    nn.init.zeros_(model["a"].weight)
+    store.restore(store.path(tmp_path, 1), model, [])
+    assert torch.equal(model["b"].weight, before)

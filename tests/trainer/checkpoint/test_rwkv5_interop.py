@@ -1,0 +1,177 @@
+"""Runs of RWKV-5 go out in the official layout and come in, and another implementation reads them as we do."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.checkpoint import store
+from trainer.cli.main import main
+from trainer.models import rwkv5
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 40, 0]
+OUTSIDE = """
+import json, sys, torch
+from rwkv.model import RWKV
+answers = {}
+for name in sys.argv[2:]:
+    model = RWKV(model=name, strategy="cpu fp32", verbose=False)
+    logits, _ = model.forward(json.loads(sys.argv[1]), None, full_output=True)
+    answers[name] = (float(model.version), logits.tolist())
+print(json.dumps(answers))
+"""
+
+
+def write_run(folder: Path, version: float = 5.2, width: int = 128) -> Path:
+    """A run with weights that are not at rest, as training leaves it but for its history."""
+    config = rwkv5.Config(41, 32, depth=2, width=width, version=version)
+    torch.manual_seed(1)
+    model = rwkv5.Model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    store.save(store.path(folder, 7), model, [], {"step": 7})
+    (folder / "run.json").write_text(json.dumps({"arch": "rwkv5", "model": dataclasses.asdict(config)}))
+    return folder
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        return store.load_model(folder)(torch.tensor([TOKENS]))[0]
+
+
+def exported(run: Path, out: Path) -> Path:
+    assert main(["export", str(run), "--format", "rwkv", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rwkv") is None, reason="the package rwkv is not installed")
+def test_the_package_rwkv_answers_our_exports_as_we_do(tmp_path: Path) -> None:
+    runs = {version: write_run(tmp_path / f"run-{version}", version) for version in rwkv5.VERSIONS}
+    files = {version: exported(run, tmp_path / f"{version}.pth") for version, run in runs.items()}
+    names = {version: str(file.with_suffix("")) for version, file in files.items()}  # it appends .pth itself
+    # The package reads these when it is imported: no compiler, no GPU.
+    settings = {**os.environ, "RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, json.dumps(TOKENS), *names.values()],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    for version, name in names.items():
+        seen, theirs = answers[name]
+        assert seen == version
+        torch.testing.assert_close(torch.tensor(theirs), logits(runs[version]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("version", "width"), [(5.0, 128), (5.1, 64), (5.2, 64)])
+def test_what_goes_out_comes_in_again(version: float, width: int, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", version, width)
+    file = exported(run, tmp_path / "x.pth")
+    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
+    assert torch.equal(logits(tmp_path / "back"), logits(run))
+    model = json.loads((tmp_path / "back" / "run.json").read_text())["model"]
+    assert (model["version"], model["vocabulary_size"], model["depth"]) == (version, 41, 2)
+
+
+def test_weights_in_bf16_and_of_squeezed_shapes_come_in_too(tmp_path: Path) -> None:
+    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    tensors = torch.load(file, weights_only=True)
+    torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, file)
+    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
+    assert logits(tmp_path / "back").dtype == torch.float32
+
+
+def test_a_tokenizer_comes_along_if_it_fits(
+    tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    spoken = ["--tokenizer", str(dataset_folder / "tokenizer.json")]
+    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back"), *spoken]) == 2
+    assert "is not this model's tokenizer: it has 320 tokens, the model 41" in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tensors: tensors.pop("head.weight"), "the file lacks head.weight"),
+        (lambda tensors: tensors.pop("blocks.0.att.ln_x.weight"), "not weights of RWKV-5"),
+        (lambda tensors: tensors.update({"blocks.0.att.time_maa_x": torch.ones(1)}), "RWKV-6 or later"),
+        (lambda tensors: tensors.update({"more": torch.ones(1)}), "has a surplus more"),
+        (lambda tensors: tensors.update({"head.weight": torch.ones(40, 128)}), "head.weight is (40, 128) where"),
+        (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 100)}), "must be a multiple of 64"),
+        (lambda tensors: tensors.update({"emb.weight": torch.ones(41)}), "emb.weight is no matrix"),
+        (lambda tensors: tensors.update({"note": "hello"}), "does not hold one table of tensors"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told_in_one_line(
+    change: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    tensors = torch.load(file, weights_only=True)
+    change(tensors)  # type: ignore[operator]
+    torch.save(tensors, file)
+    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_file_with_code_in_it_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"emb.weight": os.system}, tmp_path / "x.pth")
+    (tmp_path / "y.pth").write_bytes(b"nothing of the kind")
+    for name, sentence in {"x.pth": "plain tensors", "y.pth": "plain tensors", "z.pth": "No such file"}.items():
+        assert main(["import", "--format", "rwkv", str(tmp_path / name), "--out", str(tmp_path / "back")]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_only_rwkv5_goes_out_and_no_run_is_overwritten(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tiny_run), "--format", "rwkv", "--out", str(tmp_path / "x.pth")]) == 2
+    assert "of the architecture gpt; the format rwkv holds only rwkv5" in capsys.readouterr().err
+    run = write_run(tmp_path / "run")
+    assert main(["export", str(run), "--format", "rwkv", "--out", str(tmp_path / "no" / "x.pth")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    file = exported(run, tmp_path / "x.pth")
+    assert main(["import", "--format", "rwkv", str(file), "--out", str(run)]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_log_probabilities_are_printed_after_each_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    assert main(["logits", str(run), "--tokens", ",".join(map(str, TOKENS)), "--json"]) == 0
+    printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
+    torch.testing.assert_close(printed, logits(run).log_softmax(-1))
+    assert main(["logits", str(run), "--tokens", "1,2"]) == 0
+    assert capsys.readouterr().out.startswith("after 1: ")
+
+
+def test_any_architecture_answers(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logits", str(tiny_run), "--tokens", "1,2,3", "--json"]) == 0
+    printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
+    assert printed.shape == (3, 320)
+    torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"), [("1,x", "joined by commas, not '1,x'"), ("1,41", "no token 41"), ("", "joined by commas")]
+)
+def test_tokens_of_no_use_are_told(
+    tokens: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logits", str(write_run(tmp_path / "run")), f"--tokens={tokens}", "--json"]) == 2
+    assert sentence in capsys.readouterr().err

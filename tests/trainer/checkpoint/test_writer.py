@@ -1,0 +1,58 @@
+"""Checkpoints are written while training goes on, one at a time, and trouble is told."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.checkpoint import store
+from trainer.checkpoint.background_writer import Writer
+
+
+def test_training_goes_on_while_it_writes() -> None:
+    writer, go, done = Writer(), threading.Event(), []
+    writer.begin(lambda: go.wait(10) and done.append(1))
+    writer.check()
+    assert done == []
+    go.set()
+    writer.wait()
+    assert done == [1]
+
+
+def test_one_waits_for_the_other() -> None:
+    writer, written = Writer(), []
+    for number in range(5):
+        writer.begin(lambda number=number: written.append(number))  # type: ignore[misc]
+    writer.wait()
+    assert written == [0, 1, 2, 3, 4]
+
+
+def test_trouble_is_told_once_at_the_next_call() -> None:
+    writer = Writer()
+
+    def write() -> None:
+        raise OSError(28, "No space left on device")
+
+    writer.begin(write)
+    with pytest.raises(OSError, match="No space"):
+        writer.wait()
+    writer.check()
+    writer.wait()
+
+
+def test_what_changes_meanwhile_is_not_in_it(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    before = model.weight.detach().clone()
+    taken = store.snapshot(model, [optimizer])
+    optimizer.step()
+    store.write(store.path(tmp_path, 1), taken, {"step": 1})
+    store.restore(store.path(tmp_path, 1), model, [optimizer])
+    assert torch.equal(model.weight, before)
+    assert optimizer.state_dict()["state"][0]["step"] == 1

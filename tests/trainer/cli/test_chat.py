@@ -1,0 +1,131 @@
+"""Talking with a run's model, through a pipe as through a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.cli import chat
+from trainer.cli.chat import Conversation, Patience, until
+from trainer.data.tokenizer import Tokenizer
+from trainer.inference.sampling import Sampler
+from trainer.models.base import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def tokenizer(dataset_folder: Path) -> Tokenizer:
+    return Tokenizer.load(dataset_folder / "tokenizer.json")
+
+
+class Script(LanguageModel):
+    """Has learned one text by heart, says it again and again, and keeps all it has read as its state."""
+
+    bounded = False
+
+    def __init__(self, text: list[int], vocabulary_size: int) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.nn.functional.one_hot(torch.tensor(text), vocabulary_size).float() * 1000)
+        self.said = 0
+        self.read: list[int] = []
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        self.read.extend(tokens[0].tolist())
+        row = self.rows[self.said % len(self.rows)]
+        self.said += 1
+        return row.expand(1, tokens.size(1), -1), self
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features
+
+
+def conversation(tokenizer: Tokenizer, says: str) -> Conversation:
+    model = Script([*tokenizer.encode(says)], tokenizer.vocabulary_size)
+    return Conversation(model, tokenizer, 64, Sampler())
+
+
+def test_an_answer_ends_where_the_users_next_line_begins(tokenizer: Tokenizer) -> None:
+    talk = conversation(tokenizer, " I do.\nUser:")
+    assert "".join(talk.answer("Who sees the cat?", 50)) == " I do."
+    assert "".join(talk.answer("Who else?", 50)) == " I do."
+    expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
+    assert tokenizer.decode(talk.reader.text) == expected
+
+
+def test_what_has_been_read_is_not_read_again(tokenizer: Tokenizer) -> None:
+    talk = conversation(tokenizer, " the king finds")
+    "".join(talk.answer("a", 3))
+    "".join(talk.answer("b", 3))
+    assert talk.model.read == talk.reader.text[:-1]
+
+
+def test_an_answer_that_was_left_counts_as_far_as_it_went(tokenizer: Tokenizer) -> None:
+    talk = conversation(tokenizer, " train train train")
+    parts = talk.answer("Say it", 50)
+    said = next(parts) + next(parts)
+    parts.close()
+    "".join(talk.answer("Again", 1))
+    assert f"Assistant:{said}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
+
+
+def test_reset_forgets(tokenizer: Tokenizer) -> None:
+    talk = conversation(tokenizer, " yes")
+    "".join(talk.answer("Remember", 5))
+    talk.reset()
+    "".join(talk.answer("me", 1))
+    assert tokenizer.decode(talk.reader.text).startswith("User: me\nAssistant:")
+
+
+def characters(text: str) -> Iterator[str]:
+    yield from text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
+)
+def test_a_stop_word_is_never_shown_and_nothing_else_is_lost(text: str, shown: str) -> None:
+    assert "".join(until("\nUser:", characters(text))) == shown
+    assert "".join(until("\nUser:", [text])) == shown
+
+
+def test_ctrl_c_ends_the_answer_and_twice_the_program() -> None:
+    with Patience() as patience:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert patience.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_two_turns_through_a_pipe(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def say(*lines: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert chat.main([str(tiny_run), "--tokens", "8", "--temperature", "0"]) == 0
+        out, err = capsys.readouterr()
+        assert ("/reset" in err) == ("/help" in lines)
+        return out
+
+    alone = say("The cat sees")
+    assert alone.endswith("\n")
+    assert len(alone) > 1
+    both = say("The cat sees", "The dog sees")
+    assert both.startswith(alone)
+    assert len(both) > len(alone)
+    assert say("The cat sees", "/reset", "", "The cat sees", "/quit", "never read") == 2 * alone
+    assert say("/help") == ""
+
+
+def test_a_folder_that_is_no_run_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main([str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "has no whole checkpoint" in err

@@ -1,0 +1,153 @@
+"""`dailytrain`: what it says to good and to bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import TINY
+from trainer.cli import arch, sample
+from trainer.cli.main import COMMANDS, main
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert main([]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_an_unknown_command_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "there is no command 'trian'" in err
+
+
+def test_the_light_commands_import_no_engine() -> None:
+    """The agent starts at once, on machines without torch."""
+    code = (
+        "import sys; from trainer.cli import main; main(['--help']); main(['nothing']);"
+        "sys.exit(bool({'torch', 'lightning', 'numpy', 'django', 'pydantic', 'rich'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "trainer.cli.arch")
+    assert main(["arch", "list"]) == 2
+    assert "arch needs the package torch" in capsys.readouterr().err
+
+
+def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert arch.main(["list"]) == 0
+    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert listed == {
+        "gpt": "11,534,650",
+        "nanogpt": "5,322,240",
+        "litgpt": "3,287,040",
+        "smear": "11,534,633",
+        "rwkv5": "7,617,536",
+    }
+
+
+def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["arch", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5"]
+    assert all(row["description"] and row["parameters"] > 1e6 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--corpus", "files:/absent/*.txt"], "/absent"),
+        (["--corpus", "fineweb"], "fineweb"),
+        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, nanogpt, litgpt, smear, rwkv5"),
+        (["--budget", "0s"], "impossible"),
+        (["--budget", "a while"], "impossible budget 'a while'"),
+        (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
+        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
+        (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
+        (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
+        (["--dataset", "absent"], "absent is not a dataset"),
+        (["--tokenizer", "words", "--corpus", "CORPUS"], "'words' is not a tokenizer"),
+        (["--train.sequence-length", "1000000", "--dataset", "DATASET"], "too few for sequences"),
+        (["--logger", "wandb", "--dataset", "DATASET"], "pip install 'dailytrain[loggers]'"),
+        (["--device", "cuda", "--dataset", "DATASET"], "no GPU"),
+    ],
+)
+def test_bad_input_to_train_gets_one_line(
+    flags: list[str],
+    sentence: str,
+    dataset_folder: Path,
+    corpus_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    places = {"DATASET": str(dataset_folder), "CORPUS": f"files:{corpus_folder}/*.txt"}
+    if "wandb" in flags:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    if "cuda" in flags:
+        import torch
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["train", "--out", str(tmp_path / "run"), *(places.get(flag, flag) for flag in flags)]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert sentence in err
+
+
+def test_a_damaged_checkpoint_gets_one_line(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / "checkpoints/step-00000030/model.safetensors").write_bytes(b"nothing")
+    assert main(["sample", str(run)]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "model.safetensors is damaged" in err
+
+
+def test_training_on_from_a_damaged_checkpoint_gets_one_line(
+    tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / "checkpoints/step-00000030/optimizer.pt").write_bytes(b"nothing")
+    assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "optimizer.pt is damaged" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_model_writes_after_the_prompt_the_same_each_time(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = [str(tiny_run), "--prompt", "The cat", "--tokens", "12", "--seed", "3"]
+    assert sample.main(ask) == 0
+    first = capsys.readouterr().out
+    assert sample.main(ask) == 0
+    assert capsys.readouterr().out == first
+    assert first.startswith("The cat")
+    assert len(first) > len("The cat\n")
+
+
+@pytest.mark.parametrize("folder", ["absent", "."])
+def test_a_folder_that_is_no_run_gets_one_line(folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(tmp_path / folder)]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_corpus_is_prepared_on_the_way(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    flags = ["--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:300", "--budget", "2steps", *TINY]
+    assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["dataset"]["tokenizer"] == "bpe:300"
+    assert run["dataset"]["limit_bytes"] == 16 * 2**20

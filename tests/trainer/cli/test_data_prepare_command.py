@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.cli.prepare import main, parse_size
+from trainer.data.dataset import Dataset
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+
+
+ARGUMENTS = ["--corpus", "python-library", "--tokenizer", "bpe:512", "--limit-bytes", "64KiB"]
+
+
+def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*ARGUMENTS, "--out", str(tmp_path / "out"), "--json"]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    dataset = Dataset.open(answer["path"])
+    assert answer["path"] == str(tmp_path / "out")
+    assert answer["hash"] == dataset.hash
+    assert answer["tokenizer_sha256"] == dataset.tokenizer.sha256
+    assert sum(split["bytes"] for split in answer["splits"].values()) == 64 << 10
+    assert "Tokenising" in printed.err
+
+
+def test_a_second_call_answers_the_same_without_work(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main([*ARGUMENTS, "--json"]) == 0
+        printed = capsys.readouterr()
+        answer = json.loads(printed.out)
+    assert printed.err == ""
+    assert main([*ARGUMENTS, "--quiet"]) == 0
+    assert f"hash {answer['hash']}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (["--corpus", "files:nowhere/*.txt"], "files:nowhere/*.txt matches no file of text"),
+        (["--corpus", "wikipedia"], "There is no corpus 'wikipedia'"),
+        (["--tokenizer", "bpe:12"], "A vocabulary of 12 entries is not possible"),
+        (["--tokenizer", "nowhere.json"], "'nowhere.json' is not a tokenizer"),
+        (["--limit-bytes", "much"], "'much' is not a size"),
+        (["--limit-bytes", "1000"], "A dataset needs at least 8192 bytes of text"),
+        (["--out", "/proc/nowhere/out"], "/proc/nowhere cannot be made"),
+        (["--out", __file__], "exists and is not a dataset"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], change: list[str], complaint: str
+) -> None:
+    assert main([*ARGUMENTS, "--quiet", *change]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert complaint in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_it_with_130_and_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.cli.prepare",
+        "--corpus",
+        "python-library",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (tmp_path / ".out.preparing" / "spool").exists():
+        time.sleep(0.01)
+    process.send_signal(stop)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1] == "Interrupted; nothing was kept"
+    assert "Traceback" not in err
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 1 << 20), ("16MiB", 16 << 20), ("1.5g", 1_500_000_000), (" 2 kB ", 2000), ("1Ki", 1024)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "ten", "1XB", "1.2.3M", "MiB", "nan", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)

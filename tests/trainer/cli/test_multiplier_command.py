@@ -1,0 +1,141 @@
+"""`dailytrain multiplier`: exact JSON, a table for people, one line for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.simulated_tracks import Night, record
+from trainer.cli.multiplier import main
+
+
+def write(folder: Path, document: object) -> str:
+    path = folder / "runs.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
+    return str(path)
+
+
+def test_it_prints_exactly_the_promised_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = Night(seed=7).ladder().entry("new", 1.2, 3).entry("twin", 1.2, 2)
+    assert main([write(tmp_path, night.records), "--baseline", "gpt", "--axis", "flops", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["entries", "ladder"]
+    assert list(printed["ladder"]) == ["b0", "slope", "curvature", "sigma"]
+    fields = ["entry", "cm", "low", "high", "runs", "verdict", "tied_with", "seeds_needed", "extrapolated"]
+    assert all(list(entry) == fields for entry in printed["entries"])
+    new = next(entry for entry in printed["entries"] if entry["entry"] == "new")
+    assert new["low"] < 1.2 < new["high"]
+    assert printed == night.board().to_dict()
+
+
+def test_numbers_are_finite_or_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record("gpt", seed, at, 1.0) for seed, at in enumerate((0.5, 1.0, 2.0))]
+    assert main([write(tmp_path, [*records, record("new", 0, 1.0, 1.0)]), "--baseline", "gpt", "--json"]) == 0
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(constant)
+
+    printed = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert {entry["cm"] for entry in printed["entries"]} == {None}
+
+
+def test_a_downloaded_row_with_its_runs_gives_the_same_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = Night(seed=9).ladder().entry("new", 1.1, 2)
+    row = {"multiplier": night.board()["new"].to_dict(), "runs": night.records}
+    assert main([write(tmp_path, row), "--baseline", "gpt", "--json"]) == 0
+    assert row["multiplier"] in json.loads(capsys.readouterr().out)["entries"]
+
+
+def test_people_get_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    night = Night(seed=7).ladder().entry("new", 1.2, 3).entry("[red]far", 4.0, 1)
+    assert main([write(tmp_path, night.records), "--baseline", "gpt", "--full", "1e18"]) == 0
+    printed = capsys.readouterr().out
+    assert "better than the baseline" in printed
+    assert "[red]far" in printed
+    assert "* read off beyond the ladder's rungs." in printed
+    assert "At 1e+18 FLOPs, over the ladder of gpt: 22 runs." in printed
+
+
+GOOD = record("gpt", 1, 1.0, 1.02)
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ("", "the file is empty"),
+        ("[", "is not JSON"),
+        ("[]", "There are no runs in it."),
+        ("{}", 'Expected a list of runs, or an object with a list under "runs".'),
+        ([3], "Run 1 is not an object."),
+        ([GOOD, {"entry": "gpt", "seed": 1}], "Run 2 has no flops, seconds, bits_per_byte."),
+        ([{**GOOD, "bits_per_byte": math.nan}], "bits_per_byte must be a number above 0"),
+        ([{**GOOD, "bits_per_byte": None}], "bits_per_byte must be a number above 0"),
+        ([{**GOOD, "flops": -1}], "flops must be a number above 0 and up to 1e+300, not -1."),
+        ([{**GOOD, "flops": 10**400}], "flops must be a number above 0"),
+        ([{**GOOD, "seconds": "3"}], "seconds must be a number above 0 and up to 1e+300, not '3'."),
+        ([{**GOOD, "flops": True}], "flops must be a number above 0"),
+        ([{**GOOD, "seed": 1.5}], "seed must be a whole number, not 1.5."),
+        ([{**GOOD, "entry": ""}], "entry must be a name, not ''."),
+        ([{**GOOD, "entry": "other"}], "No run is of 'gpt'. Entries: other."),
+        ([{**GOOD, "flops": None}], "No run of the baseline 'gpt' has its flops."),
+    ],
+)
+def test_a_bad_file_is_one_line_and_exit_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object, complaint: str
+) -> None:
+    assert main([write(tmp_path, document), "--baseline", "gpt", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert complaint in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--baseline"),
+        (["--baseline", "gpt", "--axis", "joules"], "invalid choice: 'joules'"),
+        (["--baseline", "gpt", "--full", "nan"], "must be a number above 0, not 'nan'"),
+        (["--baseline", "gpt", "--full", "1"], "far from all runs of the baseline"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    assert exit_code([write(tmp_path, [GOOD]), *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert complaint in printed
+
+
+def exit_code(arguments: list[str]) -> int | str | None:
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize("name", ["nothing.json", "."])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([str(tmp_path / name), "--baseline", "gpt"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_django() -> None:
+    code = (
+        "import sys, trainer.cli.multiplier;"
+        "print([name for name in ('torch', 'django', 'pydantic', 'scipy.stats') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,91 @@
+"""`dailytrain rephrase check` and `calibrate`: files of pairs in, words or JSON out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.genesis import passages
+from tests.support.rephrasings import GOOD, SOURCE
+from trainer.cli.main import main
+
+
+def write(path: Path, rows: list[tuple[str, str, str]]) -> str:
+    lines = [json.dumps({"source": source, "style": style, "output": output}) for source, style, output in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_each_line_gets_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(SOURCE, style, output) for style, output in GOOD.items()]
+    rows += [(SOURCE, "medium", SOURCE), (SOURCE, "easy", ""), (SOURCE, "easy", GOOD["easy"])]
+    assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows), "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said[:4] == [{"accepted": True, "reasons": []}] * 4
+    assert said[4:] == [
+        {"accepted": False, "reasons": ["copied"]},
+        {"accepted": False, "reasons": ["empty"]},
+        {"accepted": False, "reasons": ["duplicate"]},
+    ]
+
+
+def test_without_json_it_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(SOURCE, "easy", GOOD["easy"]), (SOURCE, "medium", SOURCE)]
+    assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows)]) == 0
+    expected = ["1: accepted", "2: It is the source, all but unchanged.", "1 of 2 accepted."]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2 is not JSON."),
+        ("[1]", 'line 2 is not an object with the texts "source", "style" and "output".'),
+        ('{"source": "a", "style": "easy"}', 'line 2 is not an object with the texts "source", "style" and "output".'),
+        ('{"source": "a", "style": "poem", "output": "b"}', "line 2 has the style 'poem'"),
+    ],
+)
+def test_a_bad_line_is_one_sentence_and_nothing_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, sentence: str
+) -> None:
+    path = Path(write(tmp_path / "pairs.jsonl", [(SOURCE, "easy", GOOD["easy"])]))
+    path.write_text(path.read_text() + line + "\n")
+    assert main(["rephrase", "check", str(path), "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert sentence in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_and_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rephrase", "check", "nowhere.jsonl"]) == 2
+    assert main(["rephrase", "poem"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "dailytrain rephrase check: nowhere.jsonl cannot be read: No such file or directory."
+    assert said[1] == "dailytrain rephrase: there is no 'poem'; there are join, check, calibrate"
+
+
+def test_calibration_keeps_the_sample_and_refuses_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(one["king_james"], "medium", one["world"]) for one in passages()[:300]]
+    sample, out = write(tmp_path / "sample.jsonl", rows), tmp_path / "thresholds.json"
+    assert main(["rephrase", "calibrate", sample, "--keep", "0.98", "--json", "--out", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == found
+    assert list(found["thresholds"]) == ["medium"]
+    assert found["measured"]["medium"]["kept"] >= 0.97
+    assert found["measured"]["medium"]["strangers_refused"] > 0.99
+    assert main(["rephrase", "check", sample, "--thresholds", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("29")
+
+
+def test_calibration_prints_a_table_and_refuses_a_small_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(one["king_james"], "easy", one["basic"]) for one in passages()[:60]]
+    assert main(["rephrase", "calibrate", write(tmp_path / "sample.jsonl", rows)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:14].strip() for line in lines] == ["", "easy, start", "easy, proposed"]
+    assert main(["rephrase", "calibrate", write(tmp_path / "small.jsonl", rows[:9])]) == 2
+    assert "No style has 50 outputs" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""A run's configuration, from files and flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.accounting.budget import Budget
+from trainer.config.parsing import parse
+from trainer.config.train_config import ConfigError, Numbers, TrainConfig, gpu_batch, gpu_depth, is_short, resolve
+
+
+def test_flags_and_file_say_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('arch = "smear"\nbudget = "20steps"\nlimit_bytes = 5\n[model]\ndepth = 3\n[train]\nbatch = 4\n')
+    flags = ["--arch", "smear", "--budget=20steps", "--limit-bytes", "5", "--model.depth=3", "--train.batch", "4"]
+    assert parse(["--config", str(file), "--out", "x"]) == parse(["--out", "x", *flags])
+
+
+def test_a_json_file_does_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"budget": "1h", "seed": 7, "model": {"depth": 2}, "train": {"compile": False}}))
+    config = parse(["--config", str(file), "--out", "x"])
+    assert (config.budget, config.seed, config.model, config.train.compile) == ("1h", 7, {"depth": 2}, False)
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('budget = "20steps"\n[model]\ndepth = 3\nwindows = "SL"\n')
+    config = parse(["--model.depth", "5", "--config", str(file), "--out", "x", "--budget", "9steps"])
+    assert (config.budget, config.model) == ("9steps", {"depth": 5, "windows": "SL"})
+
+
+def test_words_are_joined_by_either_dash() -> None:
+    assert parse(["--out", "x", "--limit_bytes", "16MiB"]) == parse(["--out", "x", "--limit-bytes=16MiB"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "--out is needed"),
+        (["--out", "x", "--bogus", "1"], "there is no option --bogus"),
+        (["--out", "x", "--budget", "0s"], "impossible"),
+        (["--out", "x", "--budget", "soon"], "impossible budget 'soon'"),
+        (["--out", "x", "--train.batch", "many"], "--train.batch cannot be 'many'"),
+        (["--out", "x", "--train.batch", "0"], "train.batch must be at least 1"),
+        (["--out", "x", "--train.batch", "6", "--train.micro-batch", "4"], "must divide"),
+        (["--out", "x", "--logger", "paper"], "--logger cannot be 'paper'"),
+        (["--out", "x", "--model", "5"], "--model cannot be '5'"),
+        (["--out", "x", "--dataset", "d", "--corpus", "files:c"], "dataset is a prepared corpus"),
+        (["--out", "x", "--checkpoint-every", "3M-tokens"], "seconds or steps"),
+        (["--out", "x", "--limit-bytes", "lots"], "is not a size"),
+        (["--out", "x", "--seed", "-1"], "seed must be"),
+        (["--out", "x", "--config", "absent.toml"], "cannot read the configuration absent.toml"),
+    ],
+)
+def test_contradictions_and_slips_are_told_in_one_line(flags: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        parse(flags)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.toml", "arch ="), ("a.json", "{"), ("a.json", "[1]")])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match="the configuration"):
+        parse(["--config", str(tmp_path / name), "--out", "x"])
+
+
+def config(**fields: Any) -> TrainConfig:
+    return TrainConfig(out=Path("x"), **fields)
+
+
+def test_what_is_given_is_kept() -> None:
+    numbers = Numbers(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
+    resolved = resolve(config(train=numbers, model={"depth": 7}), "cpu")
+    assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
+        **dataclasses.asdict(numbers),
+        "chunk": 0,
+        "device": "cpu",
+        "devices": 1,
+        "depth": 7,
+    }
+
+
+def test_a_short_run_on_a_cpu_is_small_exact_and_not_compiled() -> None:
+    resolved = resolve(config(budget="60s"), "cpu")
+    assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (2, 256, "fp32", False)
+    assert config(budget="60s").text_limit("cpu") == 16 * 2**20
+
+
+def test_a_long_one_is_compiled_and_reads_all_text() -> None:
+    assert resolve(config(budget="2h"), "cpu").compile
+    assert config(budget="2h").text_limit("cpu") is None
+    assert config(budget="60s").text_limit("cuda") is None
+
+
+def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:
+    resolved = resolve(config(budget="24h"), "cuda")
+    assert (resolved.precision, resolved.compile, resolved.sequence_length) == ("bf16", True, 2048)
+    assert 22 <= resolved.depth <= 26
+    assert 2**18 <= resolved.tokens_per_step <= 2**20
+
+
+@pytest.mark.parametrize(
+    "budget", ["1s", "10m", "24h", "30d", "1steps", "1e9steps", "5B-tokens", "1e12flops", "1e24flops"]
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_budget_gets_numbers_that_fit_together(budget: str, device: Any) -> None:
+    resolved = resolve(config(budget=budget), device)
+    assert resolved.batch % resolved.micro_batch == 0
+    assert resolved.depth >= 2
+    assert resolved.tokens_per_step <= 2**24
+
+
+def test_more_compute_never_makes_the_model_or_the_batch_smaller() -> None:
+    budgets = [Budget("seconds", float(seconds)) for seconds in (60, 600, 3600, 20_000, 86_400)]
+    assert sorted(map(gpu_depth, budgets)) == list(map(gpu_depth, budgets))
+    assert sorted(gpu_batch(b, 2048) for b in budgets) == [gpu_batch(b, 2048) for b in budgets]
+
+
+def test_a_budget_smaller_than_a_step_is_impossible() -> None:
+    with pytest.raises(ConfigError, match="one step is 2048 tokens"):
+        resolve(config(budget="2000tokens"), "cpu")
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, "4", True])
+def test_depth_is_a_whole_number(depth: Any) -> None:
+    with pytest.raises(ConfigError, match="depth must be a whole number"):
+        resolve(config(model={"depth": depth}), "cpu")
+
+
+def test_ten_minutes_are_not_short() -> None:
+    assert is_short(Budget.parse("599s"))
+    assert not is_short(Budget.parse("10m"))

@@ -1,0 +1,112 @@
+"""Damaged data ends a run in one line that says which file and what to do; repaired, the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.data.dataset import DamagedDataset, Dataset
+from trainer.data.loader import PackedLoader
+from trainer.data.prefetch import loader
+
+
+@pytest.fixture
+def folder(dataset_folder: Path, tmp_path: Path) -> Path:
+    """A dataset to be damaged."""
+    return Path(shutil.copytree(dataset_folder, tmp_path / "dataset"))
+
+
+def flip(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+def truncate(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped": (flip, "is damaged: its sha256 is not the manifest's"),
+    "truncated": (truncate, "bytes instead of"),
+    "missing": (Path.unlink, "is missing from the dataset"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_damage_is_found_before_a_step_is_made(
+    folder: Path, tmp_path: Path, split: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.train import command
+
+    shard = folder / split / "00000.bin"
+    spoil, sentence = DAMAGE[damage]
+    spoil(shard)
+    assert command(["--dataset", str(folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(shard) in line
+    assert sentence in line
+    assert f"delete the folder {folder} and prepare the dataset again" in line
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["cause"] == "infrastructure"
+
+
+def test_cut_short_in_use_it_is_an_error_and_no_crash(folder: Path) -> None:
+    """Through a memory map this would be the end of the process, without a word."""
+    loading = loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
+    loading.next()
+    (folder / "train" / "00000.bin").write_bytes(b"")
+    complaint = r"train/00000.bin is damaged: it was cut short while it was in use: delete"
+    with pytest.raises(DamagedDataset, match=complaint):
+        # Some batches had been read before.
+        all(loading.next() for _ in range(10))
+    loading.close()
+
+
+def test_a_run_whose_data_breaks_off_goes_on_when_it_is_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.train import command
+
+    def train(out: str) -> int:
+        flags = ["--budget", "8steps", "--checkpoint-every", "4steps", *TINY]
+        return command(["--dataset", str(folder), "--out", str(tmp_path / out), *flags])
+
+    shard = folder / "train" / "00000.bin"
+    whole, read = shard.read_bytes(), PackedLoader.next
+
+    def truncating(self: PackedLoader) -> object:
+        if self.position == 6 * self.batch:
+            shard.write_bytes(b"")
+        return read(self)
+
+    monkeypatch.setattr(PackedLoader, "next", truncating)
+    assert train("broken") == 1
+    assert "Traceback" not in (said := capsys.readouterr().err)
+    assert "cut short while it was in use" in said.splitlines()[-1]
+    assert "the same command then goes on from the last checkpoint" in said.splitlines()[-1]
+    monkeypatch.undo()
+    shard.write_bytes(whole)
+    assert train("broken") == train("whole") == 0
+    ends = [store.latest(tmp_path / out) for out in ("broken", "whole")]
+    first, second = ((end / "model.safetensors").read_bytes() for end in ends if end is not None)
+    assert first == second
+
+
+def test_several_ranks_share_the_reading(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    flip(folder / "dev" / "00000.bin")
+    files = len(dataset.manifest["splits"]["train"]["shards"]) + 1
+    found = 0
+    for rank in range(files):
+        try:
+            dataset.verify(("train", "dev"), rank, files)
+        except DamagedDataset:
+            found += 1
+    assert found == 1

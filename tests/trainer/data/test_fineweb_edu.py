@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from trainer.data.corpora import CorpusError, open_corpus
+from trainer.data.corpora.fineweb_edu import REPOSITORY, REVISION
+
+pyarrow = pytest.importorskip("pyarrow")
+
+SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the Hugging Face Hub that streaming one dataset at one revision asks for."""
+
+    protocol_version = "HTTP/1.1"
+    files: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if match := re.fullmatch(f"/api/datasets/{REPOSITORY}/tree/{REVISION}/?(.*)", path):
+            self._answer(json.dumps([self._row(name) for name in self.files if name.startswith(match[1])]).encode())
+        elif path == f"/api/datasets/{REPOSITORY}/revision/{REVISION}":
+            siblings = [{"rfilename": name} for name in self.files]
+            self._answer(json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
+        elif path.startswith(prefix := f"/datasets/{REPOSITORY}/resolve/{REVISION}/"):
+            self._file(path.removeprefix(prefix))
+        else:
+            self._answer(b"{}", 404, {"X-Error-Code": "EntryNotFound"})
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """paths-info: the one path asked for is the folder of the sample."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(json.dumps([{"type": "directory", "path": "sample/10BT", "oid": "b" * 40}]).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _row(self, name: str) -> dict[str, object]:
+        return {"type": "file", "path": name, "size": len(self.files[name]), "oid": "a" * 40}
+
+    def _file(self, name: str) -> None:
+        if name not in self.files:
+            self._answer(b"{}", 404, {"X-Error-Code": "EntryNotFound"})
+            return
+        data = self.files[name]
+        headers = {"X-Repo-Commit": REVISION, "ETag": '"one"', "Accept-Ranges": "bytes"}
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(match[1]), int(match[2] or len(data) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            self._answer(data[first : last + 1], 206, headers)
+        else:
+            self._answer(data, 200, headers)
+
+    def _answer(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    from pyarrow import parquet
+
+    pages = [f"Page {number}. " + " ".join(str(number * word) for word in range(200)) for number in range(200)]
+    table = pyarrow.table({"id": [f"<urn:uuid:{n}>" for n in range(200)], "text": pages, "score": [3.5] * 200})
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    card = "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
+    Hub.files = {"README.md": card.encode(), "sample/10BT/000_00000.parquet": buffer.getvalue()}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def prepared(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the Hub's client reads its environment when it is imported."""
+    arguments = ["--corpus", "fineweb-edu", "--limit-bytes", "90kB", "--tokenizer", "bpe:300", "--json", "--quiet"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments, "--out", str(folder / "out")],
+        env={**kept, "HF_HOME": str(folder / "hub"), **environment},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_pages_are_streamed_from_the_hub_at_the_pinned_revision_until_the_limit(hub: str, tmp_path: Path) -> None:
+    done = prepared(tmp_path, HF_ENDPOINT=hub)
+    assert done.returncode == 0, done.stderr
+    splits = json.loads(done.stdout)["splits"]
+    assert sum(split["bytes"] for split in splits.values()) == 90_000
+    with (tmp_path / "out" / "test" / "documents.jsonl").open() as lines:
+        held = [json.loads(line) for line in lines]
+    assert all(re.fullmatch(r"<urn:uuid:\d+>", page["id"]) and page["text"].startswith("Page ") for page in held)
+
+
+@pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_without_the_hub_it_is_one_clear_line(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = prepared(tmp_path, **environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("fineweb-edu cannot be read from the Hugging Face Hub; is there a network?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_takes_no_argument() -> None:
+    with pytest.raises(CorpusError, match="takes no argument"):
+        open_corpus("fineweb-edu:sample-100BT")

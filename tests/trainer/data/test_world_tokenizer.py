@@ -1,0 +1,212 @@
+"""The World tokenizer cuts any bytes as RWKV's own does, and is saved and loaded as every tokenizer is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.paths import DATA
+from trainer.checkpoint.store import save
+from trainer.cli import score
+from trainer.data import world
+from trainer.data.dataset import prepare
+from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
+from trainer.inference import generate
+from trainer.models import architecture
+from trainer.protocol import Checkpoint, DatasetPin, FileRef, Generated, GenerateOrder
+from trainer.scoring.runs import Run as ScoredRun
+
+FILE = DATA / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt"
+MORE = ("the", "the ", " th", "theatre", "é", "日本", "\n\n", "'s", "a b")
+
+published = pytest.mark.skipif(not FILE.is_file(), reason=f"the vocabulary is not at {FILE}")
+
+
+def small(folder: Path) -> Path:
+    """A vocabulary in the published format: the bytes, and a few longer tokens."""
+    tokens: list[str | bytes] = [bytes([byte]) if byte > 127 else chr(byte) for byte in range(256)] + list(MORE)
+    lines = [f"{n} {t!r} {len(t.encode() if isinstance(t, str) else t)}" for n, t in enumerate(tokens, start=1)]
+    file = folder / "vocabulary.txt"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> world.WorldTokenizer:
+    return world.read(small(tmp_path_factory.mktemp("world")))
+
+
+@pytest.fixture(scope="module")
+def full() -> world.WorldTokenizer:
+    return world.read(FILE)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Callable[[bytes], list[int]]:
+    """The encoder of the package rwkv, which imports nothing itself: read past the package, which imports torch's."""
+    found = importlib.util.find_spec("rwkv")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the package rwkv is not installed")
+    source = Path(found.submodule_search_locations[0]) / "rwkv_tokenizer.py"
+    spec = importlib.util.spec_from_file_location("rwkv_tokenizer", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.TRIE_TOKENIZER(str(FILE)).encodeBytes
+
+
+def texts() -> list[str]:
+    """Real text in many scripts: books, and the names of all letters' and symbols' blocks as they are."""
+    rows = [
+        "Всички хора се раждат свободни и равни по достойнство и права.",
+        "人人生而自由，在尊严和权利上一律平等。すべての人間は、生まれながらにして自由である。",
+        "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+        "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق. כל בני האדם נולדו בני חורין",
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता प्राप्त है। มนุษย์ทั้งหลายเกิดมามีอิสระ",
+        "def f(x):\n\treturn {'a': [1, 2.5e-3]}  # naïve café 👩‍👩‍👧‍👦 ½ ≤ ∑ \r\n\n\n    end\x00\x7f",
+        "".join(map(chr, [*range(1, 0xD800, 7), *range(0x1F300, 0x1F700)])),
+    ]
+    for name in ("tinyshakespeare/input.txt", "wikitext-2-raw/wiki.test.raw"):
+        if (file := DATA / "text" / name).is_file():
+            rows.append(file.read_text(encoding="utf-8")[:60_000])
+    return rows
+
+
+@published
+def test_text_of_many_languages_is_cut_as_by_its_authors(
+    full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
+) -> None:
+    for text in texts():
+        ids = full.encode(text)
+        assert ids == theirs(text.encode())
+        assert full.decode(ids) == text
+        assert int(full.byte_lengths()[ids].sum()) == len(text.encode())
+
+
+@published
+def test_random_bytes_are_cut_as_by_its_authors(
+    full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
+) -> None:
+    chance = random.Random(5)
+    known = list(full._tokens.values())
+    for length in (1, 2, 50, 5000):
+        for data in (chance.randbytes(length), b"".join(chance.choices(known, k=length))):
+            ids = full.encode_bytes(data)
+            assert ids == theirs(data)
+            assert b"".join(map(full.bytes_of, ids)) == data
+
+
+@published
+def test_the_published_one_has_room_for_65536_tokens(full: world.WorldTokenizer) -> None:
+    assert (full.vocabulary_size, full.end_of_text, len(full._tokens)) == (65536, 0, 65529)
+
+
+@given(st.binary(max_size=60) | st.lists(st.sampled_from(MORE), max_size=20).map(lambda words: "".join(words).encode()))
+@settings(deadline=None)
+def test_the_longest_token_that_fits_is_taken_each_time(tokenizer: world.WorldTokenizer, data: bytes) -> None:
+    known, place = {token: number for number, token in tokenizer._tokens.items()}, 0
+    for number in tokenizer.encode_bytes(data):
+        longest = next(data[place : place + n] for n in range(9, 0, -1) if data[place : place + n] in known)
+        assert number == known[longest]
+        place += len(longest)
+    assert place == len(data)
+
+
+def test_a_dataset_and_a_file_speak_it(corpus_folder: Path, tmp_path: Path) -> None:
+    dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
+    loaded = Tokenizer.load(tmp_path / "dataset" / "tokenizer.json")
+    assert isinstance(loaded, world.WorldTokenizer)
+    assert (loaded.sha256, loaded.vocabulary_size) == (dataset.tokenizer.sha256, 320)
+    assert TokenizerSpec.parse(str(tmp_path / "dataset" / "tokenizer.json")).given is not None
+    ids = dataset.stream("dev").read(0, 50)
+    assert ids[0] == loaded.end_of_text == 0
+    assert loaded.decode(int(each) for each in ids).startswith("The ")
+    assert loaded.decode([*loaded.encode("日本é")[:-1], *loaded.encode_bytes(b"\xff"), 0, 319]) == "日本\ufffd"
+
+
+def test_a_name_alone_is_looked_for_where_a_node_keeps_such_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path))
+    monkeypatch.setenv("DAILYTRAIN_DATA", str(tmp_path / "data"))
+    with pytest.raises(TokenizerError, match=r"vocabulary\.txt cannot be read: .*tokenizers"):
+        TokenizerSpec.parse("world:vocabulary.txt")
+    for folder in (tmp_path / "tokenizers", tmp_path / "data" / "tokenizers" / "rwkv-world"):
+        folder.mkdir(parents=True)
+        file = small(folder)
+        assert TokenizerSpec.parse("world:vocabulary.txt").given is not None
+        file.unlink()
+
+
+def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -> None:
+    """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
+    dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
+    run = untrained(tmp_path / "run", dataset.tokenizer)
+    options = score.parse([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
+    tokenizer, texts = score.read(ScoredRun.open(run), options)
+    assert isinstance(tokenizer, world.WorldTokenizer)
+    assert sum(text.tokens.size for text in texts) >= 200
+    (tmp_path / "out").mkdir()
+    checkpoint = run / "checkpoints" / "step-00000003"
+    assert generate.main([str(run), "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 0
+    assert Generated.model_validate_json((tmp_path / "out" / "result.json").read_bytes()).tokens > 0
+
+
+def untrained(run: Path, tokenizer: Tokenizer) -> Path:
+    """A run of RWKV-5 that has learned nothing, as an agent lays it out, with a visitor's order."""
+    module, sizes = architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
+    sizes |= {"depth": 2, "width": 64}
+    torch.manual_seed(0)
+    save(run / "checkpoints" / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    tokenizer.save(run / "tokenizer.json")
+    about = {"format": 1, "arch": "rwkv5", "model": sizes, "dataset": {"tokenizer_sha256": tokenizer.sha256}}
+    (run / "run.json").write_text(json.dumps(about))
+    order = GenerateOrder(
+        dataset=DatasetPin(corpus="python-library", tokenizer="world:vocabulary.txt", hash="d" * 64),
+        run=FileRef(path="run.json", sha256="a" * 64, size=1),
+        checkpoint=Checkpoint(step=3, files=()),
+        prompt="The theatre é",
+        tokens=8,
+        temperature=0.7,
+        seed=5,
+    )
+    (run / "order.json").write_text(order.model_dump_json())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda text: text.replace("257 'the' 3", "257 'the' 4"), "line 257, is not an entry of a World vocabulary"),
+        (lambda text: text.replace("257 'the' 3", "256 'the' 3"), "line 257, gives the id 256 again"),
+        (lambda text: text.replace("257 'the' 3", "257 'A' 1"), "or one of them twice"),
+        (lambda text: text.replace("66 'A' 1\n", ""), "no token for 1 of the bytes"),
+        (lambda text: text.replace("257 'the' 3", "257 __import__('os') 3"), "line 257, is not an entry"),
+        (lambda text: text.replace("257 'the' 3", "0 'the' 3"), "an id below 1"),
+        (lambda text: "", "has no tokens"),
+    ],
+)
+def test_a_file_that_is_none_is_told_in_one_line(change: Any, sentence: str, tmp_path: Path) -> None:
+    file = small(tmp_path)
+    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(TokenizerError, match=sentence) as told:
+        TokenizerSpec.parse(f"world:{file}")
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="No such file"):
+        TokenizerSpec.parse(f"world:{tmp_path / 'none.txt'}")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "World"}, "tokens": [["x"]]}')
+    with pytest.raises(TokenizerError, match="its tokens cannot be read"):
+        Tokenizer.load(tmp_path / "tokenizer.json")

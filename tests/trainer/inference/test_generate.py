@@ -1,0 +1,75 @@
+"""A text for a visitor: what the process in the sandbox leaves for the agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.checkpoint.store import load_model, save
+from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.inference import generate
+from trainer.inference.sampling import continuation
+from trainer.models import architecture
+from trainer.protocol import Checkpoint, DatasetPin, FileRef, Generated, GenerateOrder
+
+TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run whose model has learnt nothing, with a visitor's order."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    tokenizer = train_bpe([TEXT], 280)
+    tokenizer.save(folder / "tokenizer.json")
+    module = architecture("gpt")
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
+    torch.manual_seed(0)
+    save(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    (folder / "run.json").write_text(json.dumps({"format": 1, "arch": "gpt", "model": sizes}))
+    order = GenerateOrder(
+        dataset=DatasetPin(corpus="python-library", tokenizer="bpe:280", hash="d" * 64),
+        run=FileRef(path="run.json", sha256="a" * 64, size=1),
+        checkpoint=Checkpoint(step=3, files=()),
+        prompt="The train",
+        tokens=40,
+        temperature=0.7,
+        seed=5,
+    )
+    (folder / "order.json").write_text(order.model_dump_json())
+    (tmp_path / "out").mkdir()
+    return folder
+
+
+def ask(run: Path) -> int:
+    return generate.main([str(run), "--checkpoint", str(run / "step-00000003"), "--out", str(run.parent / "out")])
+
+
+def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) -> None:
+    assert ask(run) == 0
+    rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["kind"] for row in rows} == {"text"}
+    result = Generated.model_validate_json((run.parent / "out" / "result.json").read_bytes())
+    assert 0 < result.tokens <= 40
+    model, tokenizer = load_model(run, run / "step-00000003"), Tokenizer.load(run / "tokenizer.json")
+    told = continuation(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
+    assert "".join(row["text"] for row in rows) == told
+
+
+def test_a_model_that_cannot_be_built_is_said_to_be_at_fault(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "model": {**record["model"], "waves": 3}}))
+    assert ask(run) == 3
+    failure = json.loads((run.parent / "out" / "failure.json").read_text())
+    assert failure["cause"] == "model"
+    assert "waves" in failure["reason"]
+    assert not (run.parent / "out" / "result.json").exists()
+
+
+def test_the_first_words_go_at_once_and_then_what_comes_together() -> None:
+    assert list(generate.in_lines(["a", "b", "c"], seconds=60)) == ["a", "bc"]
+    assert list(generate.in_lines(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
+    assert list(generate.in_lines([], seconds=60)) == []

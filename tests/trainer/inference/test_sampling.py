@@ -1,0 +1,163 @@
+"""Text from a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.cli import sample
+from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.inference.sampling import Reader, Sampler, continuation, pieces, stream
+from trainer.models import ARCHITECTURES, architecture
+from trainer.models.base import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def tokenizer(dataset_folder: Path) -> Tokenizer:
+    return Tokenizer.load(dataset_folder / "tokenizer.json")
+
+
+class Next(LanguageModel):
+    """Answers with the token after the last one it saw, for certain, and notes how much it saw."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.eye(vocabulary_size).roll(1, dims=1) * 1000)
+        self.lengths: list[int] = []
+
+    def features(self, tokens: Tensor) -> Tensor:
+        self.lengths.append(tokens.size(1))
+        return self.table[tokens]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features
+
+
+class Counting(Next):
+    """The same with a state that does not grow: how many tokens it has read."""
+
+    bounded = False
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        return self.features(tokens), (state or 0) + tokens.size(1)
+
+
+def test_it_goes_on_from_the_prompt(tokenizer: Tokenizer) -> None:
+    first = tokenizer.encode("a")[-1]
+    expected = tokenizer.decode(range(first + 1, first + 5))
+    assert continuation(Next(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
+
+
+def test_it_stops_at_the_end_of_the_text(tokenizer: Tokenizer) -> None:
+    model = Next(tokenizer.vocabulary_size)
+    with torch.no_grad():
+        model.table.zero_()[:, tokenizer.end_of_text] = 1000
+    assert continuation(model, tokenizer, "a", tokens=4) == ""
+
+
+def test_it_sees_no_more_than_its_context_and_starts_over_with_the_last_half(tokenizer: Tokenizer) -> None:
+    model = Next(tokenizer.vocabulary_size)
+    reader = Reader(model, context=8)
+    reader.add(range(6))
+    assert list(stream(reader, Sampler(), -1, tokens=8)) == list(range(6, 14))
+    assert model.lengths == [6, 7, 8, 4, 5, 6, 7, 8]
+
+
+def test_a_prompt_longer_than_the_context_is_cut_at_its_beginning(tokenizer: Tokenizer) -> None:
+    model = Next(tokenizer.vocabulary_size)
+    reader = Reader(model, context=8)
+    reader.add(range(20))
+    assert int(reader.expected().argmax()) == 20
+    assert model.lengths == [4]
+
+
+def test_a_state_that_does_not_grow_reads_each_token_once_and_forgets_nothing(tokenizer: Tokenizer) -> None:
+    model = Counting(tokenizer.vocabulary_size)
+    reader = Reader(model, context=8)
+    reader.add(range(6))
+    assert list(stream(reader, Sampler(), -1, tokens=20)) == list(range(6, 26))
+    assert model.lengths == [6, *[1] * 19]
+    assert reader.state == 25
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@torch.no_grad()
+def test_a_model_that_goes_on_answers_as_one_that_reads_everything(name: str) -> None:
+    module = architecture(name)
+    torch.manual_seed(0)
+    model = module.Model(module.Config.sized(2, 300, 24)).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))  # branches that end in zeros would hide everything
+    tokens = torch.randint(0, 300, (2, 24))
+    state, parts = None, []
+    for part in tokens.split([7, 1, 1, 9, 1, 5], dim=1):
+        features, state = model.advance(part, state)
+        parts.append(features)
+    torch.testing.assert_close(torch.cat(parts, dim=1), model.features(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_it_leaves_the_model_and_the_global_generator_alone(tokenizer: Tokenizer) -> None:
+    model = Next(tokenizer.vocabulary_size).train()
+    before = torch.get_rng_state()
+    continuation(model, tokenizer, "a", tokens=4)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def draws(sampler: Sampler, logits: Tensor) -> set[int]:
+    return {sampler.choose(logits) for _ in range(200)}
+
+
+def test_no_temperature_takes_the_likeliest() -> None:
+    logits = torch.tensor([0.0, 0.1, 0.0])
+    assert draws(Sampler(temperature=0), logits) == {1}
+    assert draws(Sampler(temperature=1.0), logits) == {0, 1, 2}
+
+
+def test_top_k_and_top_p_rule_out_the_unlikely() -> None:
+    logits = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
+    assert draws(Sampler(1.0, top_k=2), logits) == {1, 2}
+    assert draws(Sampler(1.0, top_p=0.65), logits) == {1, 2}
+    assert draws(Sampler(1.0, top_p=0.75), logits) == {1, 2, 3}
+    assert draws(Sampler(1.0, top_p=1e-9), logits) == {1}
+    assert draws(Sampler(1.0, top_k=9), logits) == {0, 1, 2, 3}
+
+
+def test_no_piece_of_text_ends_inside_a_character() -> None:
+    tokenizer = train_bpe(["plain text, nothing else. " * 20], 300)
+    text = "naïve 列車 🚂 – plain text"
+    tokens = tokenizer.encode(text)
+    parts = list(pieces(tokenizer, tokens))
+    assert len(tokens) > len(text)
+    assert "".join(parts) == text
+    assert "🚂" in parts
+
+
+def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: Tokenizer) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(50):
+        tokens = torch.randint(0, tokenizer.vocabulary_size, (20,), generator=generator).tolist()
+        assert "".join(pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--tokens", "-1"], "--tokens cannot be negative"),
+        (["--temperature", "-1"], "the temperature cannot be negative"),
+        (["--top-k", "0"], "top-k must leave"),
+        (["--top-p", "1.5"], "top-p is a probability"),
+        (["--device", "gpu"], "torch has no such device"),
+    ],
+)
+def test_numbers_that_make_no_sense_get_one_line(
+    flags: list[str], sentence: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sample.main([str(tiny_run), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert sentence in err

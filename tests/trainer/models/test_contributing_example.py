@@ -1,0 +1,59 @@
+"""The architecture in CONTRIBUTING.md is one: it trains as it stands there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.paths import REPOSITORY
+from trainer.models import ARCHITECTURES, architecture
+
+PAGE = REPOSITORY / "CONTRIBUTING.md"
+NAME = "waves_of_contributing"
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The code block as a module, with its line in the dict; return its text."""
+    text = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / f"{NAME}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ARCHITECTURES, "waves", NAME)
+    yield text
+    sys.modules.pop(NAME, None)
+
+
+def test_it_is_short(example: str) -> None:
+    assert 40 < len([line for line in example.splitlines() if line.strip()]) <= 60
+
+
+def test_it_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
+    from trainer.train import command
+
+    flags = ["--arch", "waves", "--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "30steps"]
+    flags += ["--model.depth", "2", "--model.width", "32", "--train.sequence-length", "32", "--train.batch", "4"]
+    flags += ["--train.dev-tokens", "256", "--train.sample-tokens", "0", "--device", "cpu", "--threads", "1"]
+    assert command(flags) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    dev = [line["loss"] for line in lines if line["kind"] == "dev"]
+    assert dev[-1] < 0.75 * dev[0]
+
+
+@torch.no_grad()
+def test_it_is_causal(example: str) -> None:
+    module: Any = architecture("waves")
+    torch.manual_seed(0)
+    model = module.Model(module.Config.sized(2, 64, 32))
+    torch.nn.init.normal_(model.head.weight)
+    tokens = torch.randint(0, 64, (1, 32))
+    changed = tokens.clone()
+    changed[:, 20:] = (changed[:, 20:] + 1) % 64
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(after[:, :20], before[:, :20])
+    assert (after[:, 20:] - before[:, 20:]).abs().max() > 1e-3

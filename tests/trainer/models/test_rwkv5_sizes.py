@@ -1,0 +1,140 @@
+"""RWKV-5's sizes, presets, initial values and recipe are the official ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config.train_config import TrainConfig, resolve
+from trainer.data.tokenizer import train_bpe
+from trainer.models import PRESETS, architecture, rwkv5
+from trainer.optim import optimizers
+from trainer.training.setup import configure
+
+
+def count(config: Any) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in rwkv5.Model(config).parameters())
+
+
+@pytest.mark.parametrize(("version", "parameters"), [(5.0, 7_517_655_040), (5.1, 7_517_786_112), (5.2, 7_518_044_160)])
+def test_the_large_one_has_as_many_parameters_as_the_published(version: float, parameters: int) -> None:
+    config = architecture("rwkv5-7b").Config.sized(4, 65536, 4096)
+    assert count(dataclasses.replace(config, version=version)) == parameters  # type: ignore[type-var]
+
+
+def test_every_preset_has_its_size_at_any_dial() -> None:
+    assert {name.removeprefix("rwkv5-") for name in PRESETS} == set(rwkv5.SHAPES)
+    counts = {name: count(architecture(name).Config.sized(9, 65536, 1024)) for name in PRESETS if name != "rwkv5-7b"}
+    assert counts == {
+        "rwkv5-tiny": 36_977_664,
+        "rwkv5-169m": 192_807_936,
+        "rwkv5-430m": 461_721_600,
+        "rwkv5-1b5": 1_577_754_624,
+        "rwkv5-3b": 3_062_999_040,
+    }
+
+
+def test_a_track_that_sets_the_dial_leaves_a_preset_its_size() -> None:
+    config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
+    tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
+    resolved = resolve(config, "cpu")
+    made = configure(architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
+    assert isinstance(made, rwkv5.Config)
+    assert (made.depth, made.width, made.version) == (4, 256, 5.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"width": 100}, "width 100 must be a multiple of 64"),
+        ({"width": 0}, "width 0 must be a multiple of 64"),
+        ({"depth": 1}, "initial values need at least 2 blocks"),
+        ({"version": 5.3}, "version 5.3 is not one of 5.0, 5.1 and 5.2"),
+        ({"vocabulary_size": 0}, "vocabulary of 0"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_a_sentence(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"rwkv5: .*{sentence}"):
+        rwkv5.Config(**{"vocabulary_size": 50, "sequence_length": 8, **fields})
+
+
+def test_it_starts_at_the_official_values() -> None:
+    torch.manual_seed(0)
+    config = rwkv5.Config(300, 8, depth=3, width=128)
+    start = rwkv5.Model(config).state_dict()
+    i = torch.arange(128)
+    expected = {
+        "att.time_mix_k": (i / 128) ** (2 / 3),
+        "att.time_mix_v": (i / 128) ** (2 / 3) + 0.15,
+        "att.time_mix_r": (i / 128) ** (1 / 3),
+        "att.time_mix_g": (i / 128) ** (1 / 3),
+        "att.time_decay": -6 + 5 * (i / 127) ** 1.35,
+        "att.time_faaaa": 0.5 * (1 - i / 127) + 0.1 * ((i + 1) % 3 - 1),
+        "att.ln_x.weight": torch.full((128,), (2 / 3) ** 0.7),
+        "att.output.weight": torch.zeros(128 * 128),
+        "ffn.time_mix_r": (i / 128) ** (2 / 3),
+        "ffn.value.weight": torch.zeros(448 * 128),
+        "ffn.receptance.weight": torch.zeros(128 * 128),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(start[f"blocks.1.{name}"].flatten(), value.float(), msg=name)
+    assert start["emb.weight"].abs().max() <= 1e-4
+    key, head = start["blocks.1.ffn.key.weight"], start["head.weight"]
+    torch.testing.assert_close(key.T @ key, torch.eye(128) * 3.5, rtol=0, atol=1e-4)
+    torch.testing.assert_close(head.T @ head, torch.eye(128) * 0.25 * 300 / 128, rtol=0, atol=1e-4)
+
+
+def test_the_first_version_starts_with_small_equal_bonuses() -> None:
+    start = rwkv5.Model(rwkv5.Config(50, 8, depth=2, width=192, version=5.0)).state_dict()
+    assert start["blocks.0.att.time_first"].tolist() == [-3.0] * 3
+    assert start["blocks.0.att.time_decay"].tolist() == pytest.approx([-6, -6 + 5 * 0.5**0.7, -1])
+    assert not any("gate" in name for name in start)
+
+
+@pytest.mark.parametrize("version", rwkv5.VERSIONS)
+def test_its_groups_are_the_official_ones(version: float) -> None:
+    config = rwkv5.Config(50, 8, depth=2, width=64, version=version)
+    taken = {group.name: (group, mine) for group, mine in optimizers.assign(rwkv5.Model(config), rwkv5.recipe(config))}
+    rates = {name: group.learning_rate / taken["matrices"][0].learning_rate for name, (group, _) in taken.items()}
+    times = {"matrices": 1, "decay": 2, "vectors": 1} | ({"bonus": 3} if version == 5.0 else {})
+    assert rates == pytest.approx(times)
+    for name, (group, parameters) in taken.items():
+        assert (group.betas, group.epsilon) == ((0.9, 0.99), 1e-8)
+        assert group.weight_decay == (0.001 if name == "matrices" else 0)
+        if name != "decay":
+            weights = all(key.endswith(".weight") and value.ndim == 2 for key, value in parameters.items())
+            assert weights == (name == "matrices")
+
+
+def test_its_rates_fit_the_published_ones() -> None:
+    for width, rate in {768: 6e-4, 2048: 3e-4, 4096: 2e-4}.items():
+        fitted = rwkv5.recipe(rwkv5.Config(50, 8, width=width)).groups[0].learning_rate
+        assert math.isclose(fitted, rate, rel_tol=0.06)
+
+
+def test_the_published_sizes_have_the_official_recipe_and_small_ones_a_shorter_one() -> None:
+    large, small = (rwkv5.recipe(rwkv5.Config(50, 8, width=width)) for width in (768, 256))
+    assert (large.schedule.shape, large.schedule.warmup_steps, large.clip, large.l2wrap) == ("cosine", 10, 1.0, 1e-4)
+    assert 6e-4 * large.schedule.scale(1.0, 1000) == pytest.approx(1e-5)
+    assert (small.schedule.shape, small.clip, small.l2wrap) == ("trapezoid", None, 0.0)
+
+
+def test_the_long_run_is_the_published_one() -> None:
+    from trainer.config.parsing import parse
+    from trainer.config.recipe_overrides import overridden
+
+    config = parse(["--out", "run", "--preset", "rwkv5-7b"])
+    shape = architecture(config.arch).Config.sized(4, 65536, 4096)
+    recipe = overridden(architecture(config.arch).recipe(shape), config.recipe)
+    rates = {group.name: group.learning_rate for group in recipe.groups}
+    assert (rates["matrices"], rates["decay"], rates["vectors"]) == (2e-4, 4e-4, 2e-4)
+    ends = [2e-4 * recipe.schedule.scale(*place) for place in ((0.0, 0), (0.0, 10), (1.0, 10**6))]
+    assert ends == pytest.approx([0.4e-4, 2e-4, 1.47e-4])
+    assert {(group.betas, group.epsilon) for group in recipe.groups} == {((0.9, 0.99), 1e-8)}
+    assert (config.devices, config.train.strategy, config.corpus) == (8, "fsdp", "slimpajama")

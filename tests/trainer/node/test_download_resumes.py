@@ -1,0 +1,151 @@
+"""A download whose line breaks goes on where it broke, over a real socket, and what arrives is checked as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from trainer.node import client as agent_client
+from trainer.node.blobs import Blobs
+from trainer.node.client import Client, Damaged, GaveUp
+from trainer.node.download import download
+from trainer.protocol import FileRef
+
+CONTENT = random.Random(11).randbytes(3 << 20)
+FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
+
+
+class Store:
+    """Hands out one file; each answer's line is cut after so many bytes of it."""
+
+    def __init__(self) -> None:
+        self.content = CONTENT
+        self.cuts: list[int] = []
+        """For each answer to come, the bytes after which its connection ends; no entry, no end."""
+        self.knows_ranges = True
+        self.asked: list[int] = []
+        """From which byte on."""
+        self.sent = 0
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+                first = int(match[1]) if match else 0
+                store.asked.append(first)
+                size = len(store.content)
+                if not store.knows_ranges:
+                    first = 0
+                if first and first >= size:
+                    self.send_response(416)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206 if first else 200)
+                if first:
+                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+                self.send_header("Content-Length", str(size - first))
+                self.end_headers()
+                body = store.content[first:]
+                cut = store.cuts.pop(0) if store.cuts else len(body)
+                self.wfile.write(body[:cut])
+                store.sent += min(cut, len(body))
+                self.close_connection = cut < len(body)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
+    made = Store()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def line(store: Store) -> Iterator[Client]:
+    made = Client(store.address, "token")
+    yield made
+    made.close()
+
+
+def fetch(line: Client, target: Path) -> bytes:
+    download(line, "/leases/1/blobs/x", FILE, target, lambda: False)
+    return target.read_bytes()
+
+
+def test_a_line_cut_in_the_middle_of_a_file_costs_nothing_that_has_arrived(
+    store: Store, line: Client, tmp_path: Path
+) -> None:
+    store.cuts = [1_000_000, 100, 0, 1_500_000]
+    assert fetch(line, tmp_path / "file") == CONTENT
+    assert store.asked == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
+    assert store.sent == len(CONTENT), "every byte was sent once"
+
+
+def test_a_store_that_knows_no_ranges_sends_all_of_it_again(store: Store, line: Client, tmp_path: Path) -> None:
+    store.knows_ranges = False
+    store.cuts = [2_000_000]
+    assert fetch(line, tmp_path / "file") == CONTENT
+    assert store.asked == [0, 2_000_000]
+
+
+def test_parts_of_two_files_are_noticed_and_it_is_fetched_anew(store: Store, line: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # of another file, by its name this one
+    assert fetch(line, tmp_path / "file") == CONTENT
+    assert store.asked == [1_000_000, 0]
+
+
+def test_more_than_the_whole_file_is_dropped(store: Store, line: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT + b"x")
+    assert fetch(line, tmp_path / "file") == CONTENT
+    assert store.asked == [0]
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
+def test_another_file_under_this_name_is_refused(store: Store, line: Client, tmp_path: Path, content: bytes) -> None:
+    store.content = content
+    with pytest.raises(Damaged, match="its SHA-256 differs"):
+        fetch(line, tmp_path / "file")
+    assert store.asked == [0]
+
+
+def test_a_file_that_is_shorter_there_is_asked_for_until_somebody_gives_up(
+    store: Store, line: Client, tmp_path: Path
+) -> None:
+    store.content = CONTENT[:1000]
+    with pytest.raises(GaveUp):
+        download(line, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.asked) > 4)
+
+
+def test_an_empty_file_arrives(store: Store, line: Client, tmp_path: Path) -> None:
+    store.content = b""
+    empty = FileRef(path="empty", sha256=hashlib.sha256(b"").hexdigest(), size=0)
+    download(line, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_release_that_a_killed_agent_had_in_part_is_gone_on_with(store: Store, line: Client, tmp_path: Path) -> None:
+    (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
+    path = Blobs(tmp_path).get(FILE, lambda file, to: download(line, "/leases/1/blobs/x", file, to, lambda: False))
+    assert path.read_bytes() == CONTENT
+    assert store.asked == [2_000_000]

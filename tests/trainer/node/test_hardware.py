@@ -1,0 +1,274 @@
+"""A node finds out what it is and how it is: GPUs by NVML or by `nvidia-smi`, labels, health, the speed of its line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import Node, finished, training
+from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
+from tests.support.small_site import SmallSite
+from trainer.node import gpus, gpus_nvml, gpus_smi, health
+from trainer.node.gpus import ByName, GpuError, Reader, lent, reader
+from trainer.node.gpus_nvml import NvmlReader
+from trainer.node.gpus_smi import SmiReader
+from trainer.node.hardware import detect
+from trainer.node.health import Vitals
+from trainer.node.labels import labels, model_of
+from trainer.node.network import Speed
+from trainer.protocol import Gpu, Hardware
+
+HEAT, POWER_CAP = 0x40, 0x4
+
+
+@pytest.fixture
+def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without any trace of a GPU but what the test adds to the folder it is given."""
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(gpus, "CONTROL", tmp_path / "nvidiactl")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(params=["nvml", "smi"])
+def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Reader, list[Card]]:
+    """Two 3090s, asked in either way."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = pair()
+    if request.param == "nvml":
+        return NvmlReader(Nvml(cards)), cards
+    program = Smi(tmp_path / "bin", cards)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    made = SmiReader()
+    read = made.read
+    monkeypatch.setattr(made, "read", lambda: (program.write(), read())[1])
+    return made, cards
+
+
+# --- what it is ------------------------------------------------------------------------------------------------------
+
+
+def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[Reader, list[Card]], tmp_path: Path) -> None:
+    found = detect(tmp_path, ("bubblewrap",), two[0], network=2e6)
+    assert found.gpu_details == tuple(
+        Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
+        for card in two[1]
+    )
+    assert found.gpus == ("NVIDIA GeForce RTX 3090",) * 2
+    assert (found.cuda, found.network_bytes_per_second) == ("12.4", 2e6)
+    assert {"3090", "2x3090", "2x24gb"} <= set(found.found_labels)
+
+
+def test_how_they_are_is_read_anew_each_time(two: tuple[Reader, list[Card]]) -> None:
+    reader, cards = two
+    cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
+    cards[1].reasons = HEAT | POWER_CAP
+    first, second = reader.read()
+    assert (first.used_bytes, first.temperature_celsius, first.throttled) == (300 << 20, 41, False)
+    assert (second.used_bytes, second.temperature_celsius, second.busy_percent) == (5 * GIB, 88, 97)
+    assert (second.throttled, second.processes) == (True, frozenset({4711}))
+
+
+def test_what_the_driver_does_not_tell_is_not_invented(two: tuple[Reader, list[Card]]) -> None:
+    two[1][0].temperature = None
+    assert two[0].read()[0].temperature_celsius is None
+
+
+def test_to_stay_within_the_power_limit_is_not_to_be_throttled(two: tuple[Reader, list[Card]]) -> None:
+    two[1][0].reasons = POWER_CAP
+    assert not two[0].read()[0].throttled
+
+
+def test_an_older_driver_is_asked_with_the_older_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hot = [Card(reasons=HEAT)]
+    assert NvmlReader(Nvml(hot, old_driver=True)).read()[0].throttled
+    Smi(tmp_path / "bin", hot, unknown="clocks_event_reasons.active")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    assert SmiReader().read()[0].throttled
+
+
+def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
+    nvml = Nvml(pair())
+    made = NvmlReader(nvml)
+    nvml.lost = True
+    with pytest.raises(GpuError, match="do not answer"):
+        made.read()
+    assert "do not answer (GPU is lost)" in Vitals(made).health().trouble
+
+
+def test_the_calls_are_those_of_the_real_package() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    ours = [name for name in dir(Nvml) if name.startswith(("nvml", "NVML_"))]
+    assert [name for name in ours if not hasattr(pynvml, name)] == []
+    assert issubclass(pynvml.NVMLError, Exception)
+
+
+def test_without_a_driver_there_is_no_gpu_and_nothing_is_imported(driver_only: Path) -> None:
+    script = (
+        "import sys, pathlib\nfrom trainer.node import gpus\n"
+        "gpus.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
+        "assert gpus.reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
+    assert ByName().gpus == ()
+
+
+def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = driver_only / "driver" / "0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "information").write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nGPU UUID: \t GPU-12\nDevice Minor: \t 0\n")
+    monkeypatch.setenv("PATH", str(driver_only))
+    made = reader()
+    assert (made.gpus, made.read()) == ((Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12"),), ())
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [(None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), ("GPU-b", [1]), ("GPU-b,7,0", [1]), ("-1", [])],
+)
+def test_the_sponsor_lends_the_gpus_that_the_agent_may_see(words: str | None, found: list[int]) -> None:
+    cards = [Gpu(name="x", uuid=f"GPU-{letter}") for letter in "abc"]
+    assert lent(cards, {} if words is None else {"CUDA_VISIBLE_DEVICES": words}) == found
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA GeForce RTX 3090", "3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", "3090ti"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "4070tisuper"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "pro6000"),
+        ("NVIDIA GeForce GTX 1080 Ti", "1080ti"),
+    ],
+)
+def test_a_model_has_a_short_name(name: str, model: str) -> None:
+    assert model_of(name) == model
+
+
+@pytest.mark.parametrize(
+    ("memory", "label"),
+    [
+        (25_757_220_864, "1x24gb"),  # RTX 3090
+        (24_152_899_584, "1x24gb"),  # L4, with ECC
+        (15_843_721_216, "1x12gb"),  # a T4 that reports less than 16 decimal GB is none of 16
+        (16_106_127_360, "1x16gb"),  # T4
+        (85_520_809_984, "1x80gb"),  # H100
+        (150_754_820_096, "1x141gb"),  # H200
+    ],
+)
+def test_memory_is_called_as_it_is_sold(memory: int, label: str) -> None:
+    assert label in labels([Gpu(name="", memory_bytes=memory)], 0)
+
+
+def test_a_mixed_machine_says_how_many_have_at_least_so_much() -> None:
+    mixed = [Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB), Gpu(name="Tesla T4", memory_bytes=16 * GIB)]
+    assert labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
+
+
+def test_a_machine_without_gpu_has_its_disk() -> None:
+    assert labels([], 99 * 10**9) == ("50gb",)
+    assert labels([], 10**9) == ()
+
+
+# --- health ----------------------------------------------------------------------------------------------------------
+
+
+def test_health_is_the_worst_of_all_gpus(two: tuple[Reader, list[Card]]) -> None:
+    two[1][1].temperature, two[1][1].reasons = 90, HEAT
+    said = Vitals(two[0]).health()
+    assert (said.temperature_celsius, said.throttled, said.gpu_used_bytes, said.idle_gpu, said.trouble) == (
+        90,
+        True,
+        600 << 20,
+        False,
+        "",
+    )
+
+
+def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "FRESH_SECONDS", -1)
+    cards = pair()
+    vitals = Vitals(NvmlReader(Nvml(cards)))
+    cards[1].busy = 90  # another lane's
+    mine = (cards[0].uuid,)
+    for seconds in (0, 100, 299):
+        vitals.watch(0, mine, running=True, now=seconds)
+        assert not vitals.health().idle_gpu
+    for seconds in (301, 302):
+        vitals.watch(0, mine, running=True, now=seconds)
+        assert vitals.health().idle_gpu
+    assert capsys.readouterr().err.count("has had nothing to do for 5 minutes") == 1
+    cards[0].busy = 60
+    vitals.watch(0, mine, running=True, now=303)
+    assert not vitals.health().idle_gpu
+
+
+def test_a_machine_without_gpu_is_never_idle() -> None:
+    vitals = Vitals(ByName())
+    for seconds in (0, 1000):
+        vitals.watch(0, (), running=True, now=seconds)
+    assert not vitals.health().idle_gpu
+
+
+def test_the_line_is_as_fast_as_its_slower_direction_was_lately() -> None:
+    speed = Speed()
+    speed.note("up", 10_000, 1)
+    assert speed.bytes_per_second is None, "what is small says nothing"
+    for seconds in (1, 2, 100):
+        speed.note("up", 8_000_000, seconds)
+    assert speed.bytes_per_second == 4_000_000
+    speed.note("down", 3_000_000, 1)
+    assert speed.bytes_per_second == 3_000_000
+
+
+# --- all of it, in a real agent --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("confined")
+def test_a_node_registers_as_what_it_is_and_says_how_it_is(
+    site: SmallSite, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Smi(tmp_path / "bin", pair(temperature=77))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    lease = site.add(training(site, steps=10, pace=0.1))
+    assert node.start("--once", "--label", "cellar").wait() == 0
+    registered = site.registered[0]
+    assert registered.labels == ("cellar",)
+    assert {"2x3090", "2x24gb"} <= set(registered.hardware.found_labels)
+    assert [gpu.memory_bytes for gpu in registered.hardware.gpu_details] == [24 * GIB] * 2
+    assert Hardware.model_validate_json(registered.hardware.model_dump_json()) == registered.hardware
+    polled, beat = site.polls[0].health, finished(site, lease).heartbeats[-1].health
+    assert polled is not None
+    assert polled.temperature_celsius == 77
+    assert beat is not None
+    assert beat.gpu_used_bytes == 600 << 20
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_both_ways_agree() -> None:
+    try:
+        nvml, smi = gpus_nvml.open_reader(), gpus_smi.open_reader()
+    except GpuError as error:
+        pytest.skip(str(error))
+    assert [gpu.uuid for gpu in nvml.gpus] == [gpu.uuid for gpu in smi.gpus]
+    assert nvml.cuda == smi.cuda
+    for one, other in zip(nvml.read(), smi.read(), strict=True):
+        assert abs((one.used_bytes or 0) - (other.used_bytes or 0)) < 1 << 30
+        assert one.temperature_celsius is not None

@@ -1,0 +1,228 @@
+"""Several jobs at a time on one machine, each with its own share of it; or one job across all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.agent_process import Node, finished, left_running, training, until
+from tests.support.fake_gpus import Nvml, pair
+from tests.support.in_process_agent import Aboard
+from tests.support.small_site import SmallSite
+from trainer import protocol
+from trainer.node.gpus_nvml import NvmlReader
+from trainer.node.hardware import processors
+from trainer.node.job_handlers.train import devices
+from trainer.node.lanes import split
+from trainer.node.outcome import Failed
+from trainer.protocol import Gpu
+from trainer.sandbox import Box, Limits, bubblewrap, docker, graphics
+
+TELL = "print(json.dumps({'gpus': os.environ.get('CUDA_VISIBLE_DEVICES'), 'cores': sorted(os.sched_getaffinity(0))}))"
+
+
+@pytest.fixture(autouse=True)
+def _all_gpus_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def cards(count: int) -> list[Gpu]:
+    return [Gpu(name="NVIDIA GeForce RTX 3090", uuid=f"GPU-{number}") for number in range(count)]
+
+
+# --- sharing out -----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
+def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int, lanes: int) -> None:
+    made = split(cards(gpus), range(cores), lanes)
+    assert [gpu.uuid for lane in made for gpu in lane.gpus] == [f"GPU-{number}" for number in range(gpus)]
+    sizes = [len(lane.gpus) for lane in made]
+    assert max(sizes) - min(sizes) <= 1
+    if lanes == 1:
+        return
+    assert all(lane.processors for lane in made)
+    if lanes <= cores:
+        assert sorted(core for lane in made for core in lane.processors) == list(range(cores))
+
+
+def test_one_lane_takes_the_machine_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    (lane,) = split(cards(2), range(8), 1)
+    assert lane.environment() == {"OMP_NUM_THREADS": "3"}
+    assert (len(lane.gpus), lane.processors) == (2, ())
+
+
+def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
+    first, second, third = split(cards(2), range(6), 3)
+    assert second.environment() == {
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "NVIDIA_VISIBLE_DEVICES": "GPU-1",
+        "OMP_NUM_THREADS": "2",
+    }
+    assert third.environment()["CUDA_VISIBLE_DEVICES"] == "", "there are two for three"
+    assert str(first) == "Lane 1 of 3"
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "added"),
+    [
+        ({}, 0, {}),
+        ({}, 1, {}),
+        ({}, 4, {"devices": 4}),
+        ({}, 3, {"devices": 2}),  # a batch that the trainer computes is a power of two
+        ({"train": {"batch": 6}}, 4, {"devices": 3}),
+        ({"devices": 2}, 4, {}),
+        ({"devices": 2, "device": "cpu"}, 1, {}),
+    ],
+)
+def test_a_run_takes_all_gpus_of_its_lane_that_can_share_its_steps(
+    config: dict[str, object], gpus: int, added: dict[str, int]
+) -> None:
+    assert devices(config, gpus) == added
+
+
+def test_a_run_that_asks_for_more_gpus_goes_elsewhere() -> None:
+    with pytest.raises(Failed, match="asks for 4 GPUs, and 2 work for it") as failed:
+        devices({"devices": 4}, 2)
+    assert failed.value.cause == "infrastructure"
+
+
+# --- what a sandbox shows --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two GPUs whose numbers under /dev are the other way round than the driver lists them."""
+    dev, driver = tmp_path / "dev", tmp_path / "driver"
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "dri/renderD128"):
+        (dev / name).parent.mkdir(parents=True, exist_ok=True)
+        (dev / name).touch()
+    for number, minor in ((0, 1), (1, 0)):
+        folder = driver / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t X\nGPU UUID: \t GPU-{number}\nDevice Minor: \t {minor}\n")
+    monkeypatch.setattr(graphics, "DEV", dev)
+    monkeypatch.setattr(graphics, "DRIVER", driver)
+    return dev
+
+
+def shown(machine: Path, visible: str | None) -> list[str]:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return [str(Path(path).relative_to(machine)) for path in graphics.devices(environment)]
+
+
+COMMON = ["nvidia-uvm", "nvidiactl"]
+EVERYTHING = ["dri/renderD128", "nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
+
+
+def test_a_box_has_the_files_of_its_lanes_gpus_only(machine: Path) -> None:
+    assert shown(machine, "GPU-0") == ["nvidia-uvm", "nvidia1", "nvidiactl"]
+    assert shown(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
+    assert shown(machine, "") == COMMON
+    assert shown(machine, None) == EVERYTHING
+    assert shown(machine, "0") == EVERYTHING, "a number means another GPU to another program"
+    box = Box(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), Limits(1, 1 << 30, 1 << 30, 8))
+    words = bubblewrap.arguments(box, None)
+    assert str(machine / "nvidia1") in words
+    assert str(machine / "nvidia0") not in words
+
+
+def test_the_scorers_own_sandbox_has_what_the_scorer_has(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    assert shown(machine, None) == ["nvidia-uvm", "nvidia0", "nvidiactl"]
+
+
+def test_docker_is_told_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(docker, "DRIVER", tmp_path)
+    box = Box(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, [], Path("/"), Limits(1, 1 << 30, 1 << 30, 8))
+    assert docker.gpus(box) == ["--gpus", '"device=GPU-0,GPU-1"']
+    assert docker.gpus(Box(["x"], {"CUDA_VISIBLE_DEVICES": ""}, [], Path("/"), box.limits)) == []
+    assert docker.gpus(Box(["x"], {}, [], Path("/"), box.limits)) == ["--gpus", "all"]
+
+
+# --- a real agent ----------------------------------------------------------------------------------------------------
+
+
+def both_run(site: SmallSite, leases: list[int]) -> None:
+    until(lambda: all(lease in site.leases and site.leases[lease].rows for lease in leases))
+    assert all(site.leases[lease].finish is None for lease in leases)
+
+
+@pytest.mark.usefixtures("confined")
+def test_two_lanes_do_two_jobs_at_once_each_on_its_own_cores(site: SmallSite, node: Node) -> None:
+    leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
+    node.start("--lanes", "2")
+    both_run(site, leases)
+    assert {poll.lane for poll in site.polls} == {0, 1}
+    assert {(poll.lanes, poll.lanes_wished) for poll in site.polls} == {(2, 2)}
+    until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
+    cores = [set(json.loads(site.leases[lease].log.splitlines()[1])["cores"]) for lease in leases]
+    if len(processors()) > 1:
+        assert cores[0] | cores[1] == set(processors())
+        assert not cores[0] & cores[1]
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+    for lease in leases:
+        held = site.leases[lease]
+        assert held.finish is not None
+        assert held.finish.outcome == "released"
+        assert len(held.checkpoints) == 1, "one word stops all lanes, each with its checkpoint"
+    assert left_running(node.home) == []
+    assert list((node.home / "work").iterdir()) == []
+
+
+@pytest.fixture
+def aboard(site: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
+    made = Aboard(site, tmp_path / "aboard", reader=NvmlReader(Nvml(pair())))
+    yield made
+    made.leave()
+
+
+def test_the_site_says_how_many_lanes_and_each_has_its_own_gpu(site: SmallSite, aboard: Aboard) -> None:
+    site.lanes = 2
+    leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
+    aboard.start()
+    both_run(site, leases)
+    until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
+    told = {json.loads(site.leases[lease].log.splitlines()[1])["gpus"] for lease in leases}
+    assert told == {card.uuid for card in pair()}
+    assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
+
+
+def test_a_change_of_mind_waits_for_the_jobs_under_way(site: SmallSite, aboard: Aboard) -> None:
+    site.lanes = 2
+    first = site.add(training(site, steps=100_000, every=100_000))
+    aboard.start()
+    until(lambda: first in site.leases and site.leases[first].rows)
+    site.lanes = 1
+    until(lambda: aboard.agent._wanted == 1)
+    second = site.add(training(site, steps=10, misbehave=TELL))
+    assert site.leases[first].finish is None
+    site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
+    held = finished(site, second)
+    assert json.loads(held.log.splitlines()[1])["gpus"] is None, "one lane again, with every GPU"
+
+
+def test_a_wrong_number_of_lanes_is_one_sentence(site: SmallSite, node: Node) -> None:
+    assert node.start("--lanes", "none").wait() == 2
+    assert "none is not a number from 1 to 64" in node.said()
+    assert os.linesep not in node.said().strip()
+
+
+def test_lanes_of_the_same_release_fetch_it_once(site: SmallSite, tmp_path: Path) -> None:
+    aboard = Aboard(site, tmp_path / "aboard", lanes=3).start()
+    leases = [site.add(training(site, steps=5)) for _ in range(6)]
+    for lease in leases:
+        finish = finished(site, lease).finish
+        assert finish is not None
+        assert finish.outcome == "done", finish.reason
+    aboard.leave()
+    assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry

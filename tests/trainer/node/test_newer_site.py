@@ -1,0 +1,96 @@
+"""A site that moved on: an agent passes over what it does not know in answers, and never carries out half an order."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agent_process import finished, training
+from tests.support.in_process_agent import Aboard
+from tests.support.small_site import SmallSite
+from trainer import protocol
+from trainer.node.identity import Identity
+from trainer.node.job_handlers import KINDS
+from trainer.node.signature import Distrusted, verified
+
+
+@pytest.fixture
+def newer(site: SmallSite) -> SmallSite:
+    """Every answer of this one, but for the bytes of files and specs, holds things nobody has told us about."""
+    handle = site.handle
+
+    def later(message: Any) -> Any:
+        if isinstance(message, dict):
+            return {name: later(value) for name, value in message.items()} | {"later": {"added": [1]}}
+        return message
+
+    def answer(method: str, path: str, token: str, content: bytes) -> bytes:
+        said = handle(method, path, token, content)
+        return said if method == "GET" else json.dumps(later(json.loads(said))).encode()
+
+    site.handle = answer  # type: ignore[method-assign]
+    return site
+
+
+@pytest.fixture
+def aboard(newer: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
+    made = Aboard(newer, tmp_path / "node").start()
+    yield made
+    made.leave()
+
+
+def test_what_a_newer_site_adds_to_its_answers_is_passed_over(newer: SmallSite, aboard: Aboard) -> None:
+    finish = finished(newer, newer.add(training(newer))).finish
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason
+    assert newer.polls[0].hardware.kinds == tuple(kind for kind in KINDS if kind != "rephrase"), (
+        "it says what it can do: all but rephrase"
+    )
+
+
+def test_an_order_that_asks_for_more_than_the_agent_knows_is_handed_back(newer: SmallSite, aboard: Aboard) -> None:
+    def more(spec: str) -> str:
+        words = json.loads(spec)
+        words["order"]["curriculum"] = "easy first"
+        return json.dumps(words)
+
+    newer.rewrite = more
+    held = finished(newer, newer.add(training(newer)))
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
+    assert held.finish.reason == "The order cannot be understood: update this agent. Nothing was run."
+    assert held.log == ""
+    newer.rewrite = lambda spec: spec
+    after = finished(newer, newer.add(training(newer))).finish
+    assert after is not None
+    assert after.outcome == "done", "it goes on with what it knows"
+
+
+def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
+    identity = Identity(site.address, 7, "token", base64.b64encode(site.key.public_key().public_bytes_raw()).decode())
+    signature = base64.b64encode(site.key.sign(spec.encode())).decode()
+    return protocol.Lease(lease=1, token="t", seconds=9, spec=spec, signature=signature), identity
+
+
+@pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
+def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
+    words = json.loads(protocol.encode(training(site).model_copy(update={"lease": 1, "node": 7})))
+    assert verified(*signed(site, json.dumps(words))).order.kind == "train"
+    inner = words
+    for name in where:
+        inner = inner[name]
+    inner["later"] = True
+    with pytest.raises(Distrusted, match="update this agent"):
+        verified(*signed(site, json.dumps(words)))
+
+
+def test_a_field_that_a_job_does_not_use_is_not_written_so_an_older_agent_can_do_the_job(site: SmallSite) -> None:
+    words = json.loads(protocol.encode(training(site, given=None)))
+    assert set(words["order"]) == {"kind", "dataset", "config"}
+    assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"
+    assert protocol.JobSpec.model_validate(words) == training(site, given=None)

@@ -1,0 +1,132 @@
+"""A node joins, takes a job, and everything that the job writes arrives."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from tests.support.agent_process import HASH, Node, dataset, finished, job, left_running, terminate, training, until
+from tests.support.small_site import SmallSite, read
+from trainer import protocol
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+def test_a_training_runs_and_everything_arrives(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=25))
+    node.start("--label", "cpu")
+    held = finished(site, lease)
+
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.finish.result["final_loss"] == 10 / 25
+    assert [row["step"] for row in held.rows] == list(range(1, 26))
+    assert [row["loss"] for row in held.rows] == [10 / step for step in range(1, 26)]
+    assert held.log == "training entry from step 0\n"
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20]
+    names = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
+    assert [file.path for file in held.checkpoints[0].files] == names
+    assert [file.path for file in held.finish.files] == ["run.json"]
+    assert read(site, held.finish.files[0])["arch"] == "entry"
+    assert site.registered[0].labels == ("cpu",)
+    assert site.registered[0].hardware.sandboxes == ("bubblewrap",)
+    until(lambda: not list((node.home / "work").iterdir()))
+    assert terminate(node) == 0
+    assert left_running(node.home) == []
+
+
+def test_the_job_sees_neither_test_split_nor_tokens_nor_our_environment(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site))
+    node.start("--once")
+    finish = finished(site, lease).finish
+    assert finish is not None
+    assert finish.result["data"] == ["dev", "manifest.json", "tokenizer.json", "train"]
+    assert "SECRET_KEY" not in finish.result["environment"]
+    assert "PREPARATIONS" not in finish.result["environment"]
+
+
+def test_the_identity_is_kept_for_its_owner_only_and_used_again(site: SmallSite, node: Node) -> None:
+    site.add(training(site))
+    assert node.start("--once").wait() == 0
+    path = node.home / "identity.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["node"] == 7
+    lease = site.add(training(site))
+    assert node.start("--once", token=None).wait() == 0
+    assert finished(site, lease).finish is not None
+    assert len(site.registered) == 1
+
+
+def test_the_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
+    leases = [site.add(training(site)) for _ in range(2)]
+    node.start()
+    for lease in leases:
+        finish = finished(site, lease).finish
+        assert finish is not None
+        assert finish.outcome == "done"
+    assert node.home.with_suffix(".preparations").read_text() == "python-library\n"
+    assert (node.home / "datasets" / HASH / "manifest.json").is_file()
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_another_node(site: SmallSite, node: Node) -> None:
+    first = site.add(training(site, steps=20))
+    node.start()
+    checkpoint = finished(site, first).checkpoints[0]
+    second = site.add(training(site, resume=checkpoint, steps=20))
+    held = finished(site, second)
+    assert held.finish is not None
+    assert held.finish.outcome == "done"
+    assert held.log == "training entry from step 10\n"
+    assert [row["step"] for row in held.rows] == list(range(11, 21))
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [20]
+    assert held.checkpoints[0] == site.leases[first].checkpoints[1]
+
+
+def test_only_the_newest_two_checkpoints_stay_on_the_machine(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=1000, pace=0.1, every=5))
+    node.start()
+    until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
+    folder = node.home / "work" / str(lease) / "out" / "checkpoints"
+    until(lambda: len(list(folder.glob("step-*[0-9]"))) <= 2)
+    site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
+    finished(site, lease)
+
+
+def score(site: SmallSite, **run: object) -> protocol.JobSpec:
+    files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
+    order = protocol.ScoreOrder(
+        dataset=dataset(),
+        run=site.blob(json.dumps(run).encode(), "run.json"),
+        checkpoint=protocol.Checkpoint(step=20, files=files),
+        suite=("blimp", "lambada_openai"),
+    )
+    return job(site, order)
+
+
+def test_a_scoring_runs_the_sites_own_scorer_on_the_entrys_model(site: SmallSite, node: Node) -> None:
+    lease = site.add(score(site))
+    node.start()
+    held = finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.finish.result == {
+        "bits_per_byte": 1.5,
+        "files": ["manifest.json", "model.safetensors"],
+        "scorer_imports": "baseline",
+        "model_source": 'NAME = "entry"\n',
+        "sandbox": "bubblewrap",
+        "suite": "blimp,lambada_openai",
+        "test": "test",
+        "tokenizer": True,
+    }
+    assert held.log == "scoring\n"
+
+
+def test_a_model_that_fails_the_scorers_checks_fails_with_its_sentence(site: SmallSite, node: Node) -> None:
+    lease = site.add(score(site, cheats=True))
+    node.start()
+    finish = finished(site, lease).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", "The model looks ahead.")

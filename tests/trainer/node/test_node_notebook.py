@@ -1,0 +1,85 @@
+"""A node runs notebooks: part by part, each with what the one before left, and sends back plain files only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import small_release
+from tests.support.agent_process import LIMITS, Node, dataset, finished, job
+from tests.support.small_site import Held, SmallSite
+from trainer import protocol
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+FIRST = """
+Path("model/deep").mkdir()
+Path("model/weights.bin").write_text("one")
+Path("model/deep/more.txt").write_text(",".join(sorted(os.listdir(os.environ["DAILYTRAIN_DATASET"]))))
+os.symlink("/etc/passwd", "model/passwd")
+os.mkfifo("model/pipe")
+"""
+SECOND = 'Path("model/weights.bin").write_text(Path("model/weights.bin").read_text() + " and two")'
+
+
+PLACE = "notebooks/idea.ipynb"
+
+
+def asked(site: SmallSite, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
+    """Return a job whose entry brings this notebook; `approved`: another one that somebody looked at."""
+    notebook = site.blob((approved or code).encode(), PLACE)
+    order = protocol.NotebookOrder(notebook=notebook, **{"seconds": 30, **fields})
+    entry = site.blob(small_release.tar({PLACE: code}), "entry.tar")
+    return job(site, order, entry=False).model_copy(update={"entry": entry})
+
+
+def ask(site: SmallSite, code: str, **fields: Any) -> int:
+    return site.add(asked(site, code, **fields))
+
+
+def ended(site: SmallSite, lease: int) -> tuple[Held, protocol.Finish]:
+    held = finished(site, lease)
+    assert held.finish is not None
+    return held, held.finish
+
+
+def test_what_one_part_leaves_the_next_one_finds(site: SmallSite, node: Node) -> None:
+    lease = ask(site, FIRST, dataset=dataset(), parts=2)
+    node.start()
+    held, first = ended(site, lease)
+    assert first.outcome == "done", (first.reason, held.log)
+    assert held.log == "part 1 of 2 baseline\n"
+    assert first.result == {"version": 1, "cells": 2, "seconds": 0.5, "left": 2, "left_bytes": 41}
+    sent = {file.path: site.blobs[file.sha256].decode() for file in first.files}
+    assert sorted(sent) == ["executed.ipynb", "model/deep/more.txt", "model/weights.bin"]
+    assert sent["model/deep/more.txt"] == "dev,manifest.json,tokenizer.json,train", "never the test split"
+    model = tuple(
+        file.model_copy(update={"path": file.path.removeprefix("model/")})
+        for file in first.files
+        if "model" in file.path
+    )
+    held, second = ended(site, ask(site, SECOND, model=model, part=2, parts=2))
+    assert held.log == "part 2 of 2 baseline\n"
+    sent = {file.path: site.blobs[file.sha256].decode() for file in second.files}
+    assert sent["model/weights.bin"] == "one and two"
+
+
+def test_one_that_fails_is_told_and_shown_as_far_as_it_came(site: SmallSite, node: Node) -> None:
+    limits = LIMITS.model_copy(update={"wall_seconds": 1})
+    leases = [
+        ask(site, 'raise ValueError("Cell 2 ended with NameError.")'),
+        site.add(asked(site, "while True: pass", seconds=0.1).model_copy(update={"limits": limits})),
+        ask(site, 'for i in range(600): Path(f"model/{i}").touch()'),
+        ask(site, "raise SystemExit(1)"),
+        ask(site, "print('sly')", approved="print('good')"),
+    ]
+    node.start()
+    wrong, slow, many, broken, other = (ended(site, lease)[1] for lease in leases)
+    assert (wrong.outcome, wrong.cause, wrong.reason) == ("failed", "model", "Cell 2 ended with NameError.")
+    assert [file.path for file in wrong.files] == ["executed.ipynb"]
+    assert (slow.cause, slow.reason) == ("model", "The notebook was ended. It ran longer than 1 seconds.")
+    assert [file.path for file in slow.files] == ["executed.ipynb"]
+    assert many.reason == "It left more than 500 files in model/."
+    assert broken.cause == "infrastructure"
+    assert other.reason == "notebooks/idea.ipynb is another notebook than was approved. Nothing was run."

@@ -1,0 +1,108 @@
+"""The network and the server fail; the job does not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.agent_process import Node, finished, left_running, training, until
+from tests.support.small_site import Held, SmallSite
+from trainer import protocol
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+def whole(held: Held, steps: int) -> bool:
+    return [row["step"] for row in held.rows] == list(range(1, steps + 1))
+
+
+def running(site: SmallSite, lease: int) -> Held:
+    """Wait until the job has sent something."""
+    until(lambda: lease in site.leases and site.leases[lease].rows)
+    return site.leases[lease]
+
+
+def test_the_job_goes_on_while_the_server_is_away_and_nothing_is_lost(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=60, pace=0.03))
+    node.start()
+    running(site, lease)
+    site.fault("down", "")
+    time.sleep(2.5)  # longer than the rest of the job
+    site.faults.clear()
+    held = finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason
+    assert whole(held, 60)
+    assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
+    assert "The job goes on" in node.said()
+
+
+@pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
+def test_every_call_may_fail_once_and_is_made_again(site: SmallSite, node: Node, kind: str) -> None:
+    for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
+        # A lease that is answered to nobody ends by itself: that is the server's part.
+        if not (path == "/poll" and kind in ("unanswered", "garbled")) and not (kind == "garbled" and path == "GET "):
+            site.fault(kind, path, times=1)
+    lease = site.add(training(site, steps=30, pace=0.02))
+    node.start()
+    held = finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason
+    assert whole(held, 30)
+    assert held.log == "training entry from step 0\n"
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20, 30]
+
+
+def test_the_agent_waits_for_a_server_that_is_not_there_yet(site: SmallSite, node: Node) -> None:
+    site.fault("down", "/register", times=2)
+    lease = site.add(training(site))
+    node.start()
+    finished(site, lease)
+    assert "Trying again until it answers." in node.said()
+
+
+def test_a_lost_lease_ends_the_job_and_the_node_goes_on(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000))
+    node.start()
+    held = running(site, lease)
+    held.active = False
+    until(lambda: not left_running(node.home))
+    after = finished(site, site.add(training(site)))
+    assert after.finish is not None
+    assert after.finish.outcome == "done"
+    assert held.finish is None
+    assert "has lost it: The lease has expired." in node.said()
+    assert not (node.home / "work" / str(lease)).exists()
+
+
+def test_cancel_kills_the_job_at_once(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000, every=100_000))
+    node.start()
+    running(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
+    held = finished(site, lease, 10)
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.reason) == ("released", "Cancelled by its author.")
+    assert held.checkpoints == []
+    assert left_running(node.home) == []
+
+
+def test_finish_keeps_a_checkpoint_and_hands_the_job_back(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000, every=100_000))
+    node.start()
+    running(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
+    held = finished(site, lease, 15)
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.reason) == ("released", "The night begins.")
+    assert len(held.checkpoints) == 1
+    assert held.checkpoints[0].step == held.rows[-1]["step"]
+
+
+def test_heartbeats_tell_how_long_the_job_has_run(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100, pace=0.02))
+    node.start()
+    beats = finished(site, lease).heartbeats
+    times = [beat.seconds for beat in beats if beat.phase == "running"]
+    assert times == sorted(times)
+    assert len(times) >= 3
+    assert times[-1] > 1

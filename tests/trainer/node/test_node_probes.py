@@ -1,0 +1,43 @@
+"""A node's speed is measured before and after a training, by the site's own code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.agent_process import Node, finished, training
+from tests.support.small_site import SmallSite
+from trainer import protocol
+
+pytestmark = pytest.mark.usefixtures("confined")
+READING = {"tokens_per_second": 256.0, "spread": 0.01, "steps": 5, "loss": 8.5}
+LIE = """
+write = type(out).write_text
+def lie(path, text):
+    if path.name == "result.json":
+        text = json.dumps({**json.loads(text), "probes": {"before": "as fast as you like"}})
+    return write(path, text)
+type(out).write_text = lie
+"""
+
+
+def test_the_readings_are_the_probes_and_not_the_trainings_own_word(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, probe=protocol.Probe(seconds=1), misbehave=LIE))
+    unasked = site.add(training(site, misbehave=LIE))
+    node.start()
+    held = finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.finish.result["probes"] == {"version": 1, "before": READING, "after": READING}
+    assert held.log == "probing\ntraining entry from step 0\nprobing\n"
+    finish = finished(site, unasked).finish
+    assert finish is not None
+    assert finish.result["probes"] is None
+
+
+def test_a_probe_that_does_not_work_says_nothing_and_stops_nothing(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, probe=protocol.Probe(seconds=1, width=128)))
+    node.start()
+    finish = finished(site, lease).finish
+    assert finish is not None
+    assert finish.outcome == "done"
+    assert finish.result["probes"] == {"version": 1, "before": None, "after": None}

@@ -1,0 +1,71 @@
+"""A node replays a stretch: the entry's code sees where it began, and never where it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.agent_process import Node, dataset, finished, job, training
+from tests.support.small_site import SmallSite
+from trainer import protocol
+
+pytestmark = pytest.mark.usefixtures("confined")
+SPY = """
+import glob
+found = glob.glob(str(out.parent.parent / "**" / "*"), recursive=True)
+print("sees", [name for name in found if "claimed" in name], "of the", len(found) > 5)
+claimed = out.parent.parent / "run" / "claimed" / "model.safetensors"
+target = out / f"step-{until:08d}" / "model.safetensors"
+target.unlink()
+os.symlink(claimed, target)
+"""
+
+
+def ends(site: SmallSite, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
+    """Train, and return both checkpoints."""
+    lease = site.add(training(site))
+    node.start()
+    first, second = finished(site, lease).checkpoints
+    return first, second
+
+
+def replay(site: SmallSite, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, **config: object) -> int:
+    order = protocol.ReplayOrder(dataset=dataset(), config={"steps": 20, **config}, start=start, claimed=claimed)
+    return site.add(job(site, order))
+
+
+def test_an_honest_stretch_is_the_same_and_another_is_not(site: SmallSite, node: Node) -> None:
+    first, second = ends(site, node)
+    forged = tuple(
+        site.blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
+    )
+    leases = [
+        replay(site, first, second),
+        replay(site, None, first),
+        replay(site, first, protocol.Checkpoint(step=20, files=forged)),
+    ]
+    finishes = [finished(site, lease).finish for lease in leases]
+    assert [finish and finish.result for finish in finishes] == [
+        {"version": 1, "step": 20, "exact": True, "deviation": 0.0},
+        {"version": 1, "step": 10, "exact": True, "deviation": 0.0},
+        {"version": 1, "step": 20, "exact": False, "deviation": 1.5},
+    ]
+    assert site.leases[leases[0]].log == "replaying entry from step 10 to 20, told {'clock': [], 'train': {}}\n"
+
+
+def test_the_entrys_code_cannot_see_or_point_at_what_it_is_compared_with(site: SmallSite, node: Node) -> None:
+    first, second = ends(site, node)
+    held = finished(site, replay(site, first, second, misbehave_again=SPY))
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.cause) == ("failed", "model"), held.log
+    assert held.finish.reason == "The replay left no weights to compare."
+    assert "sees [] of the True" in held.log
+
+
+def test_a_model_that_fails_when_it_is_replayed_is_told(site: SmallSite, node: Node) -> None:
+    first, second = ends(site, node)
+    finish = finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", "model")
+    finish = finished(site, replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
+    assert finish is not None
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")

@@ -1,0 +1,45 @@
+"""A node makes a smoke run: from the pure release, in its sandbox; what an entry does wrong is an answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.agent_process import Node, finished, job
+from tests.support.small_site import SmallSite
+from trainer import protocol
+from trainer.node.job_handlers import smoke
+from trainer.node.outcome import Failed
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+def ask(site: SmallSite, **config: object) -> int:
+    order = protocol.SmokeOrder(config={"arch": "waves", **config}, tokenizer="bpe:256", memory_bytes=8e10)
+    return site.add(job(site, order))
+
+
+def test_it_is_the_sites_own_code_that_looks_at_the_entry(site: SmallSite, node: Node) -> None:
+    leases = [ask(site), ask(site, fails=True), ask(site, breaks=True), ask(site, nonsense={"passed": 7})]
+    node.start()
+    sound, failing, broken, nonsense = (finished(site, lease).finish for lease in leases)
+    assert sound is not None
+    assert (sound.outcome, sound.result["passed"], sound.result["parameters"]) == ("done", True, 7.0)
+    assert sound.result["sentence"] == (
+        "waves: baseline smokes NAME = \"entry\", {'--sandbox': 'bubblewrap', '--tokenizer': 'bpe:256', "
+        "'--memory-bytes': '80000000000.0', '--peak': None}"
+    )
+    assert failing is not None
+    assert (failing.outcome, failing.result["passed"]) == ("done", False)
+    assert broken is not None
+    assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
+    assert nonsense is not None
+    assert nonsense.reason == "The smoke run's answer is not what it should be."
+    assert site.leases[leases[0]].log == "smoking\n"
+
+
+def test_a_container_is_not_enough_for_one() -> None:
+    held = SimpleNamespace(place=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
+    with pytest.raises(Failed, match="needs bubblewrap"):
+        smoke.sandbox(held)  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""The agent is light: it starts at once and needs neither torch nor Django."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import Node, terminate, training, until
+from tests.support.small_site import SmallSite
+from trainer.sandbox import driver
+
+EVERYTHING = """
+import sys
+import trainer.node.agent, trainer.node.poll, trainer.cli.node, trainer.node.signature
+heavy = {"torch", "django", "lightning", "numpy", "transformers", "pynvml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_it_imports_neither_torch_nor_django() -> None:
+    subprocess.run([sys.executable, "-c", EVERYTHING], check=True)
+
+
+def test_from_start_to_the_first_request_in_three_tenths_of_a_second(
+    site: SmallSite, tmp_path: Path, confined: None
+) -> None:
+    """In processor time, so that what else the machine does is not counted; the best of a few."""
+    node = Node(site, tmp_path / "node")
+    site.add(training(site))
+    node.start("--once").wait()
+    spent = []
+    for _ in range(5):
+        asked = len(site.polls)
+        node.start()
+        until(lambda asked=asked: len(site.polls) > asked)  # type: ignore[misc]
+        assert node.process is not None
+        fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        spent.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        terminate(node)
+    assert min(spent) < 0.45  # measured 0.2 on an idle machine; a busy one has cold caches
+
+
+def test_without_a_sandbox_it_says_so(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site))
+    assert node.start("--once", sandbox="none").wait() == 0
+    assert "WITHOUT A SANDBOX" in node.said()
+    assert site.registered[0].hardware.sandboxes == ("none",)
+    finish = site.leases[lease].finish
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason + site.leases[lease].log
+
+
+def test_a_sandbox_that_does_not_work_is_a_sentence(site: SmallSite, node: Node) -> None:
+    if driver("docker").why_not() is None:
+        pytest.skip("docker works here")
+    assert node.start(sandbox="docker").wait() == 2
+    assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.said()
+
+
+def test_a_new_token_lets_it_join_again_and_the_old_one_does_not(site: SmallSite, node: Node, confined: None) -> None:
+    site.join_tokens["again"] = 7
+    for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
+        asked = len(site.polls)
+        node.start(token=token)
+        until(lambda asked=asked: len(site.polls) > asked)  # type: ignore[misc]
+        assert terminate(node) == 0
+        assert len(site.registered) == joined, token

@@ -1,0 +1,149 @@
+"""A run that starts from another run's weights, on a node: a real training of a tiny model, from the order alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainer
+from scheduler import storage
+from tests.support.agent_process import dataset, finished, job, training
+from tests.support.in_process_agent import Aboard
+from tests.support.small_site import SmallSite, read
+from trainer import protocol
+
+LIMITS = protocol.Limits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
+MODEL = {"depth": 2, "width": 32, "heads": 2}
+NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
+CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
+
+
+def base_of(site: SmallSite, run: Path, name: str = "run-12") -> protocol.Base:
+    """The newest checkpoint of a run's folder, as the site has it."""
+    folder = max((run / "checkpoints").iterdir())
+    files = [site.blob(path.read_bytes(), path.name) for path in sorted(folder.iterdir())]
+    checkpoint = protocol.Checkpoint(step=int(folder.name[5:]), files=tuple(files))
+    return protocol.Base(name=name, run=site.blob((run / "run.json").read_bytes(), "run.json"), checkpoint=checkpoint)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from trainer.data.dataset import prepare
+
+    folder = tmp_path_factory.mktemp("data")
+    chance = random.Random(3)
+    words = ["ada", "bob", "eve", "sees", "meets", "greets", "a", "the", "train", "night"]
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(" ".join(chance.choice(words) for _ in range(120)))
+    prepare(f"files:{folder}/*.txt", "bpe:300", folder / "dataset")
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="module")
+def base_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from trainer.train import command
+
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "base.json").write_text(json.dumps({**CONFIG, "budget": "30steps"}))
+    words = ["--config", str(folder / "base.json"), "--dataset", str(data), "--out", str(folder / "base")]
+    assert command(words) == 0
+    return folder / "base"
+
+
+def dev_losses(held: Any) -> list[float]:
+    return [row["loss"] for row in held.rows if row["kind"] == "dev"]
+
+
+def test_a_training_goes_on_from_what_another_run_has_learned(
+    site: SmallSite, data: Path, base_run: Path, tmp_path: Path
+) -> None:
+    aboard = Aboard(site, tmp_path / "node")
+    pin = protocol.DatasetPin(
+        corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
+    )
+    shutil.copytree(data, tmp_path / "node" / "datasets" / pin.hash)
+    base = base_of(site, base_run)
+    order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
+    spec = job(site, order, entry=False, limits=LIMITS)
+    release = site.blob(storage.pack(Path(trainer.__file__).parent), "release.tar")
+    lease = site.add(spec.model_copy(update={"release": release}))
+    aboard.start()
+    try:
+        held = finished(site, lease, 120)
+    finally:
+        aboard.leave()
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    learned = json.loads((base_run / "result.json").read_text())["final_loss"]
+    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "it begins where the other one ended"
+    weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
+    told = read(site, held.finish.files[0])["from"]
+    assert (told["name"], told["sha256"], told["new"]) == (
+        f"run-12/step-{base.checkpoint.step:08d}",
+        weights.sha256,
+        [],
+    )
+
+
+# --- what the agent lays out, with a release that learns nothing ---
+
+
+@pytest.fixture
+def small_base(site: SmallSite) -> protocol.Base:
+    files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
+    return protocol.Base(
+        name="run-7", run=site.blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
+    )
+
+
+def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
+    """Return the configuration that the job's process was given."""
+    aboard = Aboard(site, tmp_path / "node").start()
+    try:
+        finish = finished(site, site.add(spec)).finish
+    finally:
+        aboard.leave()
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason
+    return dict(read(site, finish.files[0])["config"])
+
+
+def test_weights_come_without_momenta_and_the_configuration_names_them(
+    site: SmallSite, small_base: protocol.Base, tmp_path: Path
+) -> None:
+    spec = training(site)
+    spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
+    told = config_of(site, tmp_path, spec)["from"]
+    assert told.endswith("/base/run-7/checkpoints/step-00000040")
+    fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
+    assert small_base.run.sha256 in fetched
+    assert {file.path for file in small_base.checkpoint.files if file.sha256 in fetched} == {
+        "model.safetensors",
+        "manifest.json",
+    }
+
+
+def test_an_entry_cannot_say_itself_what_it_starts_from(site: SmallSite, tmp_path: Path) -> None:
+    assert "from" not in config_of(site, tmp_path, training(site, **{"from": "/etc"}))
+
+
+def test_a_replay_of_such_a_run_is_given_the_same_weights(
+    site: SmallSite, small_base: protocol.Base, tmp_path: Path
+) -> None:
+    files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
+    claimed = protocol.Checkpoint(step=10, files=files)
+    order = protocol.ReplayOrder(dataset=dataset(), config={"steps": 20}, base=small_base, claimed=claimed)
+    aboard = Aboard(site, tmp_path / "node").start()
+    try:
+        finish = finished(site, site.add(job(site, order))).finish
+    finally:
+        aboard.leave()
+    assert finish is not None
+    assert finish.outcome == "done", finish.reason
+    assert finish.result["exact"]
+    assert any(small_base.run.sha256 in request for request in site.requests)

@@ -1,0 +1,100 @@
+"""How an agent ends, and what the next one finds."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.support.agent_process import Node, finished, left_running, training, until
+from tests.support.small_site import Held, SmallSite
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+def running(site: SmallSite, lease: int) -> Held:
+    until(lambda: lease in site.leases and site.leases[lease].rows)
+    return site.leases[lease]
+
+
+def test_the_first_signal_keeps_a_checkpoint_hands_the_job_back_and_leaves(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000, every=100_000))
+    node.start()
+    held = running(site, lease)
+    node.signal(signal.SIGINT)
+    assert node.wait() == 0
+    assert held.finish is not None
+    assert (held.finish.outcome, held.finish.reason) == ("released", "The sponsor needs the machine.")
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [held.rows[-1]["step"]]
+    assert left_running(node.home) == []
+    assert list((node.home / "work").iterdir()) == []
+
+
+def test_the_second_signal_kills_and_hands_back_at_once(site: SmallSite, node: Node) -> None:
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    lease = site.add(training(site, steps=100_000, every=100_000, misbehave=stubborn))
+    node.start()
+    held = running(site, lease)
+    node.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert node.process is not None
+    assert node.process.poll() is None
+    node.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert node.wait() == 0
+    assert time.monotonic() - began < 5
+    assert held.finish is not None
+    assert held.finish.outcome == "released"
+    assert held.checkpoints == []
+    assert left_running(node.home) == []
+
+
+def test_a_signal_while_waiting_ends_it_at_once(site: SmallSite, node: Node) -> None:
+    node.start()
+    until(lambda: "Waiting for work." in node.said())
+    began = time.monotonic()
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+    assert time.monotonic() - began < 5
+    assert "Leaving." in node.said()
+
+
+def test_nothing_survives_a_killed_agent_and_the_next_one_reports_its_leases(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000))
+    node.start()
+    running(site, lease)
+    assert left_running(node.home) != []
+    node.signal(signal.SIGKILL)
+    node.wait()
+    until(lambda: not left_running(node.home))
+    assert (node.home / "work" / str(lease)).is_dir()
+
+    second = site.add(training(site))
+    node.start(token=None)
+    assert finished(site, second).finish is not None
+    assert [poll.abandoned for poll in site.polls if poll.abandoned] == [(lease,)]
+    assert not (node.home / "work" / str(lease)).exists()
+
+
+def test_a_lease_whose_end_nobody_heard_is_reported_by_the_next_agent(site: SmallSite, node: Node) -> None:
+    lease = site.add(training(site, steps=100_000))
+    node.start()
+    running(site, lease)
+    site.fault("down", "/leases/")
+    node.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+    assert list((node.home / "work" / str(lease)).iterdir()) == []
+    site.faults.clear()
+    node.start()
+    until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
+
+
+def test_two_agents_do_not_share_a_folder(site: SmallSite, node: Node) -> None:
+    node.start()
+    until(lambda: "Waiting for work." in node.said())
+    second = Node(site, node.home).start()
+    assert second.wait() == 2
+    assert "Another agent is working in" in node.said()

@@ -1,0 +1,306 @@
+"""A volunteer's sitting: real sockets to the site and to the back end, and both go away now and then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.agent_process import Node, until
+from tests.support.genesis import texts
+from tests.support.model_server import NAME, Echo, Words, serving
+from tests.support.packet_site import PacketSite
+from trainer import protocol
+from trainer.node import sitting
+from trainer.node.agent import Agent, Left
+from trainer.node.client import Client
+from trainer.rephrase.backends import Setup
+from trainer.rephrase.flags import Offer
+from trainer.rephrase.serve import Service
+from trainer.sandbox import driver
+
+STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
+
+
+@pytest.fixture
+def site() -> Iterator[PacketSite]:
+    made = PacketSite()
+    yield made
+    made.close()
+
+
+class Volunteer:
+    """An agent inside the test's own process that does nothing but rephrase."""
+
+    def __init__(self, site: PacketSite, home: Path, address: str, parallel: int = 4) -> None:
+        setup = Setup("endpoint", url=address, model=NAME, parallel=parallel)
+        client = Client(site.address, "")
+        offer = Offer(setup, (NAME,))
+        self.agent = Agent(client, home, driver("none"), (), offer=offer, kinds=("rephrase",))
+        self.ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            identity = self.agent.volunteer("somebody")
+            self.agent.client = self.agent.client.on_behalf(identity.token)
+            self.agent.serve(identity, once=False)
+        except (Left, Exception) as error:
+            self.ended = error
+
+    def leave(self) -> None:
+        self.agent.sponsor.ask()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self.agent.client.close()
+
+
+Come = Callable[..., Volunteer]
+
+
+@pytest.fixture
+def come(site: PacketSite, tmp_path: Path) -> Iterator[Come]:
+    there: list[Volunteer] = []
+
+    def join(address: str, **more: int) -> Volunteer:
+        home = tmp_path / f"volunteer-{len(there)}"
+        home.mkdir()
+        there.append(Volunteer(site, home, address, **more))
+        return there[-1]
+
+    yield join
+    for volunteer in there:
+        volunteer.leave()
+
+
+@pytest.fixture
+def words() -> Iterator[Service]:
+    with serving(Words()) as service:
+        yield service
+
+
+def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.Finish:
+    until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+    finish = site.leases[lease].finish
+    assert finish is not None
+    return finish
+
+
+def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite, come: Come, words: Service) -> None:
+    site.fill(texts(30), STYLES)
+    lease = site.sit()
+    come(words.address)
+    finish = ended(site, lease)
+    assert finish.outcome == "done", finish.reason
+    sat = protocol.Sat.model_validate(finish.result)
+    assert (sat.packets, sat.outputs) == (30, 60)
+    assert sat.accepted >= 57  # it draws
+    assert sat.tokens > 1000
+    assert set(site.submitted.values()) == set(site.kept.values()) == {1}
+    assert len(site.taken) == 30
+    assert finish.seconds is not None
+    assert 0 < finish.seconds < 60
+    hardware = site.volunteers[0].hardware
+    assert hardware.kinds == ("rephrase",)
+    assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
+
+
+def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
+    site: PacketSite, come: Come, words: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sitting, "IN_VAIN_SECONDS", 1.5)
+    lease = site.sit()
+    come(words.address)
+    finish = ended(site, lease)
+    assert finish.outcome == "done"
+    assert finish.seconds is not None
+    assert finish.seconds >= 1.5
+
+
+def test_packets_are_in_hand_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
+    site.fill(texts(60), ("easy",))
+    site.sit()
+    with serving(Words(seconds=0.2)) as service:
+        come(service.address, parallel=4)
+        until(lambda: site.out and len(next(iter(site.out.values()))) >= 12)
+        until(lambda: len(site.taken) >= 8)
+        assert len(next(iter(site.out.values()))) <= 40
+
+
+def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: Service) -> None:
+    site.fill(texts(30), STYLES)
+    lease = site.sit()
+    site.fault("unanswered", "/packets/take", 1)
+    site.fault("down", "/packets", 1)
+    site.fault("unanswered", "/packets/submit", 1)
+    site.fault("busy", "/packets/submit", 1)
+    site.fault("garbled", "/packets/submit", 1)
+    come(words.address)
+    assert ended(site, lease).outcome == "done"
+    assert len(site.taken) == 30
+    assert set(site.kept.values()) == {1}
+    assert max(site.submitted.values()) == 3  # one answer never came, one was a proxy's
+
+
+def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> None:
+    site.fill(texts(20), STYLES)
+    with serving(Words(seconds=0.05)) as service:
+        port = service.server.server_address[1]
+        volunteer = come(service.address)
+        lease = site.sit()
+        until(lambda: site.taken)
+    taken = len(site.taken)
+    time.sleep(1)
+    assert site.leases[lease].finish is None
+    again = Service(Words(), NAME, port).start()
+    assert ended(site, lease).outcome == "done"
+    again.close()
+    assert len(site.taken) == 20 > taken
+    assert set(site.kept.values()) == {1}
+    assert volunteer.ended is None
+
+
+def test_a_back_end_that_stays_away_gives_the_packets_back(
+    site: PacketSite, come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sitting, "PATIENCE_SECONDS", 0.5)
+    site.fill(texts(5), STYLES)
+    lease = site.sit()
+    come("http://127.0.0.1:9/v1")
+    finish = ended(site, lease)
+    assert finish.outcome == "failed"
+    assert finish.cause == "infrastructure"
+    assert "cannot be reached" in finish.reason
+    assert len(site.waiting) == 5
+
+
+def test_a_text_that_does_not_fit_gets_a_reason_and_shifts_nothing(site: PacketSite, come: Come) -> None:
+    short, long = texts(6), " ".join(texts(8))
+    site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
+    site.fill([*short[:3], long, *short[3:]], STYLES)
+    lease = site.sit()
+    with serving(Words(context=600)) as service:
+        come(service.address)
+        assert ended(site, lease).outcome == "done"
+    results = list(site.taken.values())
+    troubled = [output for result in results for output in result.outputs if output.ended == "none"]
+    assert [(output.trouble, output.text) for output in troubled] == [("prompt_too_long", "")] * 2
+    assert len({output.source_sha256 for output in troubled}) == 1
+    assert sum(output.ended == "stop" for result in results for output in result.outputs) == 12
+    judged = [one for verdict in site.verdicts.values() for one in verdict.outputs]
+    assert sum(one.accepted for one in judged) >= 10
+
+
+def test_what_the_volunteers_own_checks_refuse_is_tried_again_and_then_told(site: PacketSite, come: Come) -> None:
+    site.fill(texts(3), ("medium",))
+    lease = site.sit()
+    with serving(Echo()) as service:
+        come(service.address)
+        finish = ended(site, lease)
+    outputs = [output for result in site.taken.values() for output in result.outputs]
+    assert [(output.tries, output.trouble) for output in outputs] == [(3, "copied")] * 3
+    assert finish.result["accepted"] == 0
+
+
+def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketSite, come: Come) -> None:
+    site.fill(texts(40), STYLES)
+    lease = site.sit()
+    with serving(Words(seconds=0.1)) as service:
+        volunteer = come(service.address)
+        until(lambda: len(site.taken) >= 3)
+        began = time.monotonic()
+        volunteer.leave()
+        assert time.monotonic() - began < 10
+    assert isinstance(volunteer.ended, Left) or volunteer.ended is None
+    finish = site.leases[lease].finish
+    assert finish is not None
+    assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")
+    assert len(site.taken) + len(site.waiting) == 40
+    assert set(site.kept.values()) == {1}
+
+
+def test_a_lost_lease_ends_the_sitting_and_the_next_goes_on(site: PacketSite, come: Come) -> None:
+    site.fill(texts(20), STYLES)
+    lease = site.sit()
+    with serving(Words(seconds=0.05)) as service:
+        come(service.address)
+        until(lambda: site.taken)
+        with site.lock:
+            site.leases[lease].active = False
+            site.end(lease)
+        assert ended(site, site.sit()).outcome == "done"
+    assert len(site.taken) == 20
+    assert set(site.kept.values()) == {1}
+
+
+def test_when_its_time_is_up_it_finishes_what_it_has(site: PacketSite, come: Come) -> None:
+    site.fill(texts(200), ("easy",))
+    lease = site.sit(wall_seconds=2)
+    with serving(Words(seconds=0.1), most=2) as service:
+        come(service.address, parallel=2)
+        assert ended(site, lease).outcome == "done"
+    assert 0 < len(site.taken) < 200
+    assert len(site.taken) + len(site.waiting) == 200
+
+
+def test_a_campaign_for_another_model_or_newer_prompts_is_a_sentence(
+    site: PacketSite, come: Come, words: Service
+) -> None:
+    for change, sentence in (({"model": "other"}, "asks for other"), ({"prompt_version": 9}, "too old")):
+        site.order = site.order.model_copy(update=change)
+        lease = site.sit()
+        if not site.volunteers:
+            come(words.address)
+        finish = ended(site, lease)
+        assert finish.outcome == "failed"
+        assert sentence in finish.reason
+        site.order = site.order.model_copy(update={"model": NAME})
+
+
+def test_the_command_joins_without_an_account_and_leaves_after_one_sitting(
+    site: PacketSite, tmp_path: Path, words: Service
+) -> None:
+    import subprocess
+    import sys
+
+    site.fill(texts(6), STYLES)
+    lease = site.sit()
+    command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
+    command += ["--endpoint", words.address, "--home", str(tmp_path / "home"), "--name", "somebody"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Joined" in done.stderr
+    assert "as volunteer 901. To be credited, sign in there and give --token." in done.stderr
+    assert "6 packets handed in" in done.stderr
+    assert ended(site, lease).outcome == "done"
+    assert [volunteer.name for volunteer in site.volunteers] == ["somebody"]
+
+
+def test_bad_flags_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from trainer.cli.main import main
+
+    join = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
+    for more, sentence in (
+        (["--endpoint", "nowhere"], "is not an address"),
+        (["--backend", "transformers"], "name the one to work for with --model"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
+        (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
+    ):
+        assert main([*join, *more]) == 2
+        said = capsys.readouterr()
+        assert sentence in said.err
+        assert len(said.err.splitlines()) == 1
+    with pytest.raises(SystemExit):
+        main([*join, "--parallel", "0"])
+
+
+def test_a_node_without_a_back_end_does_not_offer_to_rephrase(site: PacketSite, node: Node) -> None:
+    node.start(sandbox="none")
+    until(lambda: site.polls)
+    assert site.polls[0].hardware.kinds is not None
+    assert "rephrase" not in site.polls[0].hardware.kinds
+    assert site.polls[0].hardware.rephraser is None

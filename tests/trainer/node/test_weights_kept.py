@@ -1,0 +1,47 @@
+"""What was fetched once stays on the node, as long as there is room and its bytes are right."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from trainer.node.blobs import Blobs
+from trainer.protocol import FileRef
+
+
+class Site:
+    """Counts what is fetched from it."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+
+    def file(self, content: bytes) -> FileRef:
+        return FileRef(path=content.decode(), sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+
+    def fetch(self, file: FileRef, target: Path) -> None:
+        self.fetched.append(file.path)
+        target.write_bytes(file.path.encode())
+
+
+def test_a_file_is_fetched_once_and_again_where_a_byte_has_changed(tmp_path: Path) -> None:
+    site, kept = Site(), Blobs(tmp_path / "weights")
+    file = site.file(b"weights")
+    place = kept.get(file, site.fetch)
+    assert kept.get(file, site.fetch) == place
+    assert site.fetched == ["weights"]
+    place.write_bytes(b"weighty")
+    assert kept.get(file, site.fetch).read_bytes() == b"weights"
+    assert site.fetched == ["weights", "weights"]
+
+
+def test_what_was_not_asked_for_lately_makes_room(tmp_path: Path) -> None:
+    site, kept = Site(), Blobs(tmp_path / "weights", most_bytes=10)
+    first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
+    for age, file in ((30, first), (20, second)):
+        place = kept.get(file, site.fetch)
+        os.utime(place, (place.stat().st_atime, place.stat().st_mtime - age))
+    kept.get(third, site.fetch)
+    assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
+    kept.get(site.file(b"more than there is room for"), site.fetch)
+    assert len(list((tmp_path / "weights").iterdir())) == 1, "what was asked for last is there in any case"

@@ -1,0 +1,104 @@
+"""Every path of `trainer.ops.attention` answers as the definition does, forward and backward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.ops.attention import attention, boundaries, describe, path, plain, reference, visible
+
+DEVICES = [
+    pytest.param(("cpu", torch.float32), id="cpu"),
+    pytest.param(("cuda", torch.float32), id="cuda-fp32", marks=pytest.mark.gpu),
+    pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
+]
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 12 + [4] * 7, [2] * 24])
+
+
+@pytest.fixture(params=DEVICES)
+def place(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
+    device, dtype = request.param
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device(device), dtype
+
+
+def inputs(
+    queries: int, place: tuple[torch.device, torch.dtype] = (torch.device("cpu"), torch.float32)
+) -> list[Tensor]:
+    device, dtype = place
+    generator = torch.Generator().manual_seed(queries)
+    return [
+        torch.randn(2, 3, length, 16, generator=generator).to(device, dtype).requires_grad_()
+        for length in (queries, 24, 24)
+    ]
+
+
+@pytest.mark.parametrize("queries", [24, 7, 1])
+@pytest.mark.parametrize("window", [None, 1, 5, 24, 1000])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_path_is_the_reference(
+    queries: int, window: int | None, masked: bool, place: tuple[torch.device, torch.dtype]
+) -> None:
+    documents = DOCUMENTS.to(place[0]) if masked else None
+    tensors = inputs(queries, place)
+    ours = attention(*tensors, window=window, documents=documents)
+    theirs = reference(*tensors, window=window, documents=documents)
+    tolerance = 1e-5 if place[1] == torch.float32 else 3e-2
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    direction = torch.randn_like(ours)
+    for mine, wanted in zip(
+        torch.autograd.grad(ours, tensors, direction), torch.autograd.grad(theirs, tensors, direction), strict=True
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=tolerance, atol=2 * tolerance)
+
+
+def test_the_reference_is_the_definition() -> None:
+    query, key, value = (tensor.detach() for tensor in inputs(24))
+    answer = reference(query, key, value, window=5, documents=DOCUMENTS)
+    # Row 0, position 18: the second token of document 4 sees itself and the first.
+    seen = slice(17, 19)
+    weights = (key[0, :, seen] @ query[0, :, 18, :, None] / math.sqrt(16)).softmax(1)
+    torch.testing.assert_close(answer[0, :, 18], (weights * value[0, :, seen]).sum(1))
+
+
+def test_queries_are_the_last_positions() -> None:
+    assert visible(2, 4, torch.device("cpu"), window=3).tolist() == [
+        [True, True, True, False],
+        [False, True, True, True],
+    ]
+
+
+def test_the_path_has_a_name() -> None:
+    query, key, _ = inputs(24)
+    assert path(query, key) == "sdpa"
+    assert path(query, key, window=24) == "sdpa"
+    assert path(query, key, window=23) == "masked sdpa"
+    assert path(query, key, documents=DOCUMENTS) == "masked sdpa"
+    assert path(query[:, :, :1], key) == "sdpa"
+    assert path(query[:, :, :2], key) == "masked sdpa"
+    assert describe(torch.device("cpu")) == "torch's sdpa"
+
+
+def test_it_can_be_made_plain_for_a_while() -> None:
+    query, key, value = inputs(24)
+    with plain():
+        assert path(query, key) == "reference"
+        assert torch.equal(attention(query, key, value), reference(query, key, value))
+    assert path(query, key) == "sdpa"
+
+
+def test_documents_are_laid_end_to_end() -> None:
+    assert boundaries(DOCUMENTS).tolist() == [0, 5, 17, 24, 48]
+    # The same number in two rows is not the same document.
+    assert boundaries(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0, 3, 6]
+
+
+def test_lower_precision_stays_near(place: tuple[torch.device, torch.dtype]) -> None:
+    tensors = [tensor.detach().to(torch.bfloat16) for tensor in inputs(24, place)]
+    ours = attention(*tensors, window=9)
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, reference(*tensors, window=9), rtol=3e-2, atol=3e-2)

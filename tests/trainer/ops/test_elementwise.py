@@ -1,0 +1,59 @@
+"""The element-wise parts are their definitions, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.models.gpt import rotation
+from trainer.ops.elementwise import capped, norm, rotate, squared_relu
+
+COSINE, SINE = rotation(3, 10, 8, 100.0, torch.device("cpu"))
+
+
+def turned(x: Tensor) -> Tensor:
+    """By complex numbers."""
+    first, second = x.chunk(2, dim=-1)
+    result = torch.complex(first, second) * torch.complex(COSINE[..., :4], SINE)
+    return torch.cat((result.real, result.imag), dim=-1)
+
+
+GAIN = torch.tensor([0.5, 1.0, 2.0])
+PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]] = {
+    "norm": (norm, lambda x: F.rms_norm(x, (8,), eps=1e-6), [torch.randn(2, 7, 8)]),
+    "norm with a gain": (
+        norm,
+        lambda x, gain: F.rms_norm(x, (8,), eps=1e-6) * gain[:, None],
+        [torch.randn(2, 7, 3, 8), GAIN],
+    ),
+    "norm of zeros": (norm, lambda x: F.rms_norm(x, (8,), eps=1e-6), [torch.zeros(2, 7, 8)]),
+    "rotate": (lambda x: rotate(x, COSINE, SINE), turned, [torch.randn(2, 7, 3, 8)]),
+    "squared_relu": (squared_relu, lambda x: F.relu(x).square(), [torch.randn(5, 8)]),
+    "capped": (lambda x: capped(2 * x / 5.0, 5.0), lambda x: 5.0 * torch.tanh(x / 5.0), [10 * torch.randn(5, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_values_and_gradients_are_the_plain_formulas(name: str) -> None:
+    ours, plain, tensors = PAIRS[name]
+    tensors = [tensor.clone().requires_grad_() for tensor in tensors]
+    one, two = ours(*tensors), plain(*tensors)
+    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+    direction = torch.randn_like(one)
+    for mine, wanted in zip(
+        torch.autograd.grad(one, tensors, direction), torch.autograd.grad(two, tensors, direction), strict=True
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_half_precision_is_computed_in_whole(name: str) -> None:
+    ours, plain, tensors = PAIRS[name]
+    x, *rest = tensors
+    answer = ours(x.bfloat16(), *rest)
+    torch.testing.assert_close(answer.float(), plain(x.bfloat16().float(), *rest), rtol=1e-2, atol=1e-2)
+    assert answer.dtype == (torch.float32 if name == "capped" else torch.bfloat16)

@@ -1,0 +1,45 @@
+"""Smaller weights for inference."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.cli import sample
+from trainer.models import architecture
+from trainer.ops.quantize import Load, quantised
+
+
+def test_without_bitsandbytes_one_line_says_so(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    assert sample.main([str(tiny_run), "--load", "8bit"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "pip install 'dailytrain[cuda]'" in err
+
+
+@pytest.mark.parametrize(("load", "factor", "tolerance"), [("8bit", 4, 0.1), ("4bit", 8, 0.5)])
+@torch.no_grad()
+def test_answers_stay_near_those_of_the_whole_weights(
+    load: Load, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    module = architecture("gpt")
+    torch.manual_seed(0)
+    model = module.Model(module.Config.sized(2, 300, 32)).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 300, (1, 32))
+    before, matrix = model(tokens), model.get_parameter("blocks.0.mlp.up.weight")
+    size = matrix.numel() * matrix.element_size()
+    small = quantised(model, load, torch.device("cpu"))
+    matrix = small.get_parameter("blocks.0.mlp.up.weight")
+    assert size == factor * matrix.numel() * matrix.element_size()
+    assert small.get_parameter("head.weight").dtype == torch.float32
+    assert (small(tokens) - before).abs().max() < tolerance * before.std()
+    assert not caplog.records  # it is asked once a token

@@ -1,0 +1,164 @@
+"""Adapters: they start as nothing, only they move, and merged into the weights they say the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trainer.checkpoint import store
+from trainer.config.train_config import Lora
+from trainer.models import ARCHITECTURES, architecture
+from trainer.models.base import LanguageModel
+from trainer.optim import lora
+
+Train = Callable[..., int]
+FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budget", "10steps")
+
+
+@pytest.fixture(scope="module")
+def adapted_run(tiny_run: Path, dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten steps of adapters on the tiny run, checkpoints at 5 and 10. For reading only."""
+    from tests.support.tiny import TINY
+    from trainer.train import command
+
+    out = tmp_path_factory.mktemp("runs") / "adapted"
+    flags = ["--dataset", str(dataset_folder), "--from", str(tiny_run), "--checkpoint-every", "5steps", *FLAGS, *TINY]
+    assert command(["--out", str(out), *flags]) == 0
+    return out
+
+
+def tensors(run: Path) -> dict[str, Tensor]:
+    folder = store.latest(run)
+    assert folder is not None
+    return load_file(folder / "model.safetensors")
+
+
+def dev_losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "dev"]
+
+
+def small(name: str) -> LanguageModel:
+    torch.manual_seed(1)
+    module = architecture(name)
+    return module.Model(module.Config.sized(2, 300, 16))
+
+
+def test_the_start_is_the_model_it_came_from(adapted_run: Path, tiny_run: Path) -> None:
+    losses = dev_losses(adapted_run)
+    assert losses[0] == dev_losses(tiny_run)[-1]
+    assert losses[-1] < losses[0]
+
+
+def test_only_adapters_move(adapted_run: Path, tiny_run: Path) -> None:
+    after, before = tensors(adapted_run), tensors(tiny_run)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    adapters = after.keys() - before.keys()
+    assert adapters
+    assert all(after[name].any() for name in adapters)
+    assert not any(name.startswith(("embedding", "head")) for name in adapters)
+
+
+def test_the_run_says_what_was_trained(adapted_run: Path) -> None:
+    run = json.loads((adapted_run / "run.json").read_text())
+    assert run["lora"] == {"rank": 4, "alpha": 16.0, "targets": "", "vectors": False}
+    assert [group["name"] for group in run["recipe"]["groups"]] == ["adapters"]
+    assert run["from"]["step"] == 30
+
+
+def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path) -> None:
+    from trainer.scoring.model_process import load
+
+    folder = store.latest(adapted_run)
+    assert folder is not None
+    plain = store.load_model(adapted_run)
+    assert not lora.is_adapted(plain)
+    record = store.read_run(adapted_run)
+    module = architecture("gpt")
+    adapted = module.Model(module.Config(**record["model"]))
+    lora.adapt(adapted, Lora(rank=4), 320)
+    store.fill(folder, adapted)
+    tokens = torch.randint(320, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = adapted(tokens)
+        torch.testing.assert_close(plain(tokens), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(load(adapted_run, folder)(tokens), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_it_goes_on_from_its_checkpoint_to_the_last_digit(
+    train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    half = store.complete(adapted_run)[0]
+    assert store.step_of(half) == 5
+    shutil.copytree(half, store.path(tmp_path, 5))
+    assert train(tmp_path, "--from", tiny_run, "--checkpoint-every", "5steps", *FLAGS) == 0
+    mine, theirs = tensors(tmp_path), tensors(adapted_run)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert dev_losses(tmp_path)[-1] == dev_losses(adapted_run)[-1]
+
+
+def test_a_run_can_start_from_it(train: Train, adapted_run: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, "--from", adapted_run, "--budget", "1steps") == 0
+    assert dev_losses(tmp_path)[0] == pytest.approx(dev_losses(adapted_run)[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
+    """A layer that computes past its `forward` would leave its adapter without a gradient."""
+    model, tokens = small(name), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for parameter in model.parameters():  # branches that start at zero would hide what is before them
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    before = model(tokens).detach()
+    names = lora.adapt(model, Lora(rank=2), 300)
+    torch.testing.assert_close(model(tokens), before)
+    for module in model.modules():
+        if isinstance(module, lora.Adapted):
+            torch.nn.init.normal_(module.lora_up, std=0.02)
+    after = model(tokens)
+    after.logsumexp(-1).sum().backward()
+    learning = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learning == {f"{name}.{part}" for name in names for part in ("lora_down", "lora_up")}
+    lora.merge(model)
+    torch.testing.assert_close(model(tokens), after, rtol=1e-3, atol=1e-4)
+
+
+def test_vectors_can_be_trained_too() -> None:
+    model = small("rwkv5")
+    lora.adapt(model, Lora(rank=2, vectors=True), 300)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert "ln_out.weight" in trained
+    assert "blocks.0.att.key.weight" not in trained
+
+
+def test_targets_are_patterns() -> None:
+    model = small("gpt")
+    names = lora.adapt(model, Lora(rank=2, targets="*.query, *.1.mlp.up"), 300)
+    assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--lora.rank", "4"], "lora.rank needs --from"),
+        (["--from", "RUN", "--lora.rank", "4", "--lora.targets", "nothing.*"], "no linear layer is named 'nothing.*'"),
+        (["--from", "RUN", "--lora.rank", "-1"], "lora.rank cannot be -1"),
+        (["--from", "RUN", "--lora.targets", "mlps.*"], "need a lora.rank"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_in_a_line(
+    train: Train, tiny_run: Path, tmp_path: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [str(tiny_run) if flag == "RUN" else flag for flag in flags]
+    assert train(tmp_path, "--budget", "1steps", *flags) == 2
+    errors = capsys.readouterr().err
+    assert what in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,213 @@
+"""What passes for a rephrasing, and what does not, on real texts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.genesis import passages, texts
+from tests.support.rephrasings import GOOD, SOURCE
+from trainer.rephrase.checks import REASONS, START, duplicate_key, judge, read_thresholds
+from trainer.rephrase.prompts import STYLES, instructions, prompt
+
+GERMAN = (
+    "Als Naturforscher an Bord der Beagle fielen mir bestimmte Tatsachen über die Verbreitung der Bewohner Südamerikas"
+    " und über die geologischen Beziehungen der heutigen zu den früheren Bewohnern dieses Erdteils auf. Diese Tatsachen"
+    " schienen mir einiges Licht auf die Entstehung der Arten zu werfen, dieses Geheimnis der Geheimnisse. Nach meiner"
+    " Rückkehr im Jahr 1837 sammelte ich geduldig alles, was damit zu tun haben konnte, und schrieb 1844 eine Skizze."
+)
+
+
+def reasons(style: str, output: str, **more: object) -> tuple[str, ...]:
+    return judge(SOURCE, style, output, **more).reasons  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_good_rephrasing_is_taken_in_each_style(style: str) -> None:
+    found = judge(SOURCE, style, GOOD[style], language="en")
+    assert found.reasons == ()
+    assert found.accepted
+    assert found.text == GOOD[style]
+
+
+@pytest.mark.parametrize(
+    ("source", "style", "output"),
+    [
+        ("king_james", "easy", "basic"),
+        ("king_james", "medium", "basic"),
+        ("king_james", "medium", "world"),
+        ("basic", "hard", "king_james"),
+    ],
+)
+def test_of_human_paraphrases_fewer_than_two_in_a_hundred_are_refused(source: str, style: str, output: str) -> None:
+    """Measured: 0.2 to 0.5 %. MRPC, which the start values come from, is not among our data."""
+    found = [judge(one[source], style, one[output], language="en") for one in passages()]
+    assert sum(not one.accepted for one in found) < 0.02 * len(found)
+
+
+@pytest.mark.parametrize("style", ["easy", "medium", "hard"])
+def test_of_rephrasings_of_another_passage_of_the_same_book_hardly_any_is_taken(style: str) -> None:
+    """A volunteer that hands in somebody else's results; of another book it would be easier to see."""
+    order = list(passages())
+    random.Random(1).shuffle(order)
+    strangers = list(itertools.pairwise(order))
+    taken = [judge(one["king_james"], style, other["basic"], language="en").accepted for one, other in strangers]
+    assert sum(taken) < {"medium": 0.04, "easy": 0.3, "hard": 0.3}[style] * len(strangers)
+
+
+def test_of_rephrasings_of_another_whole_chunk_hardly_any_is_taken() -> None:
+    def chunk(version: str, first: int) -> str:
+        return " ".join(passage[version] for passage in passages()[first : first + 4])
+
+    starts = [
+        first for first in range(0, 430, 6) if judge(chunk("basic", first), "medium", chunk("world", first)).accepted
+    ]
+    strangers = [judge(chunk("king_james", first), "medium", chunk("basic", (first + 200) % 436)) for first in starts]
+    assert len(starts) >= 71
+    assert sum(one.accepted for one in strangers) <= 2
+
+
+@pytest.mark.parametrize("output", ["", "  \n ", "...", "\u200b", "***"])
+def test_nothing_is_no_rephrasing(output: str) -> None:
+    assert reasons("medium", output) == ("empty",)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "I'm sorry, but I can't help with that request.",
+        "I’m sorry, but I cannot rephrase this text as it contains copyrighted material.",
+        "Sorry, I am unable to assist with this.",
+        "I cannot fulfill your request. I am just an AI model.",
+        "As an AI language model, I do not have personal experiences on board of ships.",
+        "Unfortunately, I can not complete this task, because it is too long.",
+        "Please provide the text that you would like me to paraphrase.",
+        "I apologize, but I won't be able to generate a paraphrase of this passage.",
+    ],
+)
+def test_a_refusal_is_told(output: str) -> None:
+    assert reasons("medium", output) == ("refusal",)
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["I'm sorry for your loss, said the captain.", "I cannot help loving the sea.", "The AI model of the ship sailed."],
+)
+def test_a_text_that_only_sounds_like_a_refusal_is_none(output: str) -> None:
+    assert "refusal" not in judge(output, "medium", output).reasons
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_prompt_once_more_is_an_echo(style: str) -> None:
+    assert reasons(style, prompt(style, SOURCE)) == ("echo",)
+    assert reasons(style, f"{instructions(style)[1]} {GOOD[style]}") == ("echo",)
+
+
+def test_the_source_once_more_is_copied() -> None:
+    for style in ("easy", "medium", "hard"):
+        assert "copied" in reasons(style, SOURCE)
+        assert "copied" in reasons(style, SOURCE.replace("struck", "amazed").upper())
+    assert "copied" in judge("The cat sat on the mat today.", "medium", "The cat sat on the mat, today!").reasons
+
+
+def test_a_sentence_or_two_may_keep_most_of_its_words() -> None:
+    source = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at so hard a task."
+    output = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at it."
+    assert judge(source, "medium", output).accepted
+
+
+def test_a_text_without_its_end_is_cut_off() -> None:
+    assert reasons("medium", GOOD["medium"][:-30]) == ("cut_off",)
+    assert reasons("medium", GOOD["medium"], ended="length") == ("cut_off",)
+    assert reasons("medium", GOOD["medium"] + '"') == ()
+
+
+def test_a_source_that_has_no_end_asks_for_none() -> None:
+    assert "cut_off" not in judge("A heading about the ship", "medium", "A title on the vessel").reasons
+
+
+def test_length_is_measured_by_style() -> None:
+    first = GOOD["medium"].split(". ")[0] + "."
+    assert "too_short" in reasons("medium", first)
+    assert "too_wordy" in reasons("hard", f"{GOOD['hard']} {GOOD['medium']} {GOOD['easy']}")
+    assert "too_wordy" not in reasons("easy", f"{GOOD['easy']} {GOOD['hard']}")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        GOOD["medium"],
+        GOOD["qa"].split("\n\n")[0],
+        GOOD["qa"].replace("Question: On", "Answer: On"),
+        f"Here we go.\n{GOOD['qa']}",
+        "Question: Who?\nAnswer:\nQuestion: What?\nAnswer: He was on a ship.",
+    ],
+)
+def test_questions_and_answers_alternate_and_are_two_or_more(output: str) -> None:
+    assert "not_pairs" in reasons("qa", output)
+
+
+def test_questions_may_be_numbered_and_bold() -> None:
+    assert reasons("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**")) == ()
+
+
+def test_another_language_is_told_and_a_few_words_are_not_judged() -> None:
+    assert "language" in reasons("medium", GERMAN, language="en")
+    assert "language" in reasons("medium", GERMAN)
+    assert "language" not in judge(GERMAN, "medium", GERMAN).reasons
+    assert "language" not in judge("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
+
+
+def test_another_subject_is_told() -> None:
+    assert "meaning" in reasons("medium", texts(3)[2])
+
+
+def test_going_round_in_circles_is_told() -> None:
+    assert "repetitive" in reasons("easy", "The ship went to South America. " * 18)
+
+
+def test_what_was_handed_in_before_is_a_duplicate_whatever_its_spaces_and_case() -> None:
+    known = {duplicate_key(GOOD["medium"])}
+    assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), known=known) == ("duplicate",)
+    assert reasons("easy", GOOD["easy"], known=known) == ()
+
+
+def test_letters_at_random_fail_in_every_style() -> None:
+    dice = random.Random(2)
+    output = " ".join("".join(dice.choices(string.ascii_lowercase, k=6)) for _ in SOURCE.split()) + "."
+    assert all("meaning" in reasons(style, output) for style in STYLES)
+
+
+def test_thresholds_can_be_changed_style_by_style() -> None:
+    strict = read_thresholds({"medium": {"meaning": 0.99}})
+    assert reasons("medium", GOOD["medium"], thresholds=strict) == ("meaning",)
+    assert reasons("easy", GOOD["easy"], thresholds=strict) == ()
+    assert read_thresholds(None) == dict(START)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"poem": {}}, "no style 'poem'"),
+        ({"easy": {"length": 1}}, "no threshold 'length'"),
+        ({"easy": {"meaning": 7}}, "between 0 and 1"),
+        ({"easy": {"shortest": 9}}, "longer than"),
+    ],
+)
+def test_thresholds_that_make_no_sense_are_a_sentence(changes: dict[str, dict[str, float]], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_thresholds(changes)
+
+
+@given(source=st.text(max_size=300), output=st.text(max_size=300), style=st.sampled_from(STYLES))
+def test_whatever_comes_is_judged_with_reasons_that_there_are(source: str, output: str, style: str) -> None:
+    found = judge(source, style, output)
+    assert found.accepted == (not found.reasons)
+    assert set(found.reasons) <= set(REASONS)
+    again = judge(source, style, found.text)
+    assert (again.text, again.accepted) == (found.text, found.accepted)

@@ -1,0 +1,64 @@
+"""Introductions are taken off, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.genesis import passages
+from tests.support.rephrasings import GOOD, SOURCE
+from trainer.rephrase.checks import clean
+
+TEXT = GOOD["medium"]
+
+
+@pytest.mark.parametrize(
+    "introduction",
+    [
+        "Here's a paraphrase of the text:\n\n",
+        "Here is a paraphrased version of the text in high-quality English:\n",
+        "Sure! Here's the rephrased text:\n\n",
+        "Certainly! Here is the passage rewritten in simpler words:\n\n",
+        "Sure, here is a version that a toddler would understand:\n\n",
+        "Paraphrased text: ",
+        "**Rewritten passage:**\n\n",
+        "Rephrased: ",
+        "The following is a rephrased version of the passage.\n\n",
+        "Of course!\n\n",
+        "Here is the text converted into a question and answer format:\n\n",
+        "Here’s a simplified version of the text\n\n",
+    ],
+)
+def test_an_introduction_is_taken_off(introduction: str) -> None:
+    assert clean(introduction + TEXT, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize("text", [f'"{TEXT}"', f"“{TEXT}”", f"\n\n{TEXT}  \n"])
+def test_quotation_marks_and_space_around_all_are_taken_off(text: str) -> None:
+    assert clean(text, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        GOOD["qa"],
+        "Here the ship lay: in the bay of the island, without wind.",
+        "Sure of his way, he went on: nobody followed him.",
+        "“Come here,” he said. “I will,” she answered.",
+        "Recipe: take two eggs and some flour.",
+        "This is the story of a ship.\n\nIt begins in Plymouth.",
+    ],
+)
+def test_a_text_that_has_none_stays_as_it_is(text: str) -> None:
+    assert clean(text, SOURCE) == text
+
+
+def test_a_source_that_begins_like_an_introduction_keeps_its_rephrasing_whole() -> None:
+    source = "Here is the new version of the text: it was printed twice."
+    output = "Here is the rewritten version of the text: it went to press two times."
+    assert clean(output, source) == output
+
+
+def test_human_texts_lose_nothing() -> None:
+    for passage in passages():
+        assert clean(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')

@@ -1,0 +1,63 @@
+"""A result is what was asked for, and made with what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from tests.support.rephrasings import GOOD, SOURCE
+from trainer import protocol
+from trainer.rephrase.checks import REASONS, envelope
+
+ORDER = protocol.RephraseOrder(campaign="c", model="m", revision="r", styles=("easy", "qa"), prompt_version=1)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+CHUNKS = (protocol.Chunk(index=3, text=SOURCE, sha256=sha256(SOURCE), styles=("easy", "qa")),)
+
+
+def output(style: protocol.Style, **changes: Any) -> protocol.Output:
+    text = changes.pop("text", GOOD[style])
+    said = {"chunk": 3, "style": style, "source_sha256": sha256(SOURCE), "text": text, "sha256": sha256(text)}
+    return protocol.Output(**{**said, **changes})
+
+
+def result(*outputs: protocol.Output, **changes: Any) -> protocol.Rephrased:
+    said = {"packet": 1, "prompt_version": 1, "model": "m", "revision": "r", "sampling": ORDER.sampling}
+    return protocol.Rephrased(**{**said, "outputs": outputs or (output("easy"), output("qa")), **changes})
+
+
+def test_what_was_asked_for_fits() -> None:
+    assert envelope(result(), CHUNKS, ORDER) == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (result(prompt_version=2), "wrong_prompt_version"),
+        (result(model="n"), "wrong_model"),
+        (result(revision=""), "wrong_model"),
+        (result(sampling=protocol.Sampling(temperature=0)), "wrong_sampling"),
+        (result(output("easy")), "missing"),
+        (result(output("easy"), output("qa"), output("hard")), "unasked"),
+        (result(output("easy"), output("qa"), output("qa")), "unasked"),
+        (result(output("easy", chunk=4), output("qa")), "unasked"),
+        (result(output("easy", source_sha256="0" * 64), output("qa")), "wrong_source"),
+        (result(output("easy", sha256="0" * 64), output("qa")), "wrong_hash"),
+        (result(output("easy", text="A\x00b."), output("qa")), "not_text"),
+        (result(output("easy", text="word " * 19_000), output("qa")), "too_big"),
+    ],
+)
+def test_what_was_not_is_told(wrong: protocol.Rephrased, reason: str) -> None:
+    assert reason in envelope(wrong, CHUNKS, ORDER)
+    assert reason in REASONS
+
+
+def test_an_output_that_was_not_written_fits_too() -> None:
+    nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
+    assert envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()

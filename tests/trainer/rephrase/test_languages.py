@@ -1,0 +1,37 @@
+"""In which language a text is, offline."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from tests.support.genesis import texts
+from trainer.rephrase.languages import UNKNOWN, identify
+
+SAID = {
+    "en": "The ship left the harbour in the morning, and nobody knew when it would come back.",
+    "de": "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wann es zurückkommen würde.",
+    "fr": "Le navire quitta le port au matin, et personne ne savait quand il reviendrait.",
+    "es": "El barco dejó el puerto por la mañana, y nadie sabía cuándo volvería.",
+    "ru": "Корабль вышел из гавани утром, и никто не знал, когда он вернётся.",
+    "zh": "那艘船早上离开了港口，没有人知道它什么时候会回来，大家都在岸边等着它，等了很久很久也没有看到它的影子。",
+}
+
+
+@pytest.mark.parametrize("language", SAID)
+def test_a_sentence_is_enough(language: str) -> None:
+    assert identify(SAID[language]) == language
+
+
+def test_old_english_is_english() -> None:
+    assert {identify(text) for text in texts(100)} == {"en"}
+
+
+@pytest.mark.parametrize("text", ["", "Yes.", "1,024 + 2,048 = 3,072", "???"])
+def test_of_a_few_letters_nobody_can_say(text: str) -> None:
+    assert identify(text) == UNKNOWN
+
+
+def test_the_library_is_the_pinned_one() -> None:
+    assert version("py3langid") == "0.4.0"

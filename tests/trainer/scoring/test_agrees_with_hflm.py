@@ -1,0 +1,84 @@
+"""litgpt's Pythia through our door, and the same weights through lm-eval's own HFLM: the same log-likelihoods."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.in_process_scorer import Nearby, written_run
+from tests.support.scoring_models import words
+from trainer.data.tokenizer import Tokenizer
+from trainer.models import litgpt
+from trainer.scoring.benchmarks import DoorModel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Request:
+    """What lm-eval hands to a model: its arguments are all that is read."""
+
+    def __init__(self, args: tuple) -> None:
+        self.args = args
+
+
+def outside(model: litgpt.Model, vocabulary: int, length: int) -> torch.nn.Module:
+    """The same weights as transformers' GPT-NeoX, by litgpt's own converter."""
+    from litgpt.scripts.convert_lit_checkpoint import copy_weights_gpt_neox
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    inside = model.gpt.config
+    config = GPTNeoXConfig(
+        vocab_size=vocabulary,
+        hidden_size=inside.n_embd,
+        num_hidden_layers=inside.n_layer,
+        num_attention_heads=inside.n_head,
+        intermediate_size=inside.intermediate_size,
+        rotary_pct=inside.rotary_percentage,
+        rotary_emb_base=inside.rope_base,
+        max_position_embeddings=length,
+        layer_norm_eps=inside.norm_eps,
+        use_parallel_residual=inside.parallel_residual,
+        hidden_act="gelu",
+    )
+    weights = {name.removeprefix("gpt."): value for name, value in model.state_dict().items()}
+    weights["lm_head.weight"] = weights.pop("head.weight")
+    converted: dict[str, torch.Tensor] = {}
+    copy_weights_gpt_neox(inside, converted, weights)
+    for name in ("gpt_neox.embed_in.weight", "embed_out.weight"):
+        converted[name] = converted[name][:vocabulary]  # without the padding that our logits leave out, too
+    found = GPTNeoXForCausalLM(config)
+    missing, unexpected = found.load_state_dict(converted, strict=False)
+    assert not unexpected
+    assert all("inv_freq" in name or "bias" in name or "masked" in name for name in missing), missing
+    return found.eval()
+
+
+def test_pythia_14m_through_our_door_and_through_hflm_agree_item_by_item(tmp_path):
+    from lm_eval.models.huggingface import HFLM
+    from transformers import PreTrainedTokenizerFast
+
+    run = written_run(tmp_path / "run")
+    torch.manual_seed(1)
+    model = litgpt.Model(litgpt.Config(run.vocabulary_size, run.sequence_length, name="pythia-14m")).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)  # far from the uniform rate of an untrained model
+    tokenizer = Tokenizer.load(run.folder / "tokenizer.json")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(run.folder / "tokenizer.json"))
+    theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
+    theirs.pad_token = theirs.eos_token
+    reference = HFLM(
+        pretrained=outside(model, run.vocabulary_size, run.sequence_length),
+        tokenizer=theirs,
+        max_length=run.sequence_length,
+        batch_size=4,
+        device="cpu",
+    )
+    ours = DoorModel(Nearby(run, model), tokenizer, lambda stage, done: None)
+    pairs = [(words(i, 1 + i).strip(), " " + words(70 + i, 1 + i % 4).strip()) for i in range(24)]
+    pairs.append(("", words(99, 3).strip()))
+    requests = [Request(pair) for pair in pairs]
+    found, expected = ours.loglikelihood(requests), reference.loglikelihood(requests, disable_tqdm=True)
+    for (mine, my_greedy), (value, greedy) in zip(found, expected, strict=True):
+        assert mine == pytest.approx(value, abs=1e-3)
+        assert my_greedy == greedy
+    assert len({round(value) for value, _ in expected}) > 10, "items that differ"

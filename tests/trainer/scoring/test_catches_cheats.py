@@ -1,0 +1,70 @@
+"""Models that try to look better than they are, each in a real sandbox, each caught with its own sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.scoring_models import examined, needs_sandbox, write_run
+from trainer.scoring import verdicts
+
+pytestmark = needs_sandbox
+
+PEEKS = "return self.push(self.honest(tokens), tokens, 5.0)"
+
+PEEKS_AT_SOME = """
+some = (torch.arange(tokens.shape[1]) % 5 == 0)[None, :, None]
+return self.push(self.honest(tokens), tokens, 5.0, some)
+"""
+
+PEEKS_A_LITTLE = "return self.push(self.honest(tokens), tokens, 0.001)"
+
+SEES_ALL = """
+x = self.embedding(tokens)
+return self.head(torch.tanh(x + x.mean(1, keepdim=True)))
+"""
+
+KNOWS_THE_LENGTH = """
+logits = self.honest(tokens)
+return self.push(logits, tokens, 5.0) if tokens.shape[1] == self.config.sequence_length else logits
+"""
+
+COUNTS_CALLS = """
+self.calls += 1
+return self.honest(tokens) * (1 + 0.01 * self.calls)
+"""
+
+REMEMBERS_TEXTS = """
+logits = self.honest(tokens)
+for row, line in zip(logits, tokens.tolist()):
+    for i in range(len(line)):
+        start = tuple(line[: i + 1])
+        if start in self.seen:
+            row[i, self.seen[start]] += 5
+        if i + 1 < len(line):
+            self.seen[start] = line[i + 1]
+return logits
+"""
+
+LOOKS_AT_ITS_COMPANY = "return self.honest(tokens) + 0.1 * self.honest(tokens).mean(0, keepdim=True)"
+
+ROLLS_DICE = "return self.honest(tokens) + 0.05 * torch.randn(self.config.vocabulary_size)"
+
+CHEATS = {
+    "peeks at the next token": (PEEKS, "", verdicts.LooksAhead),
+    "peeks at every fifth position": (PEEKS_AT_SOME, "", verdicts.LooksAhead),
+    "peeks and uses next to nothing of it": (PEEKS_A_LITTLE, "", verdicts.LooksAhead),
+    "sees the whole text": (SEES_ALL, "", verdicts.LooksAhead),
+    "peeks only in texts of full length": (KNOWS_THE_LENGTH, "", verdicts.TellsProbesApart),
+    "counts its calls": (COUNTS_CALLS, "self.calls = 0", verdicts.Unsteady),
+    "remembers the texts it saw": (REMEMBERS_TEXTS, "self.seen = {}", verdicts.Unsteady),
+    "looks at what shares its batch": (LOOKS_AT_ITS_COMPANY, "", verdicts.Unsteady),
+    "rolls dice": (ROLLS_DICE, "", verdicts.Unsteady),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_caught(name, tmp_path):
+    forward, setup, verdict = CHEATS[name]
+    with pytest.raises(verdicts.Misbehaved) as caught:
+        examined(write_run(tmp_path / "run", forward, setup))
+    assert type(caught.value) is verdict, caught.value.detail

@@ -1,0 +1,148 @@
+"""An honest model passes, and its score is its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.support.in_process_scorer import Nearby, written_run
+from tests.support.scoring_models import documents, examined, held_out, needs_sandbox, write_run
+from trainer.checkpoint import store
+from trainer.models import ARCHITECTURES, architecture
+from trainer.sandbox import driver
+from trainer.scoring.door import Door
+from trainer.scoring.examine import examine
+from trainer.scoring.runs import Run
+
+
+def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
+    """A run of one of our own architectures, with weights that are not at rest."""
+    write_run(folder)
+    run = json.loads((folder / "run.json").read_text())
+    module = architecture(arch)
+    config = module.Config.sized(2, run["model"]["vocabulary_size"], run["model"]["sequence_length"])
+    torch.manual_seed(seed)
+    model = module.Model(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    store.save(store.path(folder, 20), model, [], {"step": 20})
+    (folder / "run.json").write_text(json.dumps({**run, "arch": arch, "model": dataclasses.asdict(config)}))
+    return folder
+
+
+def loss(folder: Path) -> tuple[float, int]:
+    """(nats per token, tokens), computed here and now: windows of T behind an end-of-text, T the training length."""
+    model = store.load_model(folder)
+    tokenizer, found = held_out(folder)
+    length = Run.open(folder).sequence_length
+    total = 0.0
+    with torch.inference_mode():
+        for text in found:
+            line = torch.tensor([tokenizer.end_of_text, *text.tokens.tolist()])
+            for start in range(0, len(text.tokens), length):
+                row = line[start : start + length + 1]
+                total += float(cross_entropy(model(row[None, :-1])[0].double(), row[1:], reduction="sum"))
+    tokens = sum(len(text.tokens) for text in found)
+    return total / tokens, tokens
+
+
+@needs_sandbox
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
+    folder = real_run(tmp_path / "run", arch)
+    nats, tokens = loss(folder)
+    run = Run.open(folder)
+    tokenizer, found = held_out(folder)
+    with Door(run, driver("bubblewrap")) as probe, Door(run, driver("bubblewrap")) as full:
+        outcome = examine(probe, full, found, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda stage, done: None)
+    assert outcome.bits.tokens == tokens
+    assert outcome.bits.nats_per_token == pytest.approx(nats, abs=1e-5)
+    size = sum(len(document.text.encode()) for document in documents())
+    assert outcome.bits.bits_per_byte == pytest.approx(nats * tokens / math.log(2) / size, abs=1e-5)
+
+
+@needs_sandbox
+def test_an_honest_model_passes_and_the_report_says_what_was_asked(tmp_path):
+    outcome = examined(write_run(tmp_path / "run"))
+    prefix, causality, order = (outcome.checks[name] for name in ("prefix", "causality", "order"))
+    assert prefix["cuts"] == 64
+    assert prefix["catch_probability"]["0.05"] == pytest.approx(1 - 0.95**64)
+    assert causality["changes"] == 16
+    assert order["rows"] > 100
+    assert max(check["max_difference"] for check in (prefix, causality, order)) < 1e-4
+    assert abs(outcome.checks["memory"]["mean_loss"]) < 0.2
+    assert outcome.bits.documents == 12
+
+
+@needs_sandbox
+def test_a_model_that_knows_nothing_needs_the_uniform_rate(tmp_path):
+    folder = write_run(tmp_path / "run", "return self.honest(tokens) * 0")
+    outcome = examined(folder)
+    assert outcome.bits.nats_per_token == pytest.approx(math.log(Run.open(folder).vocabulary_size), abs=1e-6)
+
+
+MODELS = {"litgpt": 12} | dict.fromkeys(ARCHITECTURES.keys() - {"litgpt"}, 47)
+"""How many of each, 200 in all. litgpt has none as small as the others."""
+
+RANGES = {
+    "depth": (2, 3),
+    "width": (64, 128),
+    "heads": (1, 2),
+    "windows": ("L", "SL"),
+    "short_window": (4, 9),
+    "document_mask": (False, True),
+    "tied_head": (False, True),
+    "value_embeddings": (False, True),
+}
+"""What is drawn: one of these values for each field that an architecture's configuration has."""
+
+
+def drawn(arch: str, run: Run, dice: random.Random) -> torch.nn.Module:
+    """A small model of random shape, its weights far from rest."""
+    module = architecture(arch)
+    config = module.Config.sized(2, run.vocabulary_size, run.sequence_length)
+    known = {field.name for field in dataclasses.fields(config)}
+    chosen = {
+        name: dice.choice(values)
+        for name, values in RANGES.items()
+        if name in known and type(getattr(config, name)) is type(values[0])
+    }
+    model = module.Model(dataclasses.replace(config, **chosen)).eval()
+    scale = dice.choice((0.02, 0.1, 0.4))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return model
+
+
+@pytest.fixture
+def one_thread():
+    """Such small products are done before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_no_honest_model_is_accused(arch, tmp_path):
+    run = written_run(tmp_path / "run")
+    tokenizer, found = held_out(run.folder)
+    lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
+    for seed in range(MODELS[arch]):
+        torch.manual_seed(seed)
+        door = Nearby(run, drawn(arch, run, random.Random(seed)))
+        outcome = examine(door, door, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
+        # The scorer's own limit is 1e-4.
+        assert abs(outcome.checks["prefix"]["mean_gain"]) < 3e-5
+
+
+def test_these_are_two_hundred_models():
+    assert sum(MODELS.values()) >= 200

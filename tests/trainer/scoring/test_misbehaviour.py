@@ -1,0 +1,128 @@
+"""Models that do not play along, each in a real sandbox, each ending with a fixed sentence."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.scoring_models import examined, needs_sandbox, write_run
+from trainer.sandbox import driver
+from trainer.scoring import verdicts
+from trainer.scoring.door import Door, Patience
+from trainer.scoring.runs import Run
+
+pytestmark = needs_sandbox
+
+CHANGES_ITS_ANSWER = """
+def later():
+    time.sleep(0.2)
+    maps = [line for line in open("/proc/self/maps") if "dailytrain-logits" in line]
+    start, end = (int(part, 16) for part in maps[0].split()[0].split("-"))
+    import ctypes
+    ctypes.memset(start + (end - start) // 2, 1, (end - start) // 2)
+    ctypes.memset(start + 8 * 55924 // 4096 * 4096, 1, 2 ** 20)
+threading.Thread(target=later, daemon=True).start()
+return self.honest(tokens)
+"""
+
+SPEAKS_ON_THE_LINE = """
+for fd in range(3, 300):
+    try:
+        os.write(fd, b"bits_per_byte = 0.1")
+    except OSError:
+        pass
+return self.honest(tokens)
+"""
+
+ANSWERS_TOO_EARLY = """
+import socket, struct
+for fd in range(3, 300):
+    try:
+        socket.socket(fileno=os.dup(fd)).send(struct.pack("<II", 7, 2))
+    except OSError:
+        pass
+return self.honest(tokens)
+"""
+
+MODELS = {
+    "returns NaN": ("return self.honest(tokens) / 0 * 0", verdicts.NotFinite),
+    "returns infinity in one place": (
+        "logits = self.honest(tokens)\nlogits[0, 0, 0] = -float('inf')\nreturn logits",
+        verdicts.NotFinite,
+    ),
+    "leaves out the last position": ("return self.honest(tokens)[:, :-1]", verdicts.WrongShape),
+    "returns a tuple": ("return self.honest(tokens), 0.1", verdicts.WrongShape),
+    "raises an error": ("raise RuntimeError('the first held-out token was', tokens[0, 0])", verdicts.Raised),
+    "ends its process": ("os._exit(0)", verdicts.Died),
+    "writes garbage on the line": (SPEAKS_ON_THE_LINE, verdicts.Garbled),
+    "answers a question that was not asked": (ANSWERS_TOO_EARLY, verdicts.Garbled),
+}
+
+
+def ask_once(folder, **patience):
+    run = Run.open(folder)
+    source, limits = folder / "source", Patience(load=60, **patience)
+    with Door(run, driver("bubblewrap"), model_source=source, patience=limits) as door:
+        door.wait()
+        return door.ask(np.zeros((2, 8), np.int64)).copy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_does_not_play_along_ends_with_a_sentence(name, tmp_path):
+    from trainer.scoring.logits import log_softmax
+
+    forward, verdict = MODELS[name]
+    with pytest.raises(verdicts.Misbehaved) as caught:
+        log_softmax(ask_once(write_run(tmp_path / "run", forward)).reshape(-1, 300))
+    assert type(caught.value) is verdict
+    assert caught.value.detail == "", "nothing that the model said comes through"
+
+
+def test_a_model_that_hangs_is_given_up_on_in_time(tmp_path):
+    folder = write_run(tmp_path / "run", "time.sleep(600)")
+    began = time.monotonic()
+    with pytest.raises(verdicts.TimedOut):
+        ask_once(folder, answer=1)
+    assert time.monotonic() - began < 30
+
+
+def test_a_model_that_cannot_be_loaded_is_told_apart(tmp_path):
+    folder = write_run(tmp_path / "run", setup="raise OSError('no network')")
+    with pytest.raises(verdicts.CouldNotLoad):
+        ask_once(folder)
+
+
+def test_an_answer_that_is_changed_later_is_noticed_and_does_not_count(tmp_path):
+    folder = write_run(tmp_path / "run", CHANGES_ITS_ANSWER)
+    honest = write_run(tmp_path / "honest")
+    expected = ask_once(honest)
+    with Door(Run.open(folder), driver("bubblewrap"), model_source=folder / "source") as door:
+        door.wait()
+        answer = door.ask(np.zeros((2, 8), np.int64))
+        time.sleep(1)
+        np.testing.assert_array_equal(answer, expected)
+        with pytest.raises(verdicts.ChangedItsAnswer):
+            door.ask(np.zeros((2, 8), np.int64))
+
+
+def test_a_model_that_prints_is_scored_and_not_heard(tmp_path, capfd):
+    loud = "print('tokens', tokens.tolist()); sys.stderr.write('x' * 100_000)\nreturn self.honest(tokens)"
+    assert examined(write_run(tmp_path / "run", loud)).bits.tokens > 1000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_model_sees_no_more_of_an_earlier_longer_question(tmp_path):
+    leak = """
+    maps = [line for line in open("/proc/self/maps") if "dailytrain-logits" in line]
+    start = int(maps[0].split("-")[0], 16)
+    import ctypes
+    beyond = (ctypes.c_int64 * 64).from_address(start)[tokens.numel():]
+    return self.honest(tokens) * 0 + sum(beyond)
+    """
+    run = Run.open(write_run(tmp_path / "run", leak))
+    with Door(run, driver("bubblewrap"), model_source=run.folder / "source") as door:
+        door.wait()
+        door.ask(np.full((1, 20), 7, np.int64))
+        assert door.ask(np.full((1, 5), 7, np.int64)).max() == 0

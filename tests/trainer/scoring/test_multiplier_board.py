@@ -1,0 +1,112 @@
+"""Verdicts, ties and the seeds that would settle them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.simulated_tracks import SIGMA, Night, curve, record
+from trainer.scoring.multiplier import Board, ResultsError, compare, parse
+
+
+def exact(losses: dict[str, list[float]]) -> Board:
+    """Return a board on which entries have these losses, over a ladder with noise."""
+    night = Night(seed=4).ladder()
+    for name, values in losses.items():
+        night.records += [record(name, seed, 1.0, value) for seed, value in enumerate(values)]
+    return night.board()
+
+
+def test_verdicts_follow_the_interval() -> None:
+    board = Night(seed=2).ladder().entry("up", 1.1, 3).entry("down", 0.9, 3).entry("same", 1.0, 3).board()
+    assert board["up"].verdict == "better than the baseline"
+    assert board["down"].verdict == "worse than the baseline"
+    assert board["same"].verdict == "tied with the baseline"
+    assert board["gpt"].verdict == "the baseline"
+    assert board["gpt"].cm == pytest.approx(1, abs=0.01)
+    assert board["same"].tied_with == ("gpt",)
+    assert board["gpt"].tied_with == ("same",)
+    assert (board.entries[0].entry, board.entries[-1].entry) == ("up", "down")
+
+
+def test_entries_that_cannot_be_told_apart_share_a_rank() -> None:
+    board = exact({"a": [curve(0.2)] * 3, "b": [curve(0.2) + SIGMA / 4] * 3, "c": [curve(0.0) + SIGMA / 4] * 3})
+    assert board["a"].tied_with == ("b",)
+    assert board["b"].tied_with == ("a",)
+    assert (board["a"].rank, board["b"].rank) == (1, 1)
+    assert (board["gpt"].rank, board["c"].rank) == (3, 3)
+
+
+def test_seeds_needed_is_the_fewest_after_which_the_interval_leaves_one_out() -> None:
+    loss = curve(0.016)
+    needed = exact({"new": [loss]})["new"].seeds_needed
+    assert needed is not None
+    assert needed > 1
+    runs = [needed, needed + 1]
+    verdicts = [exact({"new": [loss] * count})["new"].verdict for count in runs]
+    assert verdicts == ["tied with the baseline", "better than the baseline"]
+
+
+def test_seeds_needed_decides_a_tie_with_as_many_runs_of_the_other() -> None:
+    one, other = curve(0.2), curve(0.215)
+    needed = exact({"a": [one], "b": [other]})["a"].seeds_needed
+    assert needed is not None
+    assert needed > 0
+    ties = [exact({"a": [one] * count, "b": [other] * count})["a"].tied_with for count in (needed, needed + 1)]
+    assert ties == [("b",), ()]
+
+
+def test_nothing_to_settle_needs_no_seeds_and_a_hopeless_tie_says_so() -> None:
+    board = exact({"clear": [curve(0.5)], "same": [curve(0.0)], "twin": [curve(1.0)], "other": [curve(1.0)]})
+    assert board["clear"].seeds_needed == 0
+    assert board["same"].seeds_needed is None
+    assert board["twin"].tied_with == ("other",)
+    assert board["twin"].seeds_needed is None
+    assert board["gpt"].seeds_needed == 0
+
+
+def test_an_entry_that_scatters_far_more_than_the_baseline_loses_its_interval() -> None:
+    row = exact({"wild": [curve(0.1) - 0.02, curve(0.1), curve(0.1) + 0.02]})["wild"]
+    assert row.verdict == "not resolvable: its own runs scatter far more than the baseline's"
+    assert (row.low, row.high) == (None, None)
+    assert row.cm == pytest.approx(1.1, rel=0.02)
+
+
+def test_an_entry_is_compared_at_its_rung_nearest_the_full_budget() -> None:
+    night = Night(seed=1).ladder().entry("new", 1.5, 3, at=0.25).entry("new", 1.1, 2, at=1.0)
+    assert night.board()["new"].runs == 2
+    assert night.board()["new"].cm == pytest.approx(1.1, rel=0.03)
+    assert night.board(full=2.5e17)["new"].cm == pytest.approx(1.5, rel=0.05)
+
+
+def test_the_axis_of_seconds_is_computed_from_seconds() -> None:
+    night = Night(seed=1).ladder().entry("slow", 1.2, 3)
+    for run in night.records:
+        if run["entry"] == "slow":
+            run["seconds"] *= 1.5
+    assert night.board(axis="seconds")["slow"].cm == pytest.approx(0.8, rel=0.03)
+    assert night.board(axis="flops")["slow"].cm == pytest.approx(1.2, rel=0.03)
+
+
+def test_a_run_whose_axis_was_voided_counts_on_the_other_axis_only() -> None:
+    night = Night(seed=1).ladder().entry("new", 1.2, 3)
+    for run in night.records[-3:]:
+        run["seconds"] = None
+    row = night.board(axis="seconds")["new"]
+    assert (row.verdict, row.runs, row.cm) == ("not resolvable: no run has its compute on this axis", 0, None)
+    assert night.board(axis="flops")["new"].runs == 3
+
+
+def test_an_unknown_baseline_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ResultsError, match=r"No run is of 'gtp'\. Entries: gpt, new\."):
+        compare(parse(Night().ladder().entry("new", 1.1, 1).records), "gtp")
+
+
+def test_two_hundred_entries_are_compared_at_once() -> None:
+    night = Night(seed=6).ladder()
+    for number in range(200):
+        night.entry(f"entry-{number:03}", 0.8 + number / 400, 2)
+    rows = night.board().entries
+    assert len(rows) == 201
+    ranks = [row.rank for row in rows if row.rank is not None]
+    assert ranks[0] == 1
+    assert all(rank <= place for place, rank in enumerate(ranks, start=1))

@@ -1,0 +1,74 @@
+"""Two scored runs compared item by item: the interval covers the truth, and mistakes are one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from trainer.cli.compare import main
+from trainer.scoring import items, paired
+
+
+def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 1000):
+    """A run's items; the documents and questions are as hard for every run."""
+    dice, own = np.random.default_rng(0), np.random.default_rng(seed)
+    hard, questions = dice.normal(1.0, 0.2, count), dice.random(count)
+    bits = (hard + own.normal(0, 0.01, count) - quality) * size
+    suite = [{"task": "piqa", "item": i, "acc": float(q < 0.5 + quality)} for i, q in enumerate(questions)]
+    items.write(path, [(float(b), size) for b in bits], suite)
+    return path
+
+
+def test_a_small_difference_is_resolved_though_documents_differ_far_more(tmp_path, capsys):
+    first, second = write(tmp_path / "a.gz", 0.0, seed=1), write(tmp_path / "b.gz", 0.005, seed=2)
+    assert main([str(first), str(second), "--json"]) == 0
+    text, piqa = json.loads(capsys.readouterr().out)["differences"]
+    assert (text["task"], text["items"], piqa["task"], piqa["metric"]) == ("bits_per_byte", 300, "piqa", "acc")
+    assert text["low"] < -0.005 < text["high"] < 0
+    assert text["difference"] == pytest.approx(text["second"] - text["first"])
+    assert text["p"] < 0.01
+    assert main([str(first), str(second)]) == 0
+    assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_a_run_does_not_differ_from_itself(tmp_path):
+    lines = items.read(write(tmp_path / "a.gz", 0.1))
+    for difference in paired.compare(lines, lines):
+        assert (difference.difference, difference.low, difference.high, difference.p) == (0, 0, 0, 1)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    dice = np.random.default_rng(3)
+    hits = 0
+    for seed in range(150):
+        weights = dice.integers(500, 2000, 60).astype(float)
+        first = weights * dice.normal(1, 0.2, 60)
+        second = first + weights * dice.normal(0.02, 0.05, 60)
+        found = paired.Difference.of("text", "bits", first, second, weights, seed)
+        hits += found.low < 0.02 < found.high
+    assert 0.88 < hits / 150 <= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "There is no file"),
+        (b"no gzip", "does not hold the items"),
+        (gzip.compress(b'{"task": 1}\n', mtime=0), "does not hold the items"),
+        (gzip.compress(b'{"task": "copa", "item": 0, "acc": 1}\n', mtime=0), "no item in common"),
+        (
+            gzip.compress(b'{"task": "bits_per_byte", "item": 0, "bits": 1, "bytes": 7}\n', mtime=0),
+            "different documents",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(content, sentence, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "b.gz").write_bytes(content)
+    assert main([str(write(tmp_path / "a.gz", 0.1)), str(tmp_path / "b.gz"), "--json"]) == 2
+    output, errors = capsys.readouterr()
+    assert (output, len(errors.splitlines())) == ("", 1)
+    assert sentence in errors

@@ -1,0 +1,157 @@
+"""lm-eval's tasks, asked through the door."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.paths import DATA
+from tests.support.scoring_models import needs_sandbox, words, write_run
+from trainer.data.tokenizer import Tokenizer
+from trainer.sandbox import driver
+from trainer.scoring import items, suite
+from trainer.scoring.benchmarks import DoorModel
+from trainer.scoring.door import Door
+from trainer.scoring.logits import predictions
+from trainer.scoring.runs import Run
+
+pytestmark = [needs_sandbox, pytest.mark.timeout(300)]
+
+ITEMS = 6
+
+
+def write_data(folder: Path) -> Path:
+    """A few made-up items of each task, in the files' own format."""
+    sentences = [words(i, 6).strip() for i in range(2 * ITEMS)]
+    blimp = [{"sentence_good": sentences[i], "sentence_bad": sentences[-i - 1]} for i in range(ITEMS)]
+    hellaswag = [
+        {
+            "ind": i,
+            "activity_label": "Reading",
+            "ctx_a": words(i, 40).strip(),
+            "ctx_b": "then",
+            "ctx": "",
+            "endings": sentences[i : i + 4],
+            "label": str(i % 4),
+        }
+        for i in range(ITEMS)
+    ]
+    rows = {
+        **{member.file: blimp for member in suite.SUITE["blimp"]},
+        "hellaswag/validation.jsonl.gz": hellaswag,
+        "lambada_openai/test.jsonl.gz": [{"text": sentence} for sentence in sentences],
+    }
+    for name, lines in rows.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(path, "wt") as file:
+            file.writelines(json.dumps(item) + "\n" for item in lines)
+    return folder
+
+
+def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as always: lm-eval's libraries warn and leave threads behind."""
+    text = run / "text.txt"
+    text.write_text(words(1, 200))
+    command = [sys.executable, "-m", "trainer.scoring", str(run), "--corpus", f"files:{text}", "--json"]
+    command += [
+        "--items",
+        str(run / "items.jsonl.gz"),
+        "--model-source",
+        str(run / "source"),
+        "--suite",
+        names,
+        "--suite-limit",
+        str(limit),
+    ]
+    environment = {**os.environ, "DAILYTRAIN_EVAL_DATA": str(data)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
+    run, data = write_run(tmp_path / "run"), write_data(tmp_path / "data")
+    (data / "lambada_openai" / "test.jsonl.gz").unlink()
+    done = score_suite(run, data, "blimp,lambada_openai,hellaswag", ITEMS)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["suite_missing"] == ["lambada_openai"]
+    assert set(record["suite"]) == {"blimp", "hellaswag", "average"}
+    average, error = record["suite"].pop("average")["normalised"]
+    assert average == pytest.approx(
+        (2 * record["suite"]["blimp"]["acc"][0] - 1) / 2
+        + (record["suite"]["hellaswag"]["acc_norm"][0] - 0.25) / 0.75 / 2
+    )
+    assert error > 0
+    kept = items.read(run / "items.jsonl.gz")
+    assert len(kept) == 1 + ITEMS * (1 + len(suite.PARADIGMS))
+    blimp = [line["acc"] for (task, _, _), line in kept.items() if task == "blimp"]
+    assert np.mean(blimp) == pytest.approx(record["suite"]["blimp"]["acc"][0])
+    assert all(len(line["log_likelihoods"]) == 4 for (task, _, _), line in kept.items() if task == "hellaswag")
+    assert set(record["suite"]["hellaswag"]) == {"acc", "acc_norm"}
+    for metrics in record["suite"].values():
+        for value, error in metrics.values():
+            assert 0 <= value <= 1
+            assert error > 0
+
+
+def test_log_likelihoods_are_those_of_the_logits(tmp_path):
+    folder = write_run(tmp_path / "run")
+    run, tokenizer = Run.open(folder), Tokenizer.load(folder / "tokenizer.json")
+    with Door(run, driver("bubblewrap"), model_source=folder / "source") as door:
+        door.wait()
+        model = DoorModel(door, tokenizer, lambda stage, done: None)
+        pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]
+        found = model.loglikelihood([Request(pair) for pair in pairs])
+        for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+            start, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
+            tail = min(len(whole) - len(start), run.sequence_length)
+            row = np.array(whole[-run.sequence_length - 1 :])
+            logits = door.ask(row[None, :-1])[0, -tail:]
+            exact = predictions(logits, row[-tail:])
+            assert value == pytest.approx(exact.log_probabilities.sum(), abs=1e-4)
+            assert greedy == exact.greedy.all()
+        rolled = model.loglikelihood_rolling([Request((words(3, 60),))])
+        assert rolled[0] < 0
+        text = model.generate_until([Request((words(3, 60), {"until": ["."], "max_gen_toks": 5}))])
+        assert "." not in text[0]
+        assert text == model.generate_until([Request((words(3, 60), {"until": "none", "max_gen_toks": 5}))])
+
+
+class Request:
+    """What lm-eval hands to a model: its arguments are all that is read."""
+
+    def __init__(self, args: tuple) -> None:
+        self.args = args
+
+
+def test_real_benchmarks_are_read_from_local_files(tmp_path):
+    data = DATA / "eval"
+    if not data.is_dir():
+        pytest.skip(f"the benchmarks' files are not at {data} (DAILYTRAIN_DATA)")
+    done = score_suite(write_run(tmp_path / "run"), data, ",".join(suite.SUITE), 2)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["suite_missing"] == []
+    assert set(record["suite"]) == {*suite.SUITE, "average"}
+    assert set(record["suite"]["lambada_openai"]) == {"perplexity", "acc"}
+
+
+def test_the_average_takes_off_what_guessing_is_worth():
+    found = {"copa": {"acc": (0.75, 0.02)}, "lambada_openai": {"acc": (0.1, 0.01), "perplexity": (90.0, 3.0)}}
+    value, error = suite.overall(found)
+    assert value == pytest.approx((0.5 + 0.1) / 2)
+    assert error == pytest.approx((0.04**2 + 0.01**2) ** 0.5 / 2)
+    assert suite.overall({}) is None
+
+
+def test_from_the_hub_the_same_tasks_are_asked_for_by_name():
+    assert suite.split_by_data(list(suite.SUITE), suite.HUB) == (list(suite.SUITE), [])
+    assert [member.config(suite.HUB) for member in suite.SUITE["copa"]] == ["copa"]
+    assert suite.SUITE.keys() == suite.HEADLINE.keys()

@@ -1,0 +1,123 @@
+"""A version is whole with all of its stages, a run goes on from it, and it becomes an ordinary run's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.swarm_chain import all_stages, chained, tiny
+from trainer.checkpoint.store import CheckpointError, load_model
+from trainer.cli import sample
+from trainer.data.dataset import Dataset
+from trainer.scoring.runs import Run
+from trainer.swarm import checkpoint
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.data import Batches
+from trainer.swarm.stage import Stage
+from trainer.training import finetune
+
+
+@pytest.fixture(scope="module")
+def dataset(dataset_folder: Path) -> Dataset:
+    return Dataset.open(dataset_folder)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
+    """A run of six steps, kept at 0, 3 and 6, and its losses. For reading only."""
+    config, folder = tiny(dataset), tmp_path_factory.mktemp("swarm")
+    stages, losses = all_stages(config), []
+    for version in (0, 3, 6):
+        keep(folder, config, stages)
+        losses += chained(stages, Batches(dataset, config), 3 if version < 6 else 0)
+    return folder, config, losses
+
+
+@pytest.fixture
+def run(trained: tuple[Path, SwarmConfig, list[float]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained[0], tmp_path / "run"))
+
+
+@pytest.fixture
+def config(trained: tuple[Path, SwarmConfig, list[float]]) -> SwarmConfig:
+    return trained[1]
+
+
+def keep(folder: Path, config: SwarmConfig, stages: list[Stage]) -> None:
+    for stage in stages:
+        checkpoint.write_stage(folder, config, stage.index, stage.version, stage.state())
+
+
+def test_a_run_goes_on_from_a_version_as_if_it_had_never_stopped(
+    trained: tuple[Path, SwarmConfig, list[float]], dataset: Dataset
+) -> None:
+    folder, config, losses = trained
+    assert checkpoint.versions(folder, config) == [0, 3, 6]
+    stages = all_stages(config)
+    for stage in stages:
+        stage.load(checkpoint.read_stage(folder, config, stage.index, 3), 3)
+    assert list(chained(stages, Batches(dataset, config), 3)) == losses[3:]
+
+
+@pytest.mark.parametrize("lost", ["stage-1.json", "stage-0.safetensors"])
+def test_a_version_that_lacks_a_stage_does_not_count(run: Path, config: SwarmConfig, lost: str) -> None:
+    (checkpoint.folder_of(run, 6) / lost).unlink()
+    assert checkpoint.latest(run, config) == 3
+
+
+def test_a_file_that_was_cut_short_does_not_count_and_a_changed_one_is_refused(run: Path, config: SwarmConfig) -> None:
+    file = checkpoint.folder_of(run, 6) / "stage-0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint.read_stage(run, config, 0, 6)
+    file.write_bytes(content[:-1])
+    assert checkpoint.latest(run, config) == 3
+    with pytest.raises(CheckpointError, match="not there whole"):
+        checkpoint.read_stage(run, config, 0, 6)
+
+
+def test_another_runs_version_does_not_count(run: Path, config: SwarmConfig) -> None:
+    assert checkpoint.latest(run, config.model_copy(update={"seed": 6})) is None
+
+
+def test_old_versions_are_pruned_and_unfinished_new_ones_stay(run: Path, config: SwarmConfig) -> None:
+    (checkpoint.folder_of(run, 0) / "stage-0.json").unlink()
+    checkpoint.write_stage(run, config, 0, 9, checkpoint.read_stage(run, config, 0, 6))
+    checkpoint.prune(run, config, 1)
+    assert sorted(f.name for f in (run / checkpoint.FOLDER).iterdir()) == ["00000006", "00000009"]
+    checkpoint.prune(run, config, 1)
+    assert checkpoint.versions(run, config) == [6]
+
+
+def test_it_becomes_a_run_that_the_other_commands_read(
+    run: Path, config: SwarmConfig, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint.assemble(run, config, dataset, seconds=1.5, dev={"loss": 4.0, "bits_per_byte": 2.0})
+    model = load_model(run)
+    for stage in range(config.stages):
+        state = checkpoint.read_stage(run, config, stage, 6)
+        for name, tensor in model.named_parameters():
+            assert torch.equal(tensor, state.get(f"weight.{name}", tensor))
+    opened = Run.open(run)
+    assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
+    assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
+    assert opened.train_seconds == 1.5
+    assert finetune.find(run).step == 6
+    assert opened.train_flops == pytest.approx(
+        opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]
+    )
+    assert opened.tokenizer_sha256 == dataset.tokenizer.sha256
+    assert json.loads((run / "result.json").read_bytes())["checkpoint"] == "checkpoints/step-00000006"
+    assert sample.main([str(run), "--prompt", "The", "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("The")
+
+
+def test_without_a_whole_version_nothing_is_made(tmp_path: Path, config: SwarmConfig, dataset: Dataset) -> None:
+    with pytest.raises(CheckpointError, match="no version with all of its 2 stages"):
+        checkpoint.assemble(tmp_path, config, dataset)

@@ -1,0 +1,109 @@
+"""What a swarm's coordinator tells its site, whom it lets in, and what it makes of an order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer import protocol
+from trainer.data.dataset import Dataset, prepare
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.credentials import FRESH, Door, credential
+from trainer.swarm.lead import config_of
+from trainer.swarm.told import Told
+from trainer.training.metrics import Metrics
+
+SECRET = "s" * 40
+PEER = "12D3KooWQn1yPtGwGVnB6DTbQ3bRyPPGbtLwWYvKp3cQPbqhsUfE"
+CONFIG: dict[str, Any] = {
+    "arch": "gpt",
+    "seed": 3,
+    "budget": "20steps",
+    "model": {"depth": 2, "width": 32, "heads": 2},
+    "train": {"sequence_length": 16, "batch": 8},
+    "swarm": {"micro_batches": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("text")
+    lines = (f"Line {number} has the number {number * number % 9973} in it.\n" for number in range(2000))
+    (folder / "a.txt").write_text("".join(lines))
+    return prepare(f"files:{folder}", "bpe:300", folder / "made", 10**6)
+
+
+def order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
+    pin = protocol.DatasetPin(corpus="files:x", tokenizer="bpe:300", hash="a" * 64)
+    return protocol.SwarmOrder(run=7, dataset=pin, config=config, stages=2, secret=SECRET, **more)
+
+
+def test_a_label_comes_in_with_its_own_credential_and_with_no_other() -> None:
+    door = Door(SECRET)
+    assert door.admits(PEER, "seat-1", credential(SECRET, "seat-1"), 0.0)
+    assert not door.admits(PEER, "seat-2", credential(SECRET, "seat-1"), 0.0)
+    assert not door.admits(PEER, "seat-1", credential("t" * 40, "seat-1"), 0.0)
+    assert not door.admits(PEER, "", credential(SECRET, ""), 0.0)
+    assert not door.admits(PEER, "seat-1", "ü", 0.0)
+
+
+def test_a_credential_given_away_lets_in_one_machine_at_a_time() -> None:
+    door = Door(SECRET)
+    shown = credential(SECRET, "seat-1")
+    assert door.admits("one", "seat-1", shown, 0.0)
+    assert not door.admits("two", "seat-1", shown, FRESH / 2)
+    assert door.admits("one", "seat-1", shown, FRESH / 2)
+    assert door.admits("two", "seat-1", shown, 2 * FRESH)
+
+
+def test_an_order_becomes_what_all_peers_agree_on(dataset: Dataset) -> None:
+    config = config_of(order(CONFIG), dataset)
+    assert (config.arch, config.stages, config.steps, config.seed) == ("gpt", 2, 20, 3)
+    assert (config.micro_batch, config.micro_batches, config.sequence_length) == (2, 4, 16)
+    assert (config.model["width"], config.model["vocabulary_size"]) == (32, dataset.tokenizer.vocabulary_size)
+    assert config.checkpoint_every == 2
+    assert config == config_of(order(CONFIG), dataset)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": "60s"}, "number of steps"),
+        ({"arch": "nanogpt"}, "nanogpt"),
+        ({"model": {"depth": 2, "wideness": 3}}, "wideness"),
+        ({"swarm": {"learning_rate": -1}}, "learning_rate"),
+    ],
+)
+def test_what_cannot_be_run_as_a_swarm_is_refused_with_its_name(
+    dataset: Dataset, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        config_of(order(CONFIG | change), dataset)
+
+
+def test_the_journal_becomes_rows_for_the_site(dataset: Dataset, tmp_path: Path) -> None:
+    config: SwarmConfig = config_of(order(CONFIG), dataset)
+    transport: Any = SimpleNamespace(bytes_in=5, bytes_out=6, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        told = Told(config, metrics, transport, 100.0)
+        told.address()
+        told.line({"kind": "run", "time": 1.0, "config": {}})
+        told.line({"kind": "join", "time": 2.0, "peer": PEER, "label": "seat-9", "stage": 1, "step": 0})
+        commit = {"kind": "commit", "time": 3.0, "step": 0, "loss": 5.5, "factor": 0.5, "norm": 1.5}
+        told.line(commit | {"cover": {"0": {PEER: [0, 1, 3]}, "1": {PEER: [0, 1, 2, 3]}}})
+        told.line({"kind": "rollback", "time": 4.0, "to": 0, "from": 1, "lost": [1]})
+        told.line({"kind": "leave", "time": 5.0, "peer": PEER, "stage": 1, "why": "w" * 900})
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("what", row["kind"]) for row in rows] == ["address", "join", "train", "step", "rollback", "leave"]
+    assert rows[1]["label"] == "seat-9"
+    assert rows[2]["step"] == 1
+    assert rows[2]["tokens"] == 4 * 2 * 16
+    assert rows[2]["flops"] == 4 * 2 * 16 * 100.0
+    assert rows[2]["learning_rate"] == pytest.approx(config.learning_rate / 2)
+    assert rows[3]["held"] == {"0": {PEER[-8:]: 6}, "1": {PEER[-8:]: 8}}
+    assert (rows[4]["step"], rows[4]["since"]) == (0, 1)
+    assert len(rows[5]["why"]) == 200

@@ -1,0 +1,96 @@
+"""A swarm over slow links that break, and with machines that nobody can dial: its losses are those of one process.
+
+The links are a proxy of ours (`benchmarks.swarm.link`); all processes and their connections are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.swarm_chain import tiny
+from trainer.data.dataset import Dataset
+from trainer.swarm.local import compare
+
+pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
+from benchmarks.swarm.link import Links, Shape
+
+
+@contextlib.asynccontextmanager
+async def echo_behind(links: Links) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await reader.read(2**16):
+                writer.write(piece)
+                await writer.drain()
+        except ConnectionResetError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server:
+        port = links.before(server.sockets[0].getsockname()[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+            await asyncio.sleep(0.05)  # the echo hears of it
+
+
+def test_a_link_takes_the_time_that_it_should() -> None:
+    async def talk(links: Links) -> float:
+        async with echo_behind(links) as (reader, writer):
+            started = time.monotonic()
+            writer.write(bytes(10**6))
+            await reader.readexactly(10**6)
+            return time.monotonic() - started
+
+    with Links(Shape(megabits=40, milliseconds=100)) as links:
+        seconds = asyncio.run(talk(links))
+    assert seconds >= 0.2 + 0.1  # 8 Mbit there, and back while they still come; a machine may be slow, never quick
+
+
+def test_a_link_that_is_cut_is_cut_at_both_ends() -> None:
+    async def talk(links: Links) -> bytes:
+        async with echo_behind(links) as (reader, _):
+            with contextlib.suppress(ConnectionResetError):
+                return await asyncio.wait_for(reader.read(1), 20)
+            return b""
+
+    with Links(Shape(cuts=1.0)) as links:
+        assert asyncio.run(talk(links)) == b""
+        assert links.cut == 1
+
+
+def test_over_slow_far_links_that_break_it_is_one_process(dataset_folder: Path) -> None:
+    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    with Links(Shape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
+        result, _ = compare(config, dataset_folder, 2, "none", patience=15, seconds=280, links=links.before)
+    sys.stdout.write(f"{result}; {links.cut} connections cut, {links.carried} bytes\n")
+    assert result.held(8)
+    assert links.carried > 0
+
+
+def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
+    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    result, lines = compare(config, dataset_folder, 2, "none", patience=10, seconds=280, undialled={"worker-1"})
+    assert result.held(8)
+    hidden = next(line["peer"] for line in lines if line["kind"] == "join" and line["label"] == "worker-1")
+    assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
+
+
+def test_two_workers_that_nobody_can_dial_reach_each_other_through_the_coordinator(dataset_folder: Path) -> None:
+    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    hidden = {"worker-0", "worker-1"}
+    result, lines = compare(config, dataset_folder, 1, "none", patience=10, seconds=280, undialled=hidden)
+    assert result.held(8)
+    assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "nobody else computed anything"
+    assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 90, "libp2p alone takes three minutes"

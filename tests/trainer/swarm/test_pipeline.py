@@ -1,0 +1,31 @@
+"""The plain pipeline, two processes over gloo, has the losses of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.swarm_chain import tiny
+from trainer.data.dataset import Dataset
+from trainer.swarm import pipeline, reference
+from trainer.swarm.data import Batches
+
+
+def test_its_losses_are_the_references(
+    dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = Dataset.open(dataset_folder)
+    config = tiny(dataset)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    assert pipeline.main([str(tmp_path / "config.json"), str(dataset_folder), "--steps", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["losses"] == pytest.approx(list(reference.losses(config, Batches(dataset, config), 4)), abs=1e-6)
+    assert len(found["seconds"]) == 4
+
+
+def test_a_wrong_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert pipeline.main([str(tmp_path / "config.json"), str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

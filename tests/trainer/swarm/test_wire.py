@@ -1,0 +1,70 @@
+"""Hidden states and gradients in two bytes a number: another model, its loss on dev the same within one percent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.swarm_chain import tiny
+from trainer.data.dataset import Dataset
+from trainer.swarm import checkpoint
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.data import Batches
+from trainer.swarm.journal import losses
+from trainer.swarm.local import exact_cover, hashes_equal
+from trainer.swarm.reference import Reference
+from trainer.swarm.stage import Stage
+from trainer.swarm.world import World
+
+pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
+
+STEPS = 24
+
+
+def dev_loss(config: SwarmConfig, dataset: Dataset, stages: list[Stage]) -> float:
+    nats, targets = 0.0, 0
+    for x, y in Batches(dataset, config).dev(64):
+        hidden = None
+        for stage in stages[:-1]:
+            hidden = stage.forward(x, hidden, learn=False).output
+        nats += float(stages[-1].nats(x, hidden, y).double().sum())
+        targets += int((y >= 0).sum())
+    return nats / targets
+
+
+def trained(config: SwarmConfig, folder: Path) -> list[Stage]:
+    """Return the stages as they are in the last checkpoint."""
+    stages = [Stage(config, index) for index in range(config.stages)]
+    for stage in stages:
+        stage.load(checkpoint.read_stage(folder, config, stage.index, config.steps), config.steps)
+    return stages
+
+
+def alone(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
+    """Return the last loss of one process in fp32, and its weights as stages."""
+    reference = Reference(config, Batches(dataset, config))
+    last = [reference.step() for _ in range(config.steps)][-1]
+    stages = [Stage(config, index) for index in range(config.stages)]
+    with torch.no_grad():
+        for stage in stages:
+            for name, parameter in stage.parameters.items():
+                parameter.copy_(reference.parameters[name])
+    return last, stages
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_two_bytes_a_number_leave_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(dataset_folder)
+    settings = {"steps": STEPS, "learning_rate": 3e-3, "checkpoint_every": STEPS, "audit": 0.2}
+    config = tiny(dataset, wire=wire, sums="bf16", **settings)
+    with World(config, dataset_folder, [0, 1, 0, 1], patience=10, out=tmp_path / "run") as world:
+        lines = world.run(250)
+    assert exact_cover(lines, config)
+    assert hashes_equal(lines)
+    assert not [line for line in lines if line["kind"] == "ban"]
+    last, stages = alone(config, dataset)
+    assert losses(lines)[-1] == pytest.approx(last, rel=0.01)
+    theirs, ours = dev_loss(config, dataset, trained(config, tmp_path / "run")), dev_loss(config, dataset, stages)
+    assert theirs == pytest.approx(ours, rel=0.01)

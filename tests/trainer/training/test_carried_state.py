@@ -1,0 +1,183 @@
+"""Rows of any length, in chunks: gradients are those of one long pass, or end where a chunk begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.models import rwkv5
+from trainer.training import chunked_bptt
+from trainer.training.objective import Objective
+
+V = 40
+RWKV = ("--arch", "rwkv5", "--model.depth", 2, "--model.width", 64, "--train.sequence-length", 128, "--train.batch", 2)
+PLAIN = (*("--train.dev-tokens", 256, "--train.sample-tokens", 4), *("--device", "cpu", "--threads", 1))
+FLAGS = (*RWKV, *PLAIN, "--train.precision", "fp32", "--budget", "4steps")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These products are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def restless() -> rwkv5.Model:
+    torch.manual_seed(0)
+    model = rwkv5.Model(rwkv5.Config(V, 100, depth=2, width=64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.double()
+
+
+def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, list[Tensor]]:
+    objective = Objective(model, **settings)
+    loss = objective(rows[:, :-1], rows[:, 1:])
+    return loss.detach(), list(torch.autograd.grad(loss / 7, list(model.parameters())))
+
+
+@pytest.mark.parametrize(("chunk", "fan"), [(8, 16), (8, 2), (30, 16), (100, 16)])
+def test_passed_through_gradients_are_those_of_the_whole_row(
+    chunk: int, fan: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked_bptt, "FAN", fan)
+    model, rows = restless(), torch.randint(0, V, (2, 101))
+    torch.testing.assert_close(
+        learned(model, rows, chunk=chunk, through=True), learned(model, rows), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_truncated_gradients_end_where_a_chunk_begins() -> None:
+    model, rows = restless(), torch.randint(0, V, (1, 65))
+    loss, gradients = learned(model, rows, chunk=32)
+    whole, all_of_it = learned(model, rows)
+    torch.testing.assert_close(loss, whole)  # the state is carried all the same
+    # By hand: the second half from a state that is a given.
+    objective = Objective(model)
+    features, state = model.advance(rows[:, :32])
+    given = chunked_bptt.mapped(Tensor.detach, state)
+    both = objective.loss_of(features, rows[:, 1:33]) + objective.loss_of(
+        model.advance(rows[:, 32:64], given)[0], rows[:, 33:]
+    )
+    expected = torch.autograd.grad(both / 7, list(model.parameters()))
+    torch.testing.assert_close(gradients, list(expected))
+    assert any((a - b).abs().max() > 1e-4 for a, b in zip(gradients, all_of_it, strict=True))
+
+
+@pytest.mark.parametrize("each", [True, False])
+@torch.no_grad()
+def test_what_is_measured_in_chunks_is_what_is_measured_whole(each: bool) -> None:
+    model, rows = restless(), torch.randint(0, V, (3, 71))
+    seen = [Objective(model, chunk=chunk)(rows[:, :-1], rows[:, 1:], each) for chunk in (16, 0)]
+    torch.testing.assert_close(*seen)
+
+
+def test_in_bf16_no_gradient_is_lost_on_the_way() -> None:
+    model, rows = restless().float(), torch.randint(0, V, (1, 65))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, gradients = learned(model, rows, chunk=16, through=True)
+        _, whole = learned(model, rows)
+    for mine, other in zip(gradients, whole, strict=True):
+        assert (mine - other).norm() <= 0.2 * other.norm() + 1e-3  # a lost one is 1
+
+
+def kept_between_passes(length: int, through: bool) -> int:
+    """The most bytes that wait for a backward pass at any one time."""
+    model, rows = restless().float(), torch.randint(0, V, (1, length + 1))
+    objective, alive, most = Objective(model, chunk=32, through=through), 0, 0
+
+    class Kept:
+        def __init__(self, tensor: Tensor) -> None:
+            nonlocal alive, most
+            self.tensor = tensor
+            alive += tensor.nbytes
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= self.tensor.nbytes
+
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+        objective(rows[:, :-1], rows[:, 1:])
+    return most
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_what_is_kept_for_the_way_back_does_not_grow_with_the_row(through: bool) -> None:
+    assert kept_between_passes(1024, through) <= 1.05 * kept_between_passes(128, through)
+
+
+def test_a_state_that_is_kept_holds_on_to_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors come as views of a whole chunk's, which are much larger."""
+    learn, seen = chunked_bptt.Row.learn, []
+
+    def looked_at(row: chunked_bptt.Row, number: int, state: Any, later: Any) -> Any:
+        seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in chunked_bptt.tensors(state))
+        return learn(row, number, state, later)
+
+    monkeypatch.setattr(chunked_bptt.Row, "learn", looked_at)
+    learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, through=True)
+    assert seen
+    assert all(stored == own for stored, own in seen)
+
+
+@pytest.fixture
+def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
+    def start(*flags: Any) -> int:
+        from trainer.train import command
+
+        return command(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), *map(str, flags)])
+
+    return start
+
+
+@pytest.mark.parametrize("gradients", ["truncated", "through"])
+def test_a_run_in_chunks_trains_resumes_and_says_so(
+    trained: Callable[..., int], gradients: str, tmp_path: Path
+) -> None:
+    flags = (*FLAGS, "--train.chunk", 64, "--train.chunk-gradients", gradients)
+    assert trained(*flags) == 0
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["resolved"]
+    assert (told["chunk"], told["chunk_gradients"]) == (64, gradients)
+    assert trained(*FLAGS) == 2  # another run
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ("--model.depth", 2, *PLAIN, "--budget", "1steps", "--train.chunk", 16),
+            "train.chunk is for models whose state does not grow",
+        ),
+        ((*FLAGS, "--train.chunk", 1), "train.chunk must be at least 2"),
+        ((*FLAGS, "--train.chunk", 8, "--devices", 2, "--train.strategy", "fsdp"), "not with train.strategy fsdp"),
+    ],
+)
+def test_where_it_cannot_be_it_is_told(
+    trained: Callable[..., int], flags: tuple[Any, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trained(*flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_l2wrap_pulls_the_largest_logit_and_leaves_the_loss_alone() -> None:
+    model, rows = restless(), torch.randint(0, V, (2, 31))
+    inputs, targets = rows[:, :-1], rows[:, 1:].clone()
+    targets[:, :5] = -100
+    plain, wrapped = Objective(model), Objective(model, l2wrap=0.01)
+    losses = [objective(inputs, targets) for objective in (plain, wrapped)]
+    torch.testing.assert_close(losses[0], losses[1])
+    logits = model(inputs).flatten(0, 1)
+    pull = 0.01 * (logits.max(-1).values.square() / 2)[targets.flatten() != -100].sum()
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(plain(inputs, targets) + pull, parameters)
+    torch.testing.assert_close(list(torch.autograd.grad(losses[1], parameters)), list(expected))

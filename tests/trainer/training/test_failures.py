@@ -1,0 +1,159 @@
+"""A run that goes wrong says whose fault it is, in a sentence, and exits with the code for it."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.support import failing_models
+from tests.support.metrics_lines import numbers
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.models import ARCHITECTURES
+from trainer.training import compilation
+
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) -> Callable[[str], int]:
+    """Train a model that goes wrong in this way."""
+    monkeypatch.setitem(ARCHITECTURES, "failing", "failing_models")
+
+    def start(way: str) -> int:
+        from trainer.train import command
+
+        monkeypatch.setattr(failing_models, "WAY", way)
+        flags = [
+            "--arch",
+            "failing",
+            "--budget",
+            "20steps",
+            "--checkpoint-every",
+            "1steps",
+            *TINY[2:],
+        ]  # without the depth: it has no such dial
+        return command(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        ("nan", "The loss became nan at step 4 (15% of the budget): training diverged"),
+        ("forward", "RuntimeError in a forward pass: the tensors do not fit"),
+        ("building", "KeyError while the model was built"),
+        ("shape", "The model answers with the shape (2, 32, 321) where (2, 32, 320) is wanted"),
+        ("recipe", "no group of the recipe takes the parameter head.weight"),
+    ],
+)
+def test_the_models_own_failure_is_told_to_its_author(
+    fail: Callable[[str], int], tmp_path: Path, way: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail(way) == 3
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "model"
+    assert sentence in failure["reason"]
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_model_that_does_not_fail_trains(fail: Callable[[str], int], tmp_path: Path) -> None:
+    assert fail("none") == 0
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_an_old_failure_does_not_outlive_a_good_run(fail: Callable[[str], int], tmp_path: Path) -> None:
+    assert fail("nan") == 3
+    assert fail("none") == 0
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_an_architecture_that_does_not_import_is_its_authors_fault(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "absent", "trainer.models.absent")
+    assert train(tmp_path, "--arch", "absent", "--budget", "2steps") == 3
+    assert "while the architecture absent was imported" in json.loads((tmp_path / "failure.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.",
+        "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')",
+    ],
+    ids=["triton", "inductor"],
+)
+def test_compilation_without_compiler_is_an_infrastructure_failure(
+    train: Train, tmp_path: Path, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def backend(graph: object, inputs: object) -> NoReturn:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "install gcc" in failure["reason"]
+    assert "install gcc" in capsys.readouterr().err.splitlines()[-1]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to let a file grow beyond `size` bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100_000, 300_000], ids=["weights", "momenta"])
+def test_a_disk_that_is_full_ends_in_one_line_and_a_run_that_goes_on(
+    train: Train, tmp_path: Path, tiny_run: Path, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--budget", "30steps", "--checkpoint-every", "10steps")
+    sizes = {file.name: file.stat().st_size for file in store.path(tiny_run, 30).iterdir()}
+    assert sizes["model.safetensors"] > 100_000
+    assert sizes["model.safetensors"] < 300_000 < sizes["optimizer.pt"]
+    with files_of_at_most(size):
+        assert train(tmp_path, *flags) == 1
+    errors = capsys.readouterr().err
+    assert "The disk is full" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "the same command goes on from the last checkpoint" in failure["reason"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert train(tmp_path, *flags) == 0
+    assert numbers(tmp_path) == numbers(tiny_run)
+
+
+def test_a_metrics_file_that_takes_no_more_is_a_full_disk(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    assert train(tmp_path, "--budget", "2steps") == 1
+    assert "The disk is full" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_memory_that_is_not_there_ends_in_one_line_and_a_run_that_goes_on(
+    fail: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail("memory") == 3
+    errors = capsys.readouterr().err
+    assert "Out of memory in a forward pass: with a smaller --train.micro-batch" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    kept = store.latest(tmp_path)
+    assert kept is not None
+    assert store.step_of(kept) == 3
+    assert fail("none") == 0

@@ -1,0 +1,209 @@
+"""A run that starts from a checkpoint: ours, or a folder of litgpt's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.data.dataset import prepare
+from trainer.train import command
+
+Train = Callable[..., int]
+
+
+def dev_losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "dev"]
+
+
+def run_json(out: Path) -> dict[str, Any]:
+    return json.loads((out / "run.json").read_text())
+
+
+def newest(run: Path) -> Path:
+    folder = store.latest(run)
+    assert folder is not None
+    return folder
+
+
+def test_the_loss_goes_on_where_it_was(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, "--from", tiny_run, "--budget", "4steps") == 0
+    assert dev_losses(tmp_path)[0] == dev_losses(tiny_run)[-1]
+
+
+def test_the_run_says_where_it_comes_from(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    assert train(tmp_path / "second", "--from", tiny_run, "--budget", "4steps") == 0
+    lineage = run_json(tmp_path / "second")["from"]
+    weights = newest(tiny_run) / "model.safetensors"
+    assert lineage["sha256"] == store.reference(weights).sha256
+    assert (lineage["name"], lineage["arch"], lineage["step"]) == ("tiny/step-00000030", "gpt", 30)
+    assert (lineage["kept"], lineage["new"], lineage["unused"]) == (len(load_file(weights)), [], [])
+    assert lineage["tokens"] == 30 * 4 * 32
+    assert str(tmp_path) not in json.dumps(run_json(tmp_path / "second"))
+    assert train(tmp_path / "third", "--from", tmp_path / "second", "--budget", "1steps") == 0
+    assert run_json(tmp_path / "third")["from"]["tokens"] == 34 * 4 * 32
+
+
+def test_shape_row_length_and_tokenizer_come_along(
+    tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    small = ["--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "0", "--threads", "1"]
+    corpus = ["--corpus", f"files:{corpus_folder}/00*.txt,{corpus_folder}/1*.txt", "--device", "cpu"]
+    out = tmp_path / "run"
+    assert command(["--from", str(tiny_run), "--out", str(out), "--budget", "2steps", *small, *corpus]) == 0
+    assert run_json(out)["model"] == run_json(tiny_run)["model"]
+    assert (out / "tokenizer.json").read_bytes() == (tiny_run / "tokenizer.json").read_bytes()
+
+
+def test_one_of_its_checkpoints_will_do(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    earlier = store.complete(tiny_run)[0]
+    assert train(tmp_path, "--from", earlier, "--budget", "1steps") == 0
+    assert run_json(tmp_path)["from"]["step"] == 20
+
+
+def test_what_does_not_fit_is_new_and_named(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    """One block more than the checkpoint has."""
+    assert train(tmp_path, "--from", tiny_run, "--budget", "1steps", "--model.depth", "3") == 0
+    lineage = run_json(tmp_path)["from"]
+    before, after = (
+        {name: tensor.shape for name, tensor in load_file(newest(run) / "model.safetensors").items()}
+        for run in (tiny_run, tmp_path)
+    )
+    assert any(name.startswith("blocks.2.") for name in lineage["new"])
+    assert set(lineage["new"]) == {name for name, shape in after.items() if before.get(name) != shape}
+    assert lineage["kept"] == len(after) - len(lineage["new"])
+    assert lineage["kept"] + len(lineage["unused"]) == len(before)
+
+
+def test_another_tokenizer_gets_its_own_embedding_and_head(
+    tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    flags = ["--corpus", f"files:{corpus_folder}/1*.txt", "--tokenizer", "bpe:300", "--budget", "1steps", *TINY]
+    assert command(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 0
+    lineage = run_json(tmp_path / "run")["from"]
+    assert {"embedding.weight", "head.weight"} <= set(lineage["new"])
+    assert all("embedding" in name or name == "head.weight" for name in lineage["new"])
+    assert lineage["unused"] == sorted(lineage["new"])
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(
+    tiny_run: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(f"files:{corpus_folder}/2*.txt", "bpe:300", tmp_path / "other")
+    flags = ["--dataset", str(tmp_path / "other"), "--budget", "1steps", *TINY]
+    assert command(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 2
+    assert "was prepared with another tokenizer than" in capsys.readouterr().err
+
+
+def test_what_is_no_checkpoint_is_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_other_weights_are_another_run(
+    train: Train, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--from", tiny_run, "--budget", "2steps") == 0
+    assert train(tmp_path, "--from", store.complete(tiny_run)[0], "--budget", "2steps") == 2
+    assert "another from" in capsys.readouterr().err
+
+
+# --- litgpt -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def litgpt_folder(dataset_folder: Path, tmp_path: Path) -> Path:
+    """A checkpoint as litgpt's own code writes it, of a shape that has no name there."""
+    from litgpt import GPT, Config
+    from litgpt.utils import save_config
+
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    config = Config(
+        name="mine", n_layer=2, n_embd=32, n_head=4, n_query_groups=2, vocab_size=320, padding_multiple=128,
+        block_size=64, norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=48, bias=False,
+        rotary_percentage=1.0, parallel_residual=False,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    torch.save({"model": GPT(config).state_dict()}, folder / "lit_model.pth")
+    save_config(config, folder)
+    shutil.copy(dataset_folder / "tokenizer.json", folder)
+    return folder
+
+
+def theirs(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """What litgpt itself answers from a folder."""
+    from litgpt import GPT, Config
+
+    model = GPT(Config.from_file(folder / "model_config.yaml"))
+    model.load_state_dict(torch.load(folder / "lit_model.pth", weights_only=True)["model"])
+    with torch.no_grad():
+        return model(tokens)
+
+
+SMALL = (
+    *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "0"),
+    *("--device", "cpu", "--threads", "1"),
+)
+
+
+def test_a_folder_of_litgpts_is_trained_on(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
+    flags = ["--dataset", str(dataset_folder), "--budget", "12steps", *SMALL, "--recipe.schedule.warmup", "0"]
+    assert command(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0
+    run = run_json(tmp_path / "run")
+    assert (run["arch"], run["from"]["name"], run["from"]["new"]) == ("litgpt", "mine", [])
+    losses = dev_losses(tmp_path / "run")
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_litgpts_weights_come_in_and_go_out_unchanged(litgpt_folder: Path, tmp_path: Path) -> None:
+    from trainer.cli import export, import_weights
+
+    flags = ["--format", "litgpt", "--out"]
+    assert import_weights.main([str(litgpt_folder), *flags, str(tmp_path / "run")]) == 0
+    assert export.main([str(tmp_path / "run"), *flags, str(tmp_path / "back")]) == 0
+    tokens = torch.arange(40)[None]
+    wanted = theirs(litgpt_folder, tokens)
+    with torch.no_grad():
+        ours = store.load_model(tmp_path / "run")(tokens)
+    torch.testing.assert_close(ours, wanted[..., :320])
+    torch.testing.assert_close(theirs(tmp_path / "back", tokens), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("model_config.yaml", b"n_layer: [", "is not a configuration of litgpt's"),
+        ("model_config.yaml", b"no_such_field: 1", "is not a configuration of litgpt's"),
+        ("lit_model.pth", b"junk", "is not a file of plain tensors"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+    ],
+)
+def test_a_broken_folder_of_litgpts_is_refused_in_a_line(
+    dataset_folder: Path,
+    litgpt_folder: Path,
+    tmp_path: Path,
+    name: str,
+    content: bytes | None,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (litgpt_folder / name).unlink()
+    if content is not None:
+        (litgpt_folder / name).write_bytes(content)
+    flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]
+    assert command(["--from", str(litgpt_folder), *flags]) == 2
+    errors = capsys.readouterr().err
+    assert what in errors
+    assert errors.count("\n") == 1

@@ -1,0 +1,176 @@
+"""Pairs of prompt and response: the prompt is read, the response is learned, and a stopped run goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.interrupted_runs import train
+from tests.support.metrics_lines import numbers
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.data.corpora import CorpusError, Document, open_corpus
+from trainer.data.dataset import Dataset, prepare
+from trainer.data.loader import NOT_LEARNED, in_order
+from trainer.data.prefetch import PACKINGS
+from trainer.data.shards import GIVEN
+from trainer.data.splits import cut
+from trainer.data.tokenizer import Tokenizer
+from trainer.models import gpt
+from trainer.training.objective import Objective
+
+NAMES = ["ada", "bob", "eve", "mallory", "trent"]
+
+
+def pairs(count: int = 400) -> list[dict[str, str]]:
+    chance = random.Random(2)
+    asked = (chance.choices(NAMES, k=chance.randint(2, 5)) for _ in range(count))
+    return [
+        {"prompt": f"{number}. Reverse: {' '.join(names)}\n", "response": " ".join(reversed(names))}
+        for number, names in enumerate(asked)
+    ]
+
+
+def write(file: Path, records: list[dict[str, Any]]) -> str:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return f"files:{file}"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("pairs")
+    return prepare(write(folder / "pairs.jsonl", pairs()), "bpe:300", folder / "dataset")
+
+
+def documents(dataset: Dataset, split: str = "train") -> list[np.ndarray]:
+    """Each document's tokens, `GIVEN` where that is set, without the end of text before it."""
+    stream = dataset.stream(split)
+    tokens = stream.read(0, len(stream))
+    return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]]
+
+
+def test_a_prompt_is_told_from_its_response(tmp_path: Path) -> None:
+    records = [{"prompt": "Wer? ", "response": "Ich ä"}, {"text": "plain"}, {"prompt": "", "response": "x"}]
+    found = list(open_corpus(write(tmp_path / "a.jsonl", records)))
+    assert [(document.text, document.given) for document in found] == [("Wer? Ich ä", 5), ("plain", 0), ("x", 0)]
+
+
+@pytest.mark.parametrize("record", [{"prompt": "a"}, {"response": "a"}, {"prompt": 1, "response": "a"}])
+def test_half_a_pair_is_named(tmp_path: Path, record: dict[str, Any]) -> None:
+    with pytest.raises(CorpusError, match=r'a.jsonl, line 1, has no "text", nor a "prompt" with a "response"'):
+        list(open_corpus(write(tmp_path / "a.jsonl", [record])))
+
+
+def test_every_token_of_a_prompt_is_marked_and_no_other(dataset: Dataset) -> None:
+    known = {record["prompt"] + record["response"]: record["prompt"] for record in pairs()}
+    found = documents(dataset)
+    assert len(found) > 300
+    for tokens in found:
+        given = tokens >= GIVEN
+        ids = np.where(given, tokens - GIVEN, tokens)
+        text = dataset.tokenizer.decode(ids.tolist())
+        assert dataset.tokenizer.decode(ids[given].tolist()) == known[text]
+        assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "as it will be when it is asked"
+
+
+def test_text_without_prompts_is_stored_as_ever(dataset: Dataset, tmp_path: Path) -> None:
+    records = [{"text": pair["prompt"] + pair["response"]} for pair in pairs()]
+    plain = prepare(write(tmp_path / "a.jsonl", records), "bpe:300", tmp_path / "dataset")
+    assert (plain.manifest["format"], dataset.manifest["format"]) == (1, 2)
+    assert plain.hash != dataset.hash
+    assert plain.stream("train").read(0, 100).max() < 300
+    again = prepare(write(tmp_path / "pairs.jsonl", pairs()), "bpe:300", tmp_path / "again")
+    assert again.hash == dataset.hash
+
+
+def test_a_long_pair_that_is_cut_keeps_its_prompt_at_its_start() -> None:
+    document = Document("a", "p" * 700 + " " + "r" * 500, given=701)
+    pieces = list(cut(document, 300))
+    assert "".join(piece.text for piece in pieces) == document.text
+    assert "".join(piece.text[: piece.given] for piece in pieces) == document.text[:701]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_targets_of_prompts_are_left_out_and_inputs_are_whole(dataset: Dataset, packing: str) -> None:
+    loader = PACKINGS[packing](dataset, "train", 8, 64, seed=3)
+    for _ in range(5):
+        inputs, targets = loader.next()
+        assert int(inputs.min()) >= 0
+        assert int(inputs.max()) < 300
+        learned = targets[:, :-1] != NOT_LEARNED
+        assert torch.equal(targets[:, :-1][learned], inputs[:, 1:][learned]), "targets are inputs one step on"
+        ends = inputs[:, 1:] == dataset.tokenizer.end_of_text
+        assert bool(learned[ends].all()), "to stop is learned"
+        assert 0.1 < learned.float().mean() < 0.7
+
+
+def model() -> gpt.Model:
+    torch.manual_seed(0)
+    made = gpt.Model(gpt.Config(vocabulary_size=300, sequence_length=64, depth=2, width=32, heads=2))
+    with torch.no_grad():
+        for parameter in made.parameters():  # past its zeros
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return made
+
+
+def test_the_gradient_is_that_of_the_responses_alone(dataset: Dataset) -> None:
+    inputs, targets = PACKINGS["blocks"](dataset, "train", 4, 64, seed=1).next()
+    ours, plain = model(), model()
+    Objective(ours)(inputs, targets).backward()
+    learned = targets != NOT_LEARNED
+    picked = plain(inputs).float()[learned]
+    torch.nn.functional.cross_entropy(picked, targets[learned], reduction="sum").backward()
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        if theirs.grad is not None and mine.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+FLAGS = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
+
+
+def test_a_run_on_pairs_stops_and_goes_on_exactly(dataset: Dataset, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset.folder)
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    last = [store.latest(tmp_path / name) for name in ("stopped", "whole")]
+    ours, theirs = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
+    assert ours == theirs
+
+
+def test_a_step_and_an_evaluation_are_means_over_what_is_learned(dataset: Dataset, tmp_path: Path) -> None:
+    assert train(tmp_path, "--budget", "1steps", "--dataset", dataset.folder) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (step,) = (row["loss"] for row in rows if row["kind"] == "train")
+    # An untrained model says little more than that any of 300 tokens may come.
+    assert step == pytest.approx(np.log(300), rel=0.1)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["final_loss"] == pytest.approx(dev_loss(dataset, tmp_path), rel=1e-5)
+
+
+def dev_loss(dataset: Dataset, run: Path) -> float:
+    """Nats a token of the responses, over the part of dev that `TINY` evaluates on."""
+    folder = store.latest(run)
+    assert folder is not None
+    trained = store.load_model(run)
+    text = torch.from_numpy(Tokenizer.load(run / "tokenizer.json").byte_lengths()) > 0
+    length, tokens = (
+        int(TINY[TINY.index("--train.sequence-length") + 1]),
+        int(TINY[TINY.index("--train.dev-tokens") + 1]),
+    )
+    nats: list[torch.Tensor] = []
+    with torch.no_grad():
+        for inputs, targets in in_order(dataset, "dev", 1, length, tokens // length):
+            log = torch.log_softmax(trained(inputs).float(), -1)[0]
+            y = targets[0]
+            nats += [
+                -log[place, token] for place, token in enumerate(y.tolist()) if token != NOT_LEARNED and text[token]
+            ]
+    return float(torch.stack(nats).double().mean())

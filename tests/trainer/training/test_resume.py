@@ -1,0 +1,111 @@
+"""A run that was stopped, gently or not, goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+
+STEPS = 400
+
+
+def start(dataset: Path, out: Path) -> subprocess.Popen[bytes]:
+    flags = ["--dataset", dataset, "--out", out, "--budget", f"{STEPS}steps", "--checkpoint-every", "7steps", *TINY]
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.train", *map(str, flags)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+
+
+def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int = 0) -> int:
+    """Wait until a checkpoint beyond a step is there."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        folder = store.latest(out)
+        if folder is not None and store.step_of(folder) > after:
+            return store.step_of(folder)
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        time.sleep(0.01)
+    raise TimeoutError("no checkpoint came")
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu")
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in clock} for row in found]
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors.decode()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    finish(start(dataset_folder, out))
+    return out
+
+
+def test_killed_and_started_again_it_computes_the_same_to_the_last_digit(
+    dataset_folder: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    step = 0
+    for _ in range(2):
+        process = start(dataset_folder, tmp_path)
+        step = wait_for_checkpoint(process, tmp_path, after=step)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (tmp_path / "result.json").exists(), "it was killed too late to show anything"
+    finish(start(dataset_folder, tmp_path))
+    assert rows(tmp_path) == rows(uninterrupted)
+    last = [folder.name for folder in store.complete(tmp_path)]
+    assert last == [folder.name for folder in store.complete(uninterrupted)]
+    weights = [store.latest(out) / "model.safetensors" for out in (tmp_path, uninterrupted)]  # type: ignore[operator]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_asked_to_stop_it_leaves_a_checkpoint(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
+    process = start(dataset_folder, tmp_path)
+    wait_for_checkpoint(process, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors.decode()
+    kept = store.latest(tmp_path)
+    assert kept is not None
+    # Not every step has a line; whatever was written up to the checkpoint's step is what the whole run wrote.
+    last = store.step_of(kept)
+    assert rows(tmp_path)[-1]["step"] <= last
+    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] <= last]
+
+
+def test_it_goes_on_where_only_the_checkpoint_came_along(
+    dataset_folder: Path, tmp_path: Path, uninterrupted: Path
+) -> None:
+    """On another node there is nothing but the checkpoint: no run.json, no metrics."""
+    before = store.complete(uninterrupted)[0]
+    shutil.copytree(before, store.path(tmp_path, store.step_of(before)))
+    finish(start(dataset_folder, tmp_path))
+    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] > store.step_of(before)]
+    assert (tmp_path / "run.json").exists()
+
+
+def test_without_a_home_folder_nothing_is_missed(dataset_folder: Path, tmp_path: Path) -> None:
+    """As in a sandbox: the home folder is not there, and nothing is written but below --out and in /tmp."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
+    flags = ["--dataset", dataset_folder, "--out", tmp_path / "run", "--budget", "2steps", *TINY]
+    command = [sys.executable, "-m", "trainer.train", *map(str, flags)]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b""
+    assert b"Warning" not in done.stderr

@@ -1,0 +1,114 @@
+"""Whatever the options, a run that was stopped and goes on computes the same to the last digit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.interrupted_runs import train
+from tests.support.metrics_lines import numbers
+from trainer.checkpoint import store
+from trainer.optim import muon
+from trainer.training import compilation, precision, setup
+from trainer.training.run import identity
+
+FLAGS = (
+    *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
+    *("--train.evaluations", "2", "--train.dev-tokens", "64", "--train.sample-tokens", "2"),
+)
+OPTIONS = {
+    "bf16": ("--train.precision", "bf16"),
+    "Muon in bf16": ("--train.muon-precision", "bf16"),
+    "Muon in fp32": ("--train.muon-precision", "fp32"),
+    "parts of a batch": ("--train.micro-batch", "1"),
+    "activation checkpointing": ("--train.activation-checkpointing", "true"),
+    "documents": ("--train.packing", "documents"),
+    "clipping": ("--recipe.clip", "0.5"),
+    "spikes stop": ("--train.spikes", "stop"),
+    "spikes off": ("--train.spikes", "off"),
+    "a pull on logits": ("--recipe.l2wrap", "1e-4"),
+    "AdamW for matrices, warmup in steps, cosine": (
+        *("--recipe.matrices.optimizer", "adamw", "--recipe.matrices.normalised", "false"),
+        *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
+    ),
+    "nanogpt": ("--arch", "nanogpt"),
+    "variance normalisation and cautious decay": (
+        *("--recipe.matrices.normalised", "true", "--recipe.matrices.cautious", "true"),
+        *("--recipe.matrices.weight_decay", "0.1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, *OPTIONS[option])
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
+    assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    last = [store.latest(tmp_path / run) for run in ("stopped", "whole")]
+    stopped, whole = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
+    assert stopped == whole
+
+
+@pytest.mark.parametrize("adapters", [(), ("--lora.rank", "2")], ids=["all weights", "adapters"])
+def test_fine_tuning_goes_on_exactly(
+    adapters: tuple[str, ...], tiny_run: Path, dataset_folder: Path, tmp_path: Path
+) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, *adapters)
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+
+
+def test_translated_runs_go_on_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that goes on translates again, or finds it kept: the same code either way."""
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    flags = (*FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
+    assert train(tmp_path / "stopped", *flags) == 0
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
+
+
+def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder)
+    assert train(tmp_path / "whole", *flags) == 0
+    assert train(tmp_path / "changed", *flags, stop_after=3) == 130
+    others = ("--train.micro-batch", "2", "--train.activation-checkpointing", "true")
+    assert train(tmp_path / "changed", *flags, *others) == 0
+    for ours, theirs in zip(numbers(tmp_path / "changed"), numbers(tmp_path / "whole"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+def test_what_the_machine_decided_stays_with_the_run(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
+    for chosen, stop_after in (("bf16", 2), ("fp32", None)):
+        monkeypatch.setattr(precision, "fastest", lambda device, threads, chosen=chosen: chosen)
+        monkeypatch.setattr(muon, "units", lambda device, chosen=chosen: chosen)
+        assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
+    resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
+    assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
+
+
+def test_a_run_goes_on_from_a_release_that_wrote_down_less(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def less(*arguments: Any) -> dict[str, Any]:
+        found = identity(*arguments)
+        del found["train"]["muon_precision"]
+        return found
+
+    flags = (*FLAGS, "--dataset", dataset_folder)
+    with monkeypatch.context() as older:
+        older.setattr(setup, "identity", less)
+        assert train(tmp_path, *flags, stop_after=3) == 130
+    assert train(tmp_path, *flags) == 0

@@ -1,0 +1,159 @@
+"""A training run from start to end: its folder, its lines, and what does not change its numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.metrics_lines import lines, numbers
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.data.dataset import Dataset
+
+Train = Callable[..., int]
+
+
+def test_the_folder_tells_what_was_run(tiny_run: Path, dataset_folder: Path) -> None:
+    run = json.loads((tiny_run / "run.json").read_text())
+    dataset = Dataset.open(dataset_folder)
+    assert (run["format"], run["arch"], run["seed"], run["budget"]) == (1, "gpt", 1, "30steps")
+    assert run["dataset"]["hash"] == dataset.hash
+    assert run["dataset"]["tokenizer_sha256"] == dataset.tokenizer.sha256
+    assert run["model"]["depth"] == 2
+    assert run["parameters"] == {"total": 55_402, "embedding": 2 * 320 * 32, "non_embedding": 34_922}
+    names = ["embedding", "value embeddings", "head", "scalars", "matrices"]
+    assert [group["name"] for group in run["recipe"]["groups"]] == names
+    assert run["config"]["resolved"]["batch"] == 4
+    assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
+
+
+def test_flops_are_counted_on_the_real_model(tiny_run: Path) -> None:
+    run = json.loads((tiny_run / "run.json").read_text())
+    matrices = 2 * (4 * 32 * 32 + 2 * 4 * 32 * 32) + 320 * 32
+    attention = 2 * 2 * 32 * 32  # per token, block: queries with keys and weights with values, 32 positions, width 32
+    # Three times the forward pass, less one matrix product: nothing is asked of the tokens' gradient.
+    assert run["flops_per_token"] == pytest.approx(3 * (2 * matrices + 2 * attention), rel=0.02)
+
+
+def test_it_learns(tiny_run: Path) -> None:
+    dev = lines(tiny_run, "dev")
+    assert dev[0]["step"] == 0
+    assert dev[0]["loss"] == pytest.approx(math.log(320), rel=0.01)
+    assert dev[-1]["bits_per_byte"] < 0.75 * dev[0]["bits_per_byte"]
+
+
+def test_its_lines_have_what_readers_expect(tiny_run: Path) -> None:
+    train, dev, samples = (lines(tiny_run, kind) for kind in ("train", "dev", "sample"))
+    assert [row["step"] for row in train] == list(range(1, 31))
+    assert [row["step"] for row in dev] == [0, 6, 12, 18, 24, 30]
+    assert len(samples) == 6 * 3
+    assert set(train[0]) == {
+        *("kind", "step", "fraction", "tokens", "flops", "seconds", "loss", "learning_rate"),
+        *("gradient_norm", "tokens_per_second", "mfu", "memory_bytes", "spikes"),
+    }
+    assert set(dev[0]) == {"kind", "step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte"}
+    assert set(samples[0]) == {"kind", "step", "prompt", "text"}
+    assert train[-1]["fraction"] == dev[-1]["fraction"] == 1
+    assert train[-1]["tokens"] == 30 * 4 * 32
+    assert 0 < train[-1]["mfu"] < 1
+
+
+def test_it_ends_annealed(tiny_run: Path) -> None:
+    rates = [row["learning_rate"] for row in lines(tiny_run, "train")]
+    assert rates[-1] < 0.1 * max(rates)
+
+
+def test_the_end_is_a_checkpoint_and_a_result(tiny_run: Path) -> None:
+    result = json.loads((tiny_run / "result.json").read_text())
+    assert (result["steps"], result["tokens"]) == (30, 30 * 4 * 32)
+    assert result["final_loss"] == lines(tiny_run, "dev")[-1]["loss"]
+    assert tiny_run / result["checkpoint"] == store.latest(tiny_run)
+    assert [folder.name for folder in store.complete(tiny_run)] == ["step-00000020", "step-00000030"]
+    assert not (tiny_run / "failure.json").exists()
+
+
+def test_nothing_goes_to_standard_output(train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--budget", "2steps") == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_the_same_run_twice_has_the_same_numbers_whatever_its_checkpoints(
+    train: Train, tiny_run: Path, tmp_path: Path
+) -> None:
+    assert train(tmp_path, "--budget", "30steps", "--checkpoint-every", "1000steps", "--keep", "1") == 0
+    assert numbers(tmp_path) == numbers(tiny_run)
+
+
+def test_another_seed_has_other_numbers(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, "--budget", "30steps", "--seed", "2") == 0
+    assert lines(tmp_path, "train")[0]["loss"] != lines(tiny_run, "train")[0]["loss"]
+
+
+def test_parts_of_a_batch_add_up_to_the_batch(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, "--budget", "30steps", "--train.micro-batch", "1") == 0
+    ours, theirs = (lines(out, "train")[0] for out in (tmp_path, tiny_run))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("budget", "steps"), [("1000tokens", 8), ("1e8flops", 4)])
+def test_budgets_in_other_units_end_where_they_say(train: Train, tmp_path: Path, budget: str, steps: int) -> None:
+    assert train(tmp_path, "--budget", budget) == 0
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == steps
+
+
+def test_a_budget_of_seconds_charges_training_only(train: Train, tmp_path: Path) -> None:
+    assert train(tmp_path, "--budget", "1s") == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert 1 <= result["train_seconds"] < 2
+    assert [row["fraction"] for row in lines(tmp_path, "dev")][-1] == 1
+    assert len(lines(tmp_path, "train")) <= 201
+
+
+def test_a_finished_run_is_left_alone(train: Train, tmp_path: Path) -> None:
+    assert train(tmp_path, "--budget", "3steps") == 0
+    before = (tmp_path / "metrics.jsonl").read_text()
+    assert train(tmp_path, "--budget", "3steps") == 0
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [(["--seed", "5"], "seed"), (["--budget", "31steps"], "budget"), (["--model.depth", "1"], "model and train")],
+)
+def test_a_folder_with_another_run_is_refused(
+    train: Train, tiny_run: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (tiny_run / "run.json").read_bytes()
+    assert train(tiny_run, "--budget", "30steps", *flags) == 2
+    assert f"holds a run with another {what}" in capsys.readouterr().err
+    assert (tiny_run / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("arch", ["smear", "litgpt", "rwkv5"])
+def test_every_architecture_trains(train: Train, dataset_folder: Path, tmp_path: Path, arch: str) -> None:
+    from trainer.train import command
+
+    flags = ["--dataset", dataset_folder, "--out", tmp_path, "--arch", arch, "--budget", "4steps", "--model.depth", 2]
+    small = ["--train.sequence-length", 32, "--train.batch", 4, "--train.dev-tokens", 256, "--train.sample-tokens", 0]
+    assert command([str(flag) for flag in (*flags, *small, "--threads", 1)]) == 0
+    dev = lines(tmp_path, "dev")
+    assert dev[-1]["loss"] < dev[0]["loss"]
+
+
+def test_a_dataset_that_can_only_be_read_and_has_no_test_split_will_do(
+    train: Train, dataset_folder: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    from trainer.train import command
+
+    copy = tmp_path / "dataset"
+    shutil.copytree(dataset_folder, copy, ignore=shutil.ignore_patterns("test"))
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    assert command(["--dataset", str(copy), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 0

@@ -1,0 +1,131 @@
+"""`dailytrain try`: what is trained, what is kept, what is drawn, what is said."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from trainer.cli.try_idea import main
+from trainer.models import UnknownArchitecture
+from trainer.scoring.multiplier import compare, parse
+from trainer.trials import plot
+from trainer.trials.plan import Entry, Plan, PlanError, plan
+from trainer.trials.trial_runner import SCORE, TrialError, Workshop, result
+
+IDEA = Entry(arch="smear", flags=("--model.depth=3",))
+
+
+def laid(folder: Path, idea: Entry = IDEA, **changes: object) -> Plan:
+    settings = {"budget": "8steps", "rungs": (0.5, 1.0), "seeds": 2, "dataset": "d", "preset": "cpu-ladder"}
+    return plan(idea, folder=folder, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def pretend(made: Plan) -> None:
+    """Leave the scores of a night behind in which the idea was worth 1.5."""
+    for trial in made.trials:
+        trial.folder.mkdir(parents=True)
+        worth = 1.5 if trial.entry == IDEA else 1.0
+        loss = 2 - 0.2 * math.log(trial.share * worth) + 0.001 * (-1) ** trial.seed
+        score = {"train_flops": 1e12 * trial.share, "train_seconds": 9.0 * trial.share, "bits_per_byte": loss}
+        (trial.folder / SCORE).write_text(json.dumps(score))
+
+
+def test_a_plan_begins_with_the_full_budget_and_gives_every_run_its_own_folder(tmp_path: Path) -> None:
+    made = laid(tmp_path)
+    assert [(t.entry.arch, t.budget, t.seed) for t in made.trials] == [
+        ("gpt", "8steps", 1),
+        ("gpt", "8steps", 2),
+        ("gpt", "4steps", 1),
+        ("gpt", "4steps", 2),
+        ("smear", "8steps", 1),
+        ("smear", "8steps", 2),
+    ]
+    assert len({trial.folder for trial in made.trials}) == 6
+    assert made.idea.name == "smear, depth 3"
+
+
+def test_the_ladder_is_kept_for_the_next_idea_and_an_edited_idea_is_trained_anew(tmp_path: Path) -> None:
+    one, other = laid(tmp_path), laid(tmp_path, Entry(arch="smear", flags=("--model.depth=4",)))
+    folders = [{trial.folder for trial in made.trials if trial.entry.arch == "gpt"} for made in (one, other)]
+    assert folders[0] == folders[1]
+    assert not {t.folder for t in one.trials if t.entry == IDEA} & {t.folder for t in other.trials}
+    assert {t.folder for t in one.trials}.isdisjoint(t.folder for t in laid(tmp_path, dataset="e").trials)
+
+
+def test_the_baseline_alone_is_its_ladder(tmp_path: Path) -> None:
+    assert len(laid(tmp_path, Entry(arch="gpt")).trials) == 4
+
+
+@pytest.mark.parametrize("wrong", [{"rungs": (1.0,)}, {"rungs": (0.5, 2.0)}, {"rungs": (0.0, 1.0)}, {"seeds": 1}])
+def test_a_ladder_that_says_nothing_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    with pytest.raises(PlanError):
+        laid(tmp_path, **wrong)
+
+
+def test_an_unknown_architecture_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UnknownArchitecture, match="no architecture 'gtp'"):
+        laid(tmp_path, Entry(arch="gtp"))
+
+
+def test_finished_runs_are_not_made_again_and_the_verdict_is_printed(
+    dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--dataset", str(dataset_folder), "--folder", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
+    dataset = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
+    pretend(laid(tmp_path, budget="4e12flops", rungs=(0.5, 1.0, 2.0), seeds=3, dataset=dataset))
+    assert main(["smear", *flags, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    row = next(row for row in answer["entries"] if row["entry"] == IDEA.name)
+    assert row["low"] < 1.5 < row["high"]
+    assert len(answer["runs"]) == 12
+    assert ElementTree.fromstring(Path(answer["picture"]).read_text()).tag.endswith("svg")  # noqa: S314 (our own)
+    assert main(["smear", *flags]) == 0
+    assert "better than the baseline" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_picture_in_characters_has_the_runs_in_their_places(tmp_path: Path) -> None:
+    made = laid(tmp_path, rungs=(0.25, 0.5, 1.0))
+    pretend(made)
+    results = parse([result(trial) for trial in made.trials])
+    drawn = plot.text(plot.Frame.of(compare(results, "gpt"), results)).splitlines()
+    assert "o" in drawn[0]  # the smallest rung has the largest loss
+    assert drawn[-1].rstrip().endswith("x")  # the idea has the least loss, at the full budget
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["gpt", "--budget", "soon"], "impossible budget"),
+        (["gpt", "--rungs", "a,b"], "must be numbers"),
+        (["gpt", "--modle.depth=3"], "no option --modle.depth=3"),
+        (["nope"], "no architecture"),
+    ],
+)
+def test_bad_input_is_one_line(
+    dataset_folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main([*flags, "--dataset", str(dataset_folder)])
+    except SystemExit as end:
+        code = end.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_is_trained_and_scored_and_its_failure_is_told(dataset_folder: Path, tmp_path: Path) -> None:
+    tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
+    fine = laid(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]
+    workshop = Workshop(dataset_folder, "cpu-ladder", jobs=1)
+    ((trial, record),) = workshop.results([fine])
+    assert trial == fine
+    assert 0 < record["bits_per_byte"] < 9
+    assert record["flops"] > 0
+    broken = laid(tmp_path, Entry(arch="gpt", flags=("--model.heads=7",))).trials[-1]
+    with pytest.raises(TrialError, match="heads"):
+        list(Workshop(dataset_folder, "cpu-ladder", jobs=1).results([broken]))

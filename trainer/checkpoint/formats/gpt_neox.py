@@ -1,0 +1,192 @@
+"""A run of `litgpt`'s GPT-NeoX shapes as transformers reads it: `config.json` and a `model.safetensors` with its names.
+
+What litgpt's own `convert_lit_checkpoint.copy_weights_gpt_neox` does, on the file's bytes: rows change their places and
+tensors their names, no number changes. So the site can do it, which has neither torch nor litgpt, with weights that
+are a stranger's. The rows beyond the vocabulary, which are never trained, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from trainer.checkpoint.formats import FormatError
+
+HEADS = {
+    "pythia-14m": 4,
+    "pythia-31m": 8,
+    "pythia-70m": 8,
+    "pythia-160m": 12,
+    "pythia-410m": 16,
+    "pythia-1b": 8,
+    "pythia-1.4b": 16,
+    "pythia-2.8b": 32,
+    "pythia-6.9b": 32,
+    "pythia-12b": 40,
+}
+"""Attention heads of each configuration: all else can be read off the tensors (arXiv 2304.01373, table 1)."""
+PLAIN = {"padded_vocab_size"}
+"""Of litgpt's fields those that may differ from the named configuration's and leave it a GPT-NeoX."""
+HEADER_BYTES = 10**7
+PIECE = 2**22
+
+LAYER = re.compile(r"gpt\.transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
+PARTS = {
+    "norm_1": "input_layernorm",
+    "norm_2": "post_attention_layernorm",
+    "attn.qkv": "attention.query_key_value",
+    "attn.proj": "attention.dense",
+    "mlp.fc": "mlp.dense_h_to_4h",
+    "mlp.proj": "mlp.dense_4h_to_h",
+}
+AROUND = {
+    "gpt.transformer.wte.weight": "gpt_neox.embed_in.weight",
+    "gpt.transformer.ln_f.weight": "gpt_neox.final_layer_norm.weight",
+    "gpt.transformer.ln_f.bias": "gpt_neox.final_layer_norm.bias",
+    "head.weight": "embed_out.weight",
+}
+CUT = ("gpt.transformer.wte.weight", "head.weight")
+"""Have a row for each token of the vocabulary, and some for padding."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a safetensors file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """From the end of the header, in bytes; so is `end`."""
+    end: int
+
+
+def fits(run: Mapping[str, Any]) -> bool:
+    """Whether a run, by its `run.json`, has one of these shapes."""
+    model = run.get("model")
+    if run.get("arch") != "litgpt" or not isinstance(model, dict):
+        return False
+    fields = model.get("fields") or {}
+    return model.get("name") in HEADS and isinstance(fields, dict) and fields.keys() <= PLAIN
+
+
+def convert(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -> dict[str, Any]:
+    """Write the weights from `source` (a safetensors file of ours) to `out`, and return what `config.json` holds.
+
+    Both files are binary and can seek. Raises FormatError for weights that are not of the shape that the run names.
+    """
+    assert fits(run)
+    tensors, base = header(source)
+    vocabulary, heads = int(run["model"]["vocabulary_size"]), HEADS[run["model"]["name"]]
+    try:
+        config = configuration(run, tensors)
+        names = {tensor.name: renamed(tensor.name) for tensor in tensors}
+    except (KeyError, ValueError, TypeError) as error:
+        raise FormatError("these weights are not those of a GPT-NeoX") from error
+    kept = [cut(tensor, vocabulary) if tensor.name in CUT else tensor for tensor in tensors]
+    write_header(kept, names, out)
+    for tensor in kept:
+        source.seek(base + tensor.begin)
+        pieces = by_head(source, tensor, heads) if ".attn.qkv." in tensor.name else straight(source, tensor)
+        for piece in pieces:
+            out.write(piece)
+    return config
+
+
+def header(file: IO[bytes]) -> tuple[list[Stored], int]:
+    """Return the tensors of a safetensors file in the order of their bytes, and where those begin."""
+    try:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > HEADER_BYTES:
+            raise ValueError("its header is too long")
+        said = json.loads(file.read(length))
+        said.pop("__metadata__", None)
+        found = [
+            Stored(name, str(one["dtype"]), tuple(map(int, one["shape"])), *map(int, one["data_offsets"]))
+            for name, one in said.items()
+        ]
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError("this is not a safetensors file") from error
+    return sorted(found, key=lambda tensor: tensor.begin), 8 + length
+
+
+def configuration(run: Mapping[str, Any], tensors: list[Stored]) -> dict[str, Any]:
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    layers = {int(found[1]) for name in shapes if (found := LAYER.fullmatch(name))}
+    (inner, width) = shapes["gpt.transformer.h.0.mlp.fc.weight"]
+    if layers != set(range(len(layers))) or shapes["gpt.transformer.wte.weight"][1] != width:
+        raise ValueError("not of one piece")
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": int(run["model"]["vocabulary_size"]),
+        "max_position_embeddings": int(run["model"]["sequence_length"]),
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": HEADS[run["model"]["name"]],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-05,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[tensors[0].dtype],
+        "use_cache": True,
+    }
+
+
+def renamed(name: str) -> str:
+    """Return transformers' name of a tensor; raise KeyError for one that a GPT-NeoX has not."""
+    found = LAYER.fullmatch(name)
+    if found is None:
+        return AROUND[name]
+    layer, part, kind = found.groups()
+    return f"gpt_neox.layers.{layer}.{PARTS[part]}.{kind}"
+
+
+def cut(tensor: Stored, rows: int) -> Stored:
+    have, *others = tensor.shape
+    if have < rows:
+        raise FormatError(f"{tensor.name} has {have} rows, and the vocabulary {rows} tokens")
+    length = (tensor.end - tensor.begin) // have * rows
+    return Stored(tensor.name, tensor.dtype, (rows, *others), tensor.begin, tensor.begin + length)
+
+
+def write_header(tensors: list[Stored], names: Mapping[str, str], out: IO[bytes]) -> None:
+    told: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        end = at + tensor.end - tensor.begin
+        told[names[tensor.name]] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (at, end)}
+        at = end
+    text = json.dumps(told).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(struct.pack("<Q", len(text)) + text)
+
+
+def straight(file: IO[bytes], tensor: Stored) -> Iterator[bytes]:
+    left = tensor.end - tensor.begin
+    while left:
+        piece = file.read(min(left, PIECE))
+        if not piece:
+            raise FormatError(f"the file ends within {tensor.name}")
+        left -= len(piece)
+        yield piece
+
+
+def by_head(file: IO[bytes], tensor: Stored, heads: int) -> Iterator[bytes]:
+    """Yield [q, q, ..., k, k, ..., v, v, ...], one of each for a head, as [q, k, v, q, k, v, ...]."""
+    whole = b"".join(straight(file, tensor))
+    if tensor.shape[0] % (3 * heads):
+        raise FormatError(f"{tensor.name} has {tensor.shape[0]} rows for {heads} heads")
+    length = len(whole) // (3 * heads)
+    for head in range(heads):
+        for part in range(3):
+            begin = (part * heads + head) * length
+            yield whole[begin : begin + length]

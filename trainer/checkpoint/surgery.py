@@ -1,0 +1,118 @@
+"""Weights of one version of an architecture made into another's, so that the model answers (nearly) as before.
+
+One function a family, in `SURGERIES`: tensors as they were, the fields of the Config before and after; it returns the
+tensors for the new model, and `trainer.training.finetune` keeps all that fit.
+
+RWKV-5 goes from 5.0 to 5.1 to 5.2 (`trainer.models.rwkv5`), never back. What each step does to a block:
+- the bonus's logarithm becomes the bonus, exactly;
+- the gate silu(Wg x) begins at 1, see `opened`; nothing else changes but, a little and where it must, LN1;
+- the channel mix has an eighth fewer units, see `narrowed`: the only step that loses something;
+- a head's decay and bonus become those of each of its channels, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config.train_config import ConfigError
+from trainer.models.rwkv5 import HEAD, Config
+
+Tensors = dict[str, Tensor]
+
+OPEN = 1.2784645427610738
+"""Where silu is 1."""
+CONSTANT = 0.02
+"""At least this much of LN1's output, beside 1 for a channel's standard deviation, is the same for every token."""
+SMALLEST = 1e-2
+"""Smallest size of a weight of LN1 that the gate divides by."""
+
+
+def rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:
+    """Return RWKV-5's weights for a later version; raise `ConfigError` for an earlier one."""
+    old, new = float(before["version"]), float(after["version"])
+    if new < old:
+        raise ConfigError(f"--from a model of version {old}: it can become a later version, not {new}")
+    made = {name: tensor.float() for name, tensor in tensors.items()}
+    units = Config(**after).hidden
+    blocks = {name.partition(".att.")[0] + "." for name in tensors if ".att." in name}
+    for block in sorted(blocks):
+        if old == 5.0 < new:
+            made[block + "att.time_faaaa"] = made.pop(block + "att.time_first").exp()
+            opened(made, block)
+            narrowed(made, block, units)
+        if old < 5.2 <= new:
+            for name in ("time_decay", "time_faaaa"):
+                made[f"{block}att.{name}"] = made[f"{block}att.{name}"].view(-1, 1).repeat(1, HEAD)
+    return made
+
+
+def opened(made: Tensors, block: str) -> None:
+    """Add a gate that is 1 for every token, to rounding.
+
+    It has no bias, but its input has: LN1 gives w n + b, and the sum of n over the channels is zero. So the product of
+    that input with the row 1/w is the sum of b/w, whatever the token is: rows a = OPEN / (w sum(b/w)) make the gate
+    silu(OPEN) = 1. (The gate looks at the token alone, time_mix_g = 1, since before the first one comes a zero.)
+    Where the biases nearly cancel, such rows would be huge, and the gate would leap with the first update of b: then b
+    gets a little w on top, at most `CONSTANT` of it, the same shift for every channel before LN1's weight. A weight
+    that is nearly zero is moved away from it, to `SMALLEST`.
+    """
+    weight, bias = made[block + "ln1.weight"], made[block + "ln1.bias"]
+    safe = torch.where(weight.abs() < SMALLEST, torch.full_like(weight, SMALLEST).copysign(weight), weight)
+    made[block + "ln1.weight"] = safe
+    constant = (bias.double() / safe).mean()
+    if abs(constant) < CONSTANT:
+        wanted = math.copysign(CONSTANT, constant)
+        made[block + "ln1.bias"] = bias + (wanted - float(constant)) * safe
+        constant = (made[block + "ln1.bias"].double() / safe).mean()
+    row = OPEN / (len(safe) * constant * safe.double())
+    made[block + "att.gate.weight"] = row.float().repeat(len(safe), 1)
+    made[block + "att.time_mix_g"] = torch.ones(1, 1, len(safe))
+
+
+def narrowed(made: Tensors, block: str, units: int) -> None:
+    """Keep the `units` of the channel mix that say most, and have them say what the others say on average.
+
+    What a unit says is its column of `value` times relu(z)^2; z is taken as normal, with the mean and the variance that
+    LN2's bias and weight give it (its inputs as independent). The average of what is dropped is added through all kept
+    units together, each in proportion to its mean over its variance: their weighted sum is nearly constant.
+    """
+    key, value = made[block + "ffn.key.weight"], made[block + "ffn.value.weight"]
+    if len(key) <= units:
+        return
+    ratio = made[block + "ffn.time_mix_k"].flatten()
+    spread = (ratio.square() + (1 - ratio).square()).sqrt() * made[block + "ln2.weight"]
+    mean, squares = fired(key @ made[block + "ln2.bias"], (key * spread).norm(dim=1))
+    said = value.norm(dim=0) * squares.sqrt()
+    kept = said.topk(units).indices.sort().values
+    dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, kept, False)
+    steady = mean[kept] / (squares[kept] - mean[kept].square()).clamp(min=1e-12)
+    steady = steady / (steady @ mean[kept]).clamp(min=1e-12)
+    made[block + "ffn.key.weight"] = key[kept].contiguous()
+    made[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], steady)
+
+
+def fired(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the means of relu(z)^2 and of its square for normal z."""
+    deviation = deviation.clamp(min=1e-12)
+    t = mean / deviation
+    below = torch.special.ndtr(t)
+    density = (-t.square() / 2).exp() / math.sqrt(2 * math.pi)
+    second = deviation**2 * ((t**2 + 1) * below + t * density)
+    fourth = deviation**4 * ((t**4 + 6 * t**2 + 3) * below + (t**3 + 5 * t) * density)
+    return second, fourth
+
+
+SURGERIES: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any], Mapping[str, Any]], Tensors]] = {"rwkv5": rwkv5}
+"""Families whose versions can follow one another: the field `version` of their Config says which one it is."""
+
+
+def versions(family: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the version before and after, None if it is one."""
+    if family not in SURGERIES or before["version"] == after["version"]:
+        return None
+    return before["version"], after["version"]

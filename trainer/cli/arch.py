@@ -1,0 +1,45 @@
+"""`dailytrain arch list`: what there is to train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+
+from trainer.cli.parser import Parser
+from trainer.models import ARCHITECTURES, architecture
+
+DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256
+"""The size that parameters are counted at: what a CPU trains by default."""
+
+
+class Row(TypedDict):
+    name: str
+    description: str
+    parameters: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="dailytrain arch", description="List the architectures.")
+    parser.add_argument("action", choices=["list"])
+    parser.add_argument("--json", action="store_true", help="as a JSON list of name, description, parameters")
+    options = parser.parse_args(argv)
+    rows = [describe(name) for name in ARCHITECTURES]
+    lines = [f"{row['name']:10} {row['parameters']:>12,}  {row['description']}" for row in rows]
+    sys.stdout.write((json.dumps(rows) if options.json else "\n".join(lines)) + "\n")
+    return 0
+
+
+def describe(name: str) -> Row:
+    """Describe an architecture by the first sentence of its file and its size at the default dial."""
+    module = architecture(name)
+    with torch.device("meta"):
+        model = module.Model(module.Config.sized(DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH))
+    return {
+        "name": name,
+        "description": (module.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }

@@ -1,0 +1,27 @@
+"""`dailytrain export RUN --format rwkv --out X.pth`: hand a run's weights to another program."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.checkpoint.formats import FORMATS
+from trainer.cli.parser import Parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file; return 2, with one line on standard error, for a run that does not fit into the format."""
+    parser = Parser(prog="dailytrain export", description="Write a run's weights in another format.")
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what the other program reads")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint; without: the latest")
+    options = parser.parse_args(argv)
+    try:
+        importlib.import_module(FORMATS[options.format]).export(options.run, options.out, options.checkpoint)
+    except ValueError as error:
+        sys.stderr.write(f"dailytrain export: {' '.join(str(error).split())}\n")
+        return 2
+    return 0

@@ -1,0 +1,1 @@
+"""Configuration of a run: dataclasses, presets, parsing."""

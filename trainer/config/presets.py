@@ -1,0 +1,192 @@
+"""Runs worth a name: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
+
+A preset is a configuration in itself, the weakest one: what a checkpoint brings along (`--from`), a file or a flag says
+otherwise wins. Sizes that `trainer.config.train_config` would compute for the budget are written out, so that
+a night is the same
+night wherever it runs; a test compares them with the rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.cli.parser import Parser
+
+
+class UnknownPreset(ValueError):
+    """There is no preset of that name."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    about: str
+    """One sentence for `dailytrain presets`."""
+    values: Mapping[str, Any]
+    """Names and values as in a configuration file, names of tables in front."""
+
+
+PRESETS = {
+    "daily-h100": Preset(
+        "The night: 24 hours on one H100 or H200, depth 24 at 524,288 tokens a step.",
+        {
+            # 3.4e19 FLOPs at 40 % of an H100's peak: depth 24 (0.7 B parameters) gets about 9 tokens a parameter there,
+            # 13 at the 59 % that nanochat reaches.
+            "budget": "24h",
+            "device": "cuda",
+            "corpus": "fineweb-edu",
+            "tokenizer": "bpe:32768",
+            "model.depth": 24,
+            "train.sequence_length": 2048,
+            "train.batch": 256,
+            "train.micro_batch": 16,
+            "train.precision": "bf16",
+            "train.evaluations": 48,
+            "checkpoint_every": "15m",
+        },
+    ),
+    "speedrun-h100": Preset(
+        "Ten minutes on one H100 or H200, depth 10 at 262,144 tokens a step.",
+        {
+            # 2.4e17 FLOPs by the same yardstick: some 400 million tokens, which 2 GiB of English text have.
+            "budget": "10m",
+            "device": "cuda",
+            "corpus": "fineweb-edu",
+            "tokenizer": "bpe:32768",
+            "limit_bytes": "2GiB",
+            "model.depth": 10,
+            "train.sequence_length": 2048,
+            "train.batch": 128,
+            "train.micro_batch": 32,
+            "train.precision": "bf16",
+            "train.evaluations": 10,
+        },
+    ),
+    "cpu-demo": Preset(
+        "Three minutes on any machine: what a night looks like, in small.",
+        {
+            "budget": "3m",
+            "device": "cpu",
+            "corpus": "python-library",
+            "tokenizer": "bpe:8192",
+            "limit_bytes": "16MiB",
+            "model.depth": 3,
+            "train.sequence_length": 256,
+            "train.batch": 8,
+            "train.precision": "fp32",
+        },
+    ),
+    "cpu-ladder": Preset(
+        "The small track: 1e13 FLOPs on two cores, about two minutes; what ideas are compared by.",
+        {
+            "budget": "1e13flops",
+            "device": "cpu",
+            "threads": 2,
+            "corpus": "python-library",
+            "tokenizer": "bpe:8192",
+            "limit_bytes": "16MiB",
+            "model.depth": 2,
+            "train.sequence_length": 256,
+            "train.batch": 8,
+            "train.precision": "fp32",
+        },
+    ),
+    "finetune-1b5-2x24gb": Preset(
+        "All weights of a model of 1.5 billion, from --from, on two GPUs of 24 GB: 65,536 tokens a step.",
+        {
+            # Each card holds half of the weights, of their gradients and of AdamW's momenta (16 bytes a parameter), and
+            # gathers one block at a time; tests/trainer/training/test_finetune_memory.py adds up the rest.
+            "budget": "50M-tokens",
+            "device": "cuda",
+            "devices": 2,
+            "train.strategy": "fsdp",
+            "train.activation_checkpointing": True,
+            "train.precision": "bf16",
+            "train.sequence_length": 2048,
+            "train.batch": 32,
+            "train.micro_batch": 1,
+            "train.evaluations": 10,
+            "recipe.clip": 1.0,
+            "recipe.schedule.warmup": 0.03,
+            "recipe.schedule.top": 0.1,
+            "checkpoint_every": "15m",
+        },
+    ),
+    "rwkv5-7b": Preset(
+        "The long run: RWKV-5 of 7.5 billion parameters on eight GPUs of 80 GB, all 627 billion tokens of SlimPajama.",
+        {
+            # Each card holds an eighth of the weights, gradients and momenta (16 bytes a parameter: 15 GB), and gathers
+            # one block at a time. Rates: those of the published run, 2e-4 falling to 1.47e-4.
+            "arch": "rwkv5-7b",
+            "budget": "627B-tokens",
+            "device": "cuda",
+            "devices": 8,
+            "corpus": "slimpajama",
+            "tokenizer": "world:rwkv_vocab_v20230424.txt",
+            "train.strategy": "fsdp",
+            "train.activation_checkpointing": True,
+            "train.precision": "bf16",
+            "train.sequence_length": 4096,
+            "train.batch": 256,
+            "train.micro_batch": 4,
+            "train.evaluations": 500,
+            "recipe.matrices.learning_rate": 2e-4,
+            "recipe.decay.learning_rate": 4e-4,
+            "recipe.vectors.learning_rate": 2e-4,
+            "recipe.schedule.warmup_steps": 10,
+            "recipe.schedule.shape": "cosine",
+            "recipe.schedule.final": 0.735,
+            "recipe.clip": 1.0,
+            "recipe.l2wrap": 1e-4,
+            "checkpoint_every": "30m",
+            "keep": 10,
+        },
+    ),
+    "tiny": Preset(
+        "Seconds: shows that everything is in place, learns next to nothing.",
+        {
+            "budget": "50steps",
+            "device": "cpu",
+            "threads": 1,
+            "corpus": "python-library",
+            "tokenizer": "bpe:512",
+            "limit_bytes": "1MiB",
+            "model.depth": 2,
+            "train.sequence_length": 64,
+            "train.batch": 4,
+            "train.precision": "fp32",
+            "train.dev_tokens": 1024,
+            "train.sample_tokens": 8,
+        },
+    ),
+}
+
+
+def values_of(name: str) -> Mapping[str, Any]:
+    """Return a preset's names and values; raise `UnknownPreset` for one that there is not."""
+    if name not in PRESETS:
+        raise UnknownPreset(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    return PRESETS[name].values
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`dailytrain presets`: one sentence each, or with --json all of their values."""
+    options = arguments(argv)
+    if options.json:
+        found = [{"name": name, "about": preset.about, **preset.values} for name, preset in PRESETS.items()]
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    width = max(map(len, PRESETS))
+    for name, preset in PRESETS.items():
+        sys.stdout.write(f"{name:{width}}  {preset.about}\n")
+    return 0
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="dailytrain presets", description="List the presets of `dailytrain train --preset NAME`.")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every value")
+    return parser.parse_args(argv)

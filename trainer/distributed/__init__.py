@@ -1,0 +1,1 @@
+"""Several devices: strategies, sharded tensors, launching processes."""

@@ -1,0 +1,176 @@
+"""Errors that every package may raise, exit codes, and whose fault a failure is.
+
+A command reports a `UserError` in one line and exits with `ExitCode.USER_ERROR`. Any other exception is a bug or a
+broken machine and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+MAX_REASON = 400
+"""Characters of a reason: a sentence, not a traceback."""
+CRASH_SIGNALS = {
+    132: "an illegal instruction",
+    134: "an abort",
+    135: "a bus error",
+    136: "an arithmetic error",
+    139: "a segmentation fault",
+}
+"""Exit codes of processes that the kernel killed: 128 + the signal's number."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands."""
+
+    OK = 0
+    INFRASTRUCTURE = 1
+    """Our fault or the machine's: the job may be retried."""
+    USER_ERROR = 2
+    MODEL_ERROR = 3
+    """The architecture's or its recipe's fault."""
+    INTERRUPTED = 130
+    """Stopped by a signal."""
+
+
+class UserError(ValueError):
+    """Bad input. The message is one line that says what to change."""
+
+
+class ModelError(Exception):
+    """The architecture or its recipe is at fault; the message is a sentence for its author."""
+
+
+class TrainingInterrupted(Exception):
+    """A signal requested a stop between two steps."""
+
+
+class ProcessLostError(Exception):
+    """Another process of this run has ended."""
+
+
+def to_one_line(error: object) -> str:
+    """Return a message with all whitespace collapsed to single spaces."""
+    return " ".join(str(error).split())
+
+
+def print_error(command: str, message: object, code: int) -> int:
+    """Print `command: message` as one line on standard error and return the exit code."""
+    sys.stderr.write(f"{command}: {to_one_line(message)}\n")
+    return code
+
+
+class CompilerMissingError(Exception):
+    """torch.compile found no C compiler on this machine, or on a CPU no C++ compiler."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.compile found no C compiler on this machine: install gcc and libc6-dev (on a CPU also g++), "
+            "or name a compiler in CC."
+        )
+
+
+@contextmanager
+def attribute_to_model(doing: str) -> Iterator[None]:
+    """Turn every error of the block into a `ModelError` that says what the model's code was doing."""
+    try:
+        yield
+    except (ModelError, ProcessLostError, CompilerMissingError):
+        raise
+    except Exception as error:
+        if is_compiler_missing(error):
+            raise CompilerMissingError from error
+        if is_process_lost(error):
+            raise ProcessLostError("Another process of this run has ended.") from error
+        if is_out_of_memory(error):
+            raise ModelError(
+                f"Out of memory {doing}: with a smaller --train.micro-batch or with --train.activation-checkpointing "
+                "true it needs less, and goes on from its last checkpoint."
+            ) from error
+        raise ModelError(f"{type(error).__name__} {doing}: {to_one_line(error)[:MAX_REASON]}") from error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether Python, torch on a CPU (a plain RuntimeError) or torch on a GPU ran out of memory."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "you tried to allocate" in str(error))
+    )
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether a file system, a quota or a limit on file sizes refused a write."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_thread_limit(error: BaseException | None) -> bool:
+    """Return whether the machine, or one of its limits, lets no more threads start."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+def is_process_lost(error: BaseException | None) -> bool:
+    """Return whether gloo or NCCL reports that another process no longer answers."""
+    message = str(error)
+    return type(error).__name__.startswith("Dist") or (
+        isinstance(error, RuntimeError)
+        and any(word in message for word in ("gloo", "NCCL", "Connection closed by peer"))
+    )
+
+
+def is_compiler_missing(error: BaseException | None) -> bool:
+    """Return whether torch.compile failed because the machine has no compiler.
+
+    The text is searched for Triton's and Inductor's message, since torch.compile wraps errors in its own types.
+    """
+    return any(message in str(error) for message in ("Failed to find C compiler", "No working C++ compiler found"))
+
+
+def is_expected(error: Exception) -> bool:
+    """Return whether the message explains everything, so that no traceback is needed."""
+    cause = error.__cause__
+    if isinstance(error, ModelError):
+        return cause is None or is_out_of_memory(cause)
+    return (
+        isinstance(error, ValueError | ProcessLostError | CompilerMissingError)
+        or is_disk_full(error)
+        or is_out_of_memory(error)
+        or is_thread_limit(error)
+        or is_process_lost(error)
+    )
+
+
+def describe_error(error: Exception) -> str:
+    """Return one line for a failure that was not the model's fault: what broke and what to do."""
+    message = to_one_line(error)
+    if is_disk_full(error):
+        where = f" at {error.filename}" if isinstance(error, OSError) and error.filename else ""
+        full = error.strerror if isinstance(error, OSError) else message
+        return f"The disk is full{where} ({full}): make room, and the same command goes on from the last checkpoint."
+    if is_out_of_memory(error):
+        return "Out of memory: make room, and the same command goes on from the last checkpoint."
+    if is_thread_limit(error):
+        return (
+            "No thread could be started: let more processes run, and the same command goes on from the last checkpoint."
+        )
+    if isinstance(error, CompilerMissingError):
+        return f"{message} The same command then goes on from the last checkpoint."
+    if isinstance(error, ValueError):
+        return f"{message}; the same command then goes on from the last checkpoint"
+    if isinstance(error, ProcessLostError) or is_process_lost(error):
+        return ""  # the other process, or the launcher, reports the reason
+    return f"The training process broke: {type(error).__name__}: {message}"
+
+
+def write_failure(run_folder: Path, cause: Literal["model", "infrastructure"], reason: str) -> None:
+    """Write `failure.json`, which the node reads."""
+    with suppress(OSError):  # the failure may be a full disk
+        run_folder.mkdir(parents=True, exist_ok=True)
+        (run_folder / "failure.json").write_text(json.dumps({"cause": cause, "reason": reason[: MAX_REASON + 100]}))

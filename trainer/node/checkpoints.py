@@ -1,0 +1,119 @@
+"""Checkpoints: from the job's folder to the server as soon as they are whole, and back again to go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from io import BufferedReader
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainer.node.client import Client, persistently, reference
+from trainer.node.console import say
+from trainer.node.courier import Courier
+from trainer.node.inside import Unsafe, names, open_file, open_folder, read_object
+from trainer.node.stopping import Wishes
+from trainer.node.upload import upload
+from trainer.protocol import Checkpoint, FileRef, Have, Uploaded, Wanted
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+"""Written last: a folder that has it is whole. It is sent with the others."""
+ABOUT = "run.json"
+NAME = re.compile(r"step-(\d{8,12})")
+FILES = 64
+MANIFEST_BYTES = 256_000
+KEPT = 2
+"""Uploaded checkpoints that stay on this machine."""
+
+
+class CheckpointLoop(Courier):
+    name = "checkpoints"
+
+    def __init__(self, client: Client, lease: int, out: Path, wishes: Wishes, last: int = -1) -> None:
+        """`last`: the step of the checkpoint that the server already has."""
+        super().__init__(wishes)
+        self._client = client
+        self._lease = f"/leases/{lease}"
+        self._out = out
+        self._last = last
+
+    def send_next(self) -> bool:
+        """Send the oldest one that has not been sent."""
+        for name in names(self._out, FOLDER):
+            if (step := step_of(name)) is not None and step > self._last:
+                folder = f"{FOLDER}/{name}"
+                with suppress(OSError, Unsafe), ExitStack() as opened:  # taken away meanwhile: the next one will do
+                    checkpoint = describe(self._out, folder, step, opened)
+                    if checkpoint is None:
+                        continue
+                    self._send(*checkpoint)
+                    say(f"The checkpoint of step {step} is with the server.")
+                self._last = step
+                self._free()
+                return True
+        return False
+
+    def _send(self, checkpoint: Checkpoint, files: Sequence[BufferedReader]) -> None:
+        with ExitStack() as opened:
+            about = self._about(opened)
+            send(self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes)
+        message = Uploaded(checkpoint=checkpoint, files=tuple(about))
+        persistently(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
+
+    def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
+        """Return `run.json`: what it takes to make something of the checkpoint before the run has ended."""
+        with suppress(OSError, Unsafe):
+            file = opened.enter_context(open_file(self._out, ABOUT))
+            return {reference(ABOUT, file): file}
+        return {}
+
+    def _free(self) -> None:
+        """Remove what has been uploaded, but for the newest."""
+        sent = [name for name in names(self._out, FOLDER) if (step := step_of(name)) is not None and step <= self._last]
+        for name in sent[:-KEPT]:
+            with suppress(OSError):
+                above = open_folder(self._out, FOLDER)
+                shutil.rmtree(name, dir_fd=above)
+
+
+def step_of(name: str) -> int | None:
+    match = NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def describe(out: Path, folder: str, step: int, opened: ExitStack) -> tuple[Checkpoint, list[BufferedReader]] | None:
+    """Return a whole checkpoint's description and its open files; None while it is not whole.
+
+    The hashes are our own; `Unsafe` if they or the step are not those of its manifest.
+    """
+    told = read_object(out, f"{folder}/{MANIFEST}", MANIFEST_BYTES)
+    if told is None:
+        return None
+    try:
+        manifest = Checkpoint.model_validate(told)
+    except ValidationError as error:
+        raise Unsafe("The checkpoint's manifest cannot be understood.") from error
+    if manifest.step != step or len(manifest.files) > FILES:
+        raise Unsafe("The checkpoint's manifest is of another checkpoint.")
+    refs, files = [], []
+    for name in [*(file.path for file in manifest.files), MANIFEST]:
+        file = opened.enter_context(open_file(out, f"{folder}/{name}"))
+        refs.append(reference(name, file))
+        files.append(file)
+    if tuple(refs[:-1]) != manifest.files:
+        raise Unsafe("The checkpoint's files are not those of its manifest.")
+    return Checkpoint(step=step, files=tuple(refs)), files
+
+
+def send(client: Client, lease: str, files: dict[FileRef, BufferedReader], wishes: Wishes) -> None:
+    """Send those files that the server does not have yet. Safe to repeat."""
+    have = Have(files=tuple(files))
+    wanted = set(persistently(lambda: client.post(f"{lease}/blobs", have, Wanted), wishes.over).sha256)
+    for file, content in files.items():
+        if file.sha256 in wanted:
+            wanted.discard(file.sha256)
+            upload(client, f"{lease}/blobs/{file.sha256}", file.size, content, wishes.over)

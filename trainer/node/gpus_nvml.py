@@ -1,0 +1,84 @@
+"""GPUs by NVML, the library that comes with NVIDIA's driver, through `nvidia-ml-py` (extra `cuda`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.node.gpus import THROTTLED, GpuError, Reader, Reading, lent
+from trainer.protocol import Gpu
+
+
+def open_reader() -> Reader:
+    """Raise `GpuError` where the package or the library is missing, or does not work."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise GpuError("The package nvidia-ml-py is not installed.") from error
+    return NvmlReader(pynvml)
+
+
+class NvmlReader:
+    def __init__(self, nvml: Any) -> None:
+        """`nvml`: the module `pynvml`. Its calls may come from several threads."""
+        self._nvml = nvml
+        try:
+            nvml.nvmlInit()
+            handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+            driver = text(nvml.nvmlSystemGetDriverVersion())
+            gpus = [self._describe(handle, driver) for handle in handles]
+        except nvml.NVMLError as error:
+            raise GpuError(f"NVML does not work here: {error}.") from error
+        chosen = lent(gpus)
+        self._handles = [handles[at] for at in chosen]
+        self.gpus = tuple(gpus[at] for at in chosen)
+        self.cuda = version(self._told(nvml.nvmlSystemGetCudaDriverVersion_v2))
+
+    def _describe(self, handle: Any, driver: str) -> Gpu:
+        nvml = self._nvml
+        return Gpu(
+            name=text(nvml.nvmlDeviceGetName(handle))[:80],
+            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            driver=driver[:40],
+            uuid=text(nvml.nvmlDeviceGetUUID(handle))[:80],
+        )
+
+    def read(self) -> tuple[Reading, ...]:
+        try:
+            return tuple(self._read(handle) for handle in self._handles)
+        except self._nvml.NVMLError as error:
+            raise GpuError(f"The GPUs of this node do not answer ({error}).") from error
+
+    def _read(self, handle: Any) -> Reading:
+        nvml = self._nvml
+        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
+        return Reading(
+            used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,  # a GPU that was lost says so here
+            temperature_celsius=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            throttled=bool((self._reasons(handle) or 0) & THROTTLED),
+            busy_percent=None if rates is None else rates.gpu,
+            processes=frozenset(one.pid for one in self._told(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        )
+
+    def _reasons(self, handle: Any) -> int | None:
+        """Drivers before 535 know the question by its older name only."""
+        nvml = self._nvml
+        found: int | None = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        return self._told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) if found is None else found
+
+    def _told(self, ask: Callable[..., Any], *words: Any) -> Any:
+        """Return the answer; None where this GPU or this driver has none."""
+        try:
+            return ask(*words)
+        except self._nvml.NVMLError:
+            return None
+
+
+def text(told: str | bytes) -> str:
+    """Older versions of the package answer with bytes."""
+    return told.decode(errors="replace") if isinstance(told, bytes) else told
+
+
+def version(number: int | None) -> str:
+    """12040 is 12.4."""
+    return "" if number is None else f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,65 @@
+"""A smoke run: the site's own `trainer.smoke`, from the pure release. It starts the entry's code in the sandbox."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from trainer.node.datasets import PYTHON, trusted
+from trainer.node.inside import one_line, parse_object
+from trainer.node.outcome import Failed, Outcome
+from trainer.protocol import Smoked, SmokeOrder
+from trainer.sandbox import Limits, driver
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
+
+DOING = "smoke run"
+ANSWER_BYTES = 100_000
+ANSWERS = (0, 3)
+"""Exit codes of a smoke run that has an answer: ready, or not."""
+
+
+def run(job: Job) -> Outcome:
+    order = job.spec.order
+    assert isinstance(order, SmokeOrder)
+    job.unpack()
+    job.workspace.config.write_text(json.dumps(order.config))
+    answer = job.workspace.scratch / "answer.json"
+    limits = Limits(**job.spec.limits.model_dump())
+    box = trusted(job, command(job, order), limits)
+    process = job.run(driver("none"), box, output=answer)
+    if process.exceeded is not None:
+        raise Failed(f"The smoke run was ended. {process.exceeded}", "model")
+    return outcome(process.poll(), answer.read_bytes()[: ANSWER_BYTES + 1])
+
+
+def command(job: Job, order: SmokeOrder) -> list[str]:
+    """The dataset is made anew each time: a second, and nothing of it stays."""
+    work = job.workspace
+    words = [*PYTHON, "-m", "trainer.smoke", one_line(order.config.get("arch")) or "?", "--job", "--json"]
+    words += ["--config", str(work.config), "--tokenizer", order.tokenizer]
+    words += ["--sandbox", sandbox(job), "--model-source", str(work.source), "--data", str(work.scratch / "data")]
+    words += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []
+    return words + (["--peak", str(order.peak)] if order.peak else [])
+
+
+def sandbox(job: Job) -> str:
+    """Return the sandbox: the node's own, as far as a model can be asked in it."""
+    name = job.place.sandbox.name
+    if name == "docker":
+        raise Failed("A smoke run needs bubblewrap: the scorer's door does not lead into a container.")
+    return name
+
+
+def outcome(code: int | None, answer: bytes) -> Outcome:
+    """Put the exit code and the answer together: what an entry does wrong is an answer, too."""
+    found = parse_object(answer, ANSWER_BYTES)
+    if code not in ANSWERS or found is None:
+        raise Failed(f"The smoke run could not work on this node (exit code {code}); the log says why.")
+    try:
+        return Outcome("done", result=Smoked.model_validate(found).model_dump())
+    except ValidationError as error:
+        raise Failed("The smoke run's answer is not what it should be.") from error

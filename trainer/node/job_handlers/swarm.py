@@ -1,0 +1,85 @@
+"""Leading a swarm's run: the coordinator, until the last step is made and the stages are one checkpoint.
+
+It needs the network, so it is in no sandbox: what runs is the site's own release and an architecture of its own, with
+no file of an entry's (`trusted`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.node.checkpoints import CheckpointLoop
+from trainer.node.datasets import PYTHON, dataset, trusted
+from trainer.node.inside import Unsafe, one_line, read_object, relative
+from trainer.node.job_handlers.train import FILES, RESULT_BYTES
+from trainer.node.metrics import MetricsLoop
+from trainer.node.outcome import Failed, Outcome
+from trainer.protocol import Checkpoint, Message, SwarmOrder, encode
+from trainer.sandbox import Box, Limits, Mount, Process, driver
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
+
+DOING = "leading a swarm"
+VERSIONS = "versions"
+MODEL = (2, 3)
+"""Exit codes that are the configuration's or the model's own doing."""
+
+
+def run(job: Job) -> Outcome:
+    order = job.spec.order
+    assert isinstance(order, SwarmOrder)
+    if job.spec.entry is not None:
+        raise Failed("A swarm's machines run the site's own code only, and this job brings other code.")
+    job.unpack()
+    data = dataset(job, order.dataset)
+    last = resume(job, order.resume) if order.resume else -1
+    words = ["--dataset", str(data), "--out", str(job.workspace.out), *job.place.reach.flags]
+    loops = (
+        MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
+        CheckpointLoop(job.client, job.lease, job.workspace.out, job.wishes, last),
+    )
+    process = job.run(driver("none"), box(job, "trainer.swarm.lead", order, words), loops)
+    return outcome(process, job.workspace.out)
+
+
+def resume(job: Job, checkpoint: Checkpoint) -> int:
+    """Lay the stages where the coordinator looks for them; return their step."""
+    job.say(f"fetching the stages of step {checkpoint.step} to go on from.")
+    folder = job.workspace.out / VERSIONS / f"{checkpoint.step:08d}"
+    try:
+        stages = [file for file in checkpoint.files if relative(file.path).name.startswith("stage-")]
+    except Unsafe as error:
+        raise Failed(f"{error} Nothing was run.") from error
+    job.fetch_into(stages, folder)
+    return checkpoint.step
+
+
+def box(job: Job, module: str, order: Message, words: list[str]) -> Box:
+    """A box for one of a swarm's processes: network, the order in a file, limits that are metered."""
+    file = job.workspace.scratch / "order.json"
+    file.touch(mode=0o600)
+    file.write_text(encode(order))
+    command = [*PYTHON, "-m", module, "--order", str(file), *words]
+    made = trusted(job, command, Limits(**job.spec.limits.model_dump()))
+    # A socket's path may have about a hundred characters: not in the workspace.
+    environment = {**made.environment, "SWARM_SOCKETS": tempfile.gettempdir()}
+    return replace(made, environment=environment, mounts=[*made.mounts, Mount(job.workspace.out, writable=True)])
+
+
+def outcome(process: Process, out: Path) -> Outcome:
+    code = process.poll()
+    if process.exceeded is not None:
+        return Outcome("failed", process.exceeded)
+    if code == 0:
+        result = read_object(out, "result.json", RESULT_BYTES)
+        if result is None:
+            raise Failed("The coordinator ended without a result.")
+        return Outcome("done", result=result, files=FILES)
+    told = read_object(out, "failure.json", RESULT_BYTES) or {}
+    if code in MODEL:
+        return Outcome("failed", one_line(told.get("reason")) or "The run could not be led; its log says why.", "model")
+    raise Failed(f"The coordinator ended with exit code {code}; its log says why.")

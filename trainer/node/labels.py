@@ -1,0 +1,49 @@
+"""The labels that follow from a node's hardware, by which jobs ask for it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from trainer.protocol import Gpu
+
+GB = 10**9
+GPU_SIZES = (2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288)
+"""GB of memory as GPUs are sold. A driver reports at least this many decimal gigabytes of them (a 24 GB card 24.1 with
+ECC on, 25.8 without)."""
+DISK_SIZES = (50, 100, 250, 500, 1000, 2000, 4000, 8000)
+"""GB of free disk, decimal."""
+MAKERS = {"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "graphics", "gpu"}
+"""Words of a name that say nothing about the model."""
+END = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|server|laptop|mobile")
+"""From such a word on a name describes a form, not a model."""
+
+
+def labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
+    """Return `3090`, `2x3090`, `2x24gb`, `500gb`: how many of a model, of a memory or larger, and the free disk.
+
+    Whoever asks for fewer or for smaller ones is served too: matching reads the numbers.
+    """
+    models = Counter(model for gpu in gpus if (model := model_of(gpu.name)))
+    sizes = {size for gpu in gpus if (size := largest(gpu.memory_bytes, GPU_SIZES))}
+    disk = largest(disk_bytes, DISK_SIZES)
+    found = {*models, *(f"{count}x{model}" for model, count in models.items())}
+    found |= {f"{sum(gpu.memory_bytes >= size * GB for gpu in gpus)}x{size}gb" for size in sizes}
+    found |= {f"{disk}gb"} if disk else set()
+    return tuple(sorted(label[:40] for label in found)[:64])
+
+
+def largest(size: int, sizes: Sequence[int]) -> int | None:
+    """Return the largest of the decimal gigabytes `sizes` that `size` bytes are."""
+    return max((one for one in sizes if size >= one * GB), default=None)
+
+
+def model_of(name: str) -> str:
+    """Return the model in a driver's name: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
+    words: list[str] = []
+    for word in re.findall(r"[a-z0-9]+", name.lower()):
+        if END.fullmatch(word):
+            break
+        words += [] if word in MAKERS else [word]
+    return "".join(words)

@@ -1,0 +1,83 @@
+"""The job's output: from its pipe to a file of limited size, from there to the server."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import threading
+from pathlib import Path
+from typing import IO
+
+from trainer.node.client import Client, persistently
+from trainer.node.courier import Courier
+from trainer.node.stopping import Wishes
+from trainer.protocol import Acknowledged, LogChunk
+
+OUTPUT_BYTES = 2 << 20
+"""Kept of the output of one lease; a job that prints more prints it for nobody."""
+CHUNK_BYTES = 48_000
+CUT = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Colours and the like, and characters that a page or a database cannot hold."""
+
+
+class Pump:
+    """Reads the pipe until its end, whatever comes, and appends readable text to `file`."""
+
+    def __init__(self, pipe: IO[bytes], file: Path) -> None:
+        self._pipe = pipe
+        self._file = file
+        self._left = OUTPUT_BYTES
+        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, seconds: float = 5) -> None:
+        """Wait for the end of the pipe, which comes when no process holds it any more."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with self._pipe, self._file.open("ab", buffering=0) as out:
+            while data := self._pipe.read1(65536):  # type: ignore[attr-defined]
+                self._keep(decoder.decode(data), out)
+            self._keep(decoder.decode(b"", final=True), out)
+
+    def _keep(self, text: str, out: IO[bytes]) -> None:
+        if self._left <= 0:
+            return
+        readable = CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).encode()
+        self._left -= len(readable)
+        out.write(
+            readable if self._left > 0 else readable[: self._left].decode(errors="ignore").encode() + CUT.encode()
+        )
+
+
+class LogLoop(Courier):
+    name = "log"
+
+    def __init__(self, client: Client, lease: int, file: Path, wishes: Wishes) -> None:
+        super().__init__(wishes)
+        self._client = client
+        self._path = f"/leases/{lease}/log"
+        self._file = file
+        self._offset = 0
+
+    def send_next(self) -> bool:
+        if not self._file.exists():
+            return False
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            text = whole(file.read(CHUNK_BYTES))
+        if not text:
+            return False
+        chunk = LogChunk(offset=self._offset, text=text)
+        persistently(lambda: self._client.post(self._path, chunk, Acknowledged), self.wishes.over)
+        self._offset += len(text.encode())
+        return True
+
+
+def whole(data: bytes) -> str:
+    """Return the characters that are there in full; the rest of one that is cut comes with the next."""
+    return codecs.getincrementaldecoder("utf-8")().decode(data)

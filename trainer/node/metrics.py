@@ -1,0 +1,64 @@
+"""Lines of the job's `metrics.jsonl`, to the server in numbered batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer.node.client import Client, persistently
+from trainer.node.courier import Courier
+from trainer.node.inside import Unsafe, open_file, parse_object
+from trainer.node.stopping import Wishes
+from trainer.protocol import Acknowledged, Metrics
+
+FILE = "metrics.jsonl"
+ROWS = 500
+BATCH_BYTES = 512_000
+LINE_BYTES = 32_000
+"""A longer line is left out."""
+FILE_BYTES = 64 << 20
+"""What comes after this is left out: nobody could look at it."""
+
+
+class MetricsLoop(Courier):
+    name = "metrics"
+
+    def __init__(self, client: Client, lease: int, out: Path, wishes: Wishes) -> None:
+        super().__init__(wishes)
+        self._client = client
+        self._path = f"/leases/{lease}/metrics"
+        self._out = out
+        self._offset = 0
+        self._sequence = 0
+
+    def send_next(self) -> bool:
+        lines = self._read()
+        if not lines:
+            return False
+        rows = tuple(row for line in lines if (row := parse(line)) is not None)
+        if rows:
+            batch = Metrics(sequence=self._sequence + 1, rows=rows)
+            persistently(lambda: self._client.post(self._path, batch, Acknowledged), self.wishes.over)
+            self._sequence += 1
+        self._offset += sum(map(len, lines))
+        return True
+
+    def _read(self) -> list[bytes]:
+        """Return the next whole lines; what a job is still writing waits."""
+        if self._offset > FILE_BYTES:
+            return []
+        try:
+            with open_file(self._out, FILE) as file:
+                file.seek(self._offset)
+                data = file.read(BATCH_BYTES)
+        except (OSError, Unsafe):
+            return []
+        lines = data.splitlines(keepends=True)[:ROWS]
+        if len(data) == BATCH_BYTES and len(lines) == 1:
+            return lines  # one line longer than a batch: passed over in pieces, none of which is an object
+        return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    row = parse_object(line, LINE_BYTES)
+    return row if row is not None and isinstance(row.get("kind"), str) else None

@@ -1,0 +1,61 @@
+"""The node's speed beside a training, measured by the site's release in a sandbox of its own: no entry's code runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from trainer.node.datasets import PYTHON
+from trainer.node.outcome import Interrupted
+from trainer.node.stopping import Stop
+from trainer.protocol import Probe, ProbeReading
+from trainer.sandbox import Box, Limits, Mount
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job, Phase
+
+START_SECONDS = 120.0
+"""What a slow machine may take to start it and for the few steps that it makes in any case."""
+ANSWER_BYTES = 10_000
+
+
+def before(job: Job, probe: Probe) -> ProbeReading | None:
+    return measure(job, probe, "preparing")
+
+
+def after(job: Job, probe: Probe) -> ProbeReading | None:
+    """Measure once more. A sponsor who wants the machine back soon gets it: the training is done all the same."""
+    try:
+        return measure(job, probe, "uploading")
+    except Interrupted:
+        if job.wishes.stop is not Stop.FINISH:
+            raise
+        return None
+
+
+def measure(job: Job, probe: Probe, phase: Phase) -> ProbeReading | None:
+    """Return what the probe found, None if it did not work here."""
+    answer = job.workspace.scratch / f"probe-{phase}.json"
+    process = job.run(job.place.sandbox, box(job, probe), phase=phase, output=answer)
+    if process.poll() != 0:
+        return None
+    try:
+        job.place.vitals.probe = ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
+    except ValidationError:
+        return None
+    return job.place.vitals.probe
+
+
+def box(job: Job, probe: Probe) -> Box:
+    release = job.workspace.release
+    command = [*PYTHON, "-m", "trainer.accounting.probe", "--json"]
+    for name, value in probe.model_dump(exclude_none=True).items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = job.place.lane.environment() | {
+        "PYTHONPATH": str(release),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    wall_seconds = min(probe.seconds + START_SECONDS, job.spec.limits.wall_seconds)
+    limits = Limits(**job.spec.limits.model_dump() | {"wall_seconds": wall_seconds})
+    return Box(command, environment, [Mount(release)], release, limits)

@@ -1,0 +1,57 @@
+"""Opening a tar that came over the network: plain files below one folder, nothing else."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from trainer.node.inside import Unsafe, one_line, relative
+
+RELEASE_BYTES = 64 << 20
+ENTRY_BYTES = 256_000
+"""The files of an entry together; their tar may be a little larger."""
+FILES = 5000
+
+
+class BadTar(Exception):
+    """The archive holds what it must not, in a sentence."""
+
+
+def unpack(archive: Path, target: Path, below: str, most_bytes: int) -> None:
+    """Write the members, all of which must be plain files or folders in `below`, to `target`, over what is there.
+
+    Nothing is written if any member is refused.
+    """
+    try:
+        with tarfile.open(archive, "r:") as tar:  # uncompressed only: no archive grows when it is opened
+            members = tar.getmembers()
+            check(members, PurePosixPath(below), most_bytes)
+            for member in members:
+                if member.isfile():
+                    write(tar, member, target)
+    except (tarfile.TarError, OSError) as error:
+        raise BadTar(f"The archive cannot be opened: {one_line(str(error))}.") from error
+
+
+def check(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int) -> None:
+    if len(members) > FILES:
+        raise BadTar(f"The archive holds more than {FILES:,} files.")
+    for member in members:
+        try:
+            path = relative(member.name.removesuffix("/"))
+        except Unsafe as error:
+            raise BadTar(f"The archive is refused: {error}") from error
+        if not (member.isfile() or member.isdir()):
+            raise BadTar(f"The archive is refused: {one_line(member.name)} is neither a file nor a folder.")
+        if not path.is_relative_to(below) and not (member.isdir() and below.is_relative_to(path)):
+            raise BadTar(f"The archive is refused: {one_line(member.name)} is outside {below}/.")
+    if sum(member.size for member in members) > most_bytes:
+        raise BadTar(f"The archive is refused: its files are larger than {most_bytes:,} bytes together.")
+
+
+def write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    path = target / relative(member.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = tar.extractfile(member)
+    assert source is not None
+    path.write_bytes(source.read())

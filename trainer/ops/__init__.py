@@ -1,0 +1,1 @@
+"""Tensor operations, the same for every architecture: attention, element-wise parts, quantization."""

@@ -1,0 +1,121 @@
+"""The optimizers of a recipe: Muon for matrices, AdamW for the rest, in the groups that it asks for."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from trainer.models.base import ParameterGroup, Recipe
+from trainer.optim.muon import Muon, Precision
+
+
+class NotInstalled(ValueError):
+    """An optimizer's package is not there; the message says how to get it."""
+
+
+def assign(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
+    """Give every trainable parameter to the first group whose pattern matches its name.
+
+    Raises ValueError if a parameter finds no group or Muon gets something that is not a matrix.
+    """
+    taken: list[tuple[ParameterGroup, dict[str, nn.Parameter]]] = [(group, {}) for group in recipe.groups]
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        found = next((mine for group, mine in taken if any(fnmatch.fnmatchcase(name, p) for p in group.match)), None)
+        if found is None:
+            raise ValueError(f"no group of the recipe takes the parameter {name}")
+        found[name] = parameter
+    for group, mine in taken:
+        flat = next((name for name, parameter in mine.items() if parameter.ndim < 2), None)
+        if group.optimizer == "muon" and flat is not None:
+            raise ValueError(f"the recipe gives {flat} to Muon, which takes matrices only")
+    return [(group, mine) for group, mine in taken if mine]
+
+
+def build(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
+    """Return the recipe's optimizers, one per kind in use. Each of their groups keeps its top rate as `top_rate`."""
+    kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
+    for group, parameters in assign(model, recipe):
+        kinds[group.optimizer].append({"params": list(parameters.values()), **settings(group)})
+    optimizers: list[Optimizer] = []
+    if kinds["muon"]:
+        optimizers.append(Muon(kinds["muon"], precision=muon_precision))
+    if kinds["adamw"]:
+        optimizers.append(CautiousDecay.around(AdamW(kinds["adamw"], fused=True)))
+    if kinds["adamw8bit"]:
+        optimizers.append(CautiousDecay.around(adamw8bit()(kinds["adamw8bit"])))
+    return optimizers
+
+
+def settings(group: ParameterGroup) -> dict[str, Any]:
+    """Return a group's settings under its optimizer's names."""
+    common = {"name": group.name, "lr": group.learning_rate, "top_rate": group.learning_rate}
+    if group.optimizer == "muon":
+        names = ("weight_decay", "momentum", "normalised", "variance_momentum", "cautious")
+        return {**common, **{name: getattr(group, name) for name in names}}
+    decay = {"weight_decay": group.weight_decay, "cautious_decay": 0.0}
+    if group.cautious:
+        decay = {"weight_decay": 0.0, "cautious_decay": group.weight_decay}
+    return {**common, **decay, "betas": group.betas, "eps": group.epsilon}
+
+
+def adamw8bit() -> type[Optimizer]:
+    """Return AdamW with 8-bit state (Dettmers et al., arXiv 2110.02861); raise `NotInstalled`."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise NotInstalled("adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'") from error
+    return AdamW8bit
+
+
+def check_installed(recipe: Recipe) -> None:
+    """Raise `NotInstalled` if the recipe wants an optimizer whose package is not there."""
+    if any(group.optimizer == "adamw8bit" for group in recipe.groups):
+        adamw8bit()
+
+
+class CautiousDecay:
+    """Cautious weight decay around the steps of any optimizer (Chen et al., arXiv 2510.12402, algorithm 1).
+
+    For groups with `cautious_decay` above 0, whose own `weight_decay` is 0: a weight decays only where the step moves
+    it towards zero, or not at all. Costs a copy of those groups' parameters during the step.
+    """
+
+    def __init__(self) -> None:
+        self.before: list[list[Tensor]] = []
+
+    @classmethod
+    def around(cls, optimizer: Optimizer) -> Optimizer:
+        if any(group["cautious_decay"] for group in optimizer.param_groups):
+            decay = cls()
+            optimizer.register_step_pre_hook(decay.remember)
+            optimizer.register_step_post_hook(decay.shrink)
+        return optimizer
+
+    @torch.no_grad()
+    def remember(self, optimizer: Optimizer, *_: Any) -> None:
+        self.before = [
+            [parameter.clone() for parameter in group["params"]] if group["cautious_decay"] else []
+            for group in optimizer.param_groups
+        ]
+
+    @torch.no_grad()
+    def shrink(self, optimizer: Optimizer, *_: Any) -> None:
+        for group, before in zip(optimizer.param_groups, self.before, strict=True):
+            for parameter, old in zip(group["params"] if before else [], before, strict=True):
+                inwards = (old - parameter) * old >= 0
+                parameter.sub_(old * inwards, alpha=group["lr"] * group["cautious_decay"])
+        self.before = []
+
+
+def set_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
+    """Set every group's learning rate to its top rate times the schedule's scale."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["top_rate"] * scale

@@ -1,0 +1,1 @@
+"""The training run: setup, loop, evaluation, metrics."""

@@ -1,0 +1,63 @@
+"""What a run is measured by on the way: always the same part of dev, and a few samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trainer.data.loader import NOT_LEARNED, in_order
+from trainer.distributed.sharding import gathered
+from trainer.errors import ModelError, attribute_to_model
+from trainer.inference.sampling import PROMPTS, continuation
+from trainer.training.metrics import Metrics
+from trainer.training.progress import TrainingProgress
+from trainer.training.run import Run
+
+
+def validate(run: Run, metrics: Metrics, progress: TrainingProgress) -> None:
+    """Measure the model on the same part of dev as always, and have it write. Not charged to the budget."""
+    run.bare.eval()
+    run.dev = dev_loss(run)
+    run.bare.train()
+    if not math.isfinite(run.dev["loss"]):
+        raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.spent.steps}: training diverged.")
+    metrics.write("dev", run.spent.steps, **run.position(), **run.dev)
+    text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
+    progress.say(f"{run.fraction:4.0%}  step {run.spent.steps}, {text}")
+    for prompt in PROMPTS if run.resolved.sample_tokens else ():
+        metrics.write("sample", run.spent.steps, prompt=prompt, text=sample(run, prompt))
+
+
+@torch.no_grad()
+def dev_loss(run: Run) -> dict[str, float]:
+    """Return nats per token and bits per byte of text. Targets that stand for no text (end of text) are left out, so
+    that another tokenizer or a scorer of single documents measures the same thing; so are those not learned."""
+    resolved, device = run.resolved, run.fabric.device
+    bytes_of = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    text_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    tokens = torch.zeros((), dtype=torch.int64, device=device)
+    limit = max(1, resolved.dev_tokens // resolved.sequence_length)
+    for inputs, targets in in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
+        y = targets.to(device).flatten()
+        with attribute_to_model("while it was evaluated"):
+            losses = run.model(inputs.to(device), targets.to(device), each=True)
+        sizes = bytes_of[y.clamp(min=0)] * (y != NOT_LEARNED)
+        counted = sizes > 0
+        nats += losses[counted].double().sum()
+        tokens += counted.sum()
+        text_bytes += sizes.sum()
+    return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
+
+
+def sample(run: Run, prompt: str) -> str:
+    with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gathered(run.objective):
+        return continuation(
+            run.bare,
+            run.dataset.tokenizer,
+            prompt,
+            tokens=run.resolved.sample_tokens,
+            seed=run.config.seed,
+            context=run.resolved.sequence_length,
+        )

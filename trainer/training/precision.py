@@ -1,0 +1,102 @@
+"""The precision of matrix products, for `train.precision auto`.
+
+On CUDA it is bf16 wherever the GPU supports it. Nothing is timed there: a small MLP is bound by kernel launches, so
+fp32 looks as fast as bf16, and a large model in fp32 does not fit into the memory.
+
+On a CPU it is measured, since bf16 is several times faster on one machine and slower on another: an MLP of width 256,
+forward and backward, on 512 positions, about 0.1 s. A run keeps its precision, so a resumed run does not measure again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.accounting import flops
+from trainer.config.train_config import ConfigError
+from trainer.training.random_state import random_state, restore_random_state
+
+WORTHWHILE = 1.5
+"""Times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU."""
+WIDTH, POSITIONS, REPEATS = 256, 512, 4
+SQUARE = 1024
+"""Size of the matrices whose product a CPU's peak is measured by."""
+
+
+@lru_cache
+def fastest(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
+    """Return the precision to train in on this device. `threads` are torch's, and only tell measurements apart."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    before = random_state()
+    up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
+    x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
+    restore_random_state(before)
+
+    def pass_through(bf16: bool) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            y = down(F.relu(up(x)).square())
+        y.float().sum().backward()
+
+    # In turns, so that whatever else the machine does hits both alike.
+    times = [
+        (seconds(lambda: pass_through(False), device), seconds(lambda: pass_through(True), device))
+        for _ in range(REPEATS)
+    ]
+    fp32, bf16 = (min(column) for column in zip(*times, strict=True))
+    return "bf16" if fp32 > WORTHWHILE * bf16 else "fp32"
+
+
+def seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Return how long it takes once."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+@lru_cache
+def peak(device: torch.device, precision: str, threads: int) -> float | None:
+    """Return the FLOP/s that MFU is a part of: a GPU's from its data sheet (None if we have none), a CPU's measured.
+
+    Measured is the best of five products of square matrices, 2 x 1024^3 FLOPs each.
+    """
+    if device.type == "cuda":
+        return flops.peak(device)
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    matrix = torch.full((SQUARE, SQUARE), 0.5, dtype=dtype)
+    out = torch.empty_like(matrix)
+    best = min(seconds(lambda: torch.mm(matrix, matrix, out=out), device) for _ in range(1 + REPEATS))
+    return 2 * SQUARE**3 / best
+
+
+def check_fp8(device: Literal["cpu", "cuda"]) -> None:
+    """Raise `ConfigError` unless matrices can be multiplied in 8 bits here."""
+    if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
+        raise ConfigError("train.precision fp8 needs a GPU that has it (Ada, Hopper or newer)")
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError("train.precision fp8 needs torchao: pip install torchao")
+
+
+def use_fp8(model: nn.Module) -> None:
+    """Have the blocks' linear layers multiply in fp8, tensorwise scaled; the head stays bf16. Not yet tried on a GPU.
+
+    Only sizes that are multiples of 16, which the kernels need.
+    """
+    from torchao.float8 import convert_to_float8_training
+
+    def suits(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
+
+    for block in model.repeated():
+        convert_to_float8_training(block, module_filter_fn=suits)

@@ -1,0 +1,94 @@
+"""Train a stretch of a run once more: from a checkpoint, or from the first weights, up to a step.
+
+    python -m trainer.training.replay --until 300 [--told FILE] CONFIGURATION...
+
+The configuration is that of `trainer.train`. With `--out` holding the checkpoint where the stretch begins, the one at
+its end is written beside it; without one the stretch begins at step 0, and that is written too. Nothing is evaluated
+in between. `--told` is what the run's own machine had a say in, from the `state.json` of a later checkpoint:
+what each step was charged, which the schedule of a budget in seconds follows, and the precision and such.
+
+It runs in the sandbox, with the entry's code, and never sees what `trainer.scoring.compare_replay` compares it with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trainer import errors
+from trainer.cli.parser import Parser
+from trainer.config.parsing import parse
+from trainer.config.train_config import MACHINE, ConfigError, TrainConfig
+from trainer.errors import ModelError
+from trainer.models import ARCHITECTURES
+from trainer.train import BASE, account, train_step
+from trainer.training import entry_integrity
+from trainer.training.run import Run, keep
+from trainer.training.setup import setup
+
+NOTHING: Mapping[str, Any] = {}
+
+
+def command(argv: Sequence[str]) -> int:
+    """Return the exit code, as `trainer.train` does; all trouble is told on standard error."""
+    parser = Parser(prog="trainer.training.replay", description="Train a stretch of a run once more.", add_help=False)
+    parser.add_argument("--until", type=int, required=True)
+    parser.add_argument("--told", type=Path)
+    options, rest = parser.parse_known_args(argv)
+    try:
+        told = json.loads(options.told.read_bytes()) if options.told else NOTHING
+        replay(parse(rest, "trainer.training.replay"), options.until, told, Console(stderr=True))
+    except ModelError as failure:
+        traceback.print_exception(failure)
+        return errors.ExitCode.MODEL_ERROR
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"trainer.training.replay: {' '.join(str(error).split())}\n")
+        return errors.ExitCode.USER_ERROR
+    return errors.ExitCode.OK
+
+
+def replay(config: TrainConfig, until: int, told: Mapping[str, Any], console: Console) -> Path:
+    """Train up to step `until`, or to the end of the budget if that comes first; return the folder of what came out.
+
+    `told`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
+    configuration's [train] that count where it leaves them open.
+    """
+    with entry_integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
+        run = setup(settled(config, told.get("train", NOTHING)), console, guard)
+        try:
+            stretch(run, until, told.get("clock", ()))
+            return keep(run)
+        finally:
+            run.loader.close()
+
+
+def settled(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration with what the run's own machine had a say in."""
+    left_open = [name for name in MACHINE if name in train and getattr(config.train, name) in (None, "auto")]
+    numbers = dataclasses.replace(config.train, **{name: train[name] for name in left_open})
+    return dataclasses.replace(config, train=numbers)
+
+
+def stretch(run: Run, until: int, clock: Sequence[int]) -> None:
+    begun, by_clock = run.spent.steps, run.budget.kind == "seconds"
+    if begun >= until:
+        raise ConfigError(f"the stretch ends at step {until}, and the checkpoint is of step {begun}")
+    if by_clock and len(clock) < until:
+        raise ConfigError(f"a budget in seconds needs what {until} steps were charged, and {len(clock)} are known")
+    if begun == 0:
+        keep(run)
+    while run.spent.steps < until and run.fraction < 1:
+        loss, _ = train_step(run, run.fraction)
+        account(run, loss, clock[run.spent.steps] / 1e6 if by_clock else 0.0)
+    run.guard.check()
+
+
+if __name__ == "__main__":
+    raise SystemExit(command(sys.argv[1:]))

@@ -1,0 +1,306 @@
+"""A run: what it is made of, what makes it the same run, where it stopped and how it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.accounting.budget import Budget, Spent
+from trainer.accounting.flops import Count, parameters
+from trainer.checkpoint import store
+from trainer.checkpoint.background_writer import Writer
+from trainer.config.train_config import ARRANGEMENT, ConfigError, Resolved, TrainConfig, as_saved
+from trainer.data.dataset import Dataset
+from trainer.data.prefetch import Prefetched
+from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
+from trainer.ops.attention import describe as attention_kernels
+from trainer.training import finetune
+from trainer.training.entry_integrity import Guard
+from trainer.training.grad_spikes import SpikeGuard
+from trainer.training.metrics import Metrics
+from trainer.training.objective import Objective
+from trainer.training.random_state import random_state, restore_random_state
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+POSITION = ("tokens", "flops", "seconds")
+
+
+@dataclass
+class Window:
+    """What the next train line will be about: the steps since the last one."""
+
+    losses: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """Everything the loop works with."""
+
+    config: TrainConfig
+    resolved: Resolved
+    fabric: Fabric
+    dataset: Dataset
+    bare: LanguageModel
+    """The model itself."""
+    objective: Objective
+    """What is trained: the model with its loss."""
+    model: nn.Module
+    """The objective in Fabric's hands: what training and evaluation call."""
+    optimizers: list[Optimizer]
+    recipe: Recipe
+    counted: Count
+    """What a token costs, by our own count."""
+    guard: Guard
+    spikes: SpikeGuard
+    loader: Prefetched
+    identity: dict[str, Any]
+    """What must be the same to go on from a checkpoint."""
+    lineage: dict[str, Any] | None = None
+    """The checkpoint whose weights it started from, see `trainer.training.finetune`."""
+    peak: float | None = None
+    """FLOP/s that one of its devices could do at most, see `trainer.training.precision`; None where nobody knows."""
+    compile_seconds: float = 0.0
+    """Spent by torch.compile before training, by this process and those before it."""
+    writer: Writer = field(default_factory=Writer)
+    kept: Path | None = None
+    """The newest checkpoint."""
+    spent: Spent = field(default_factory=Spent)
+    window: Window = field(default_factory=Window)
+    dev: dict[str, float] = field(default_factory=dict)
+    """The last evaluation."""
+    clock: list[int] = field(default_factory=list)
+    """Microseconds charged for each step, where the budget is in seconds: all that a replay of the run lacks."""
+
+    @property
+    def budget(self) -> Budget:
+        return self.config.parsed_budget()
+
+    @property
+    def flops_per_token(self) -> float:
+        return self.counted.per_token
+
+    @property
+    def fraction(self) -> float:
+        """The used part of the budget."""
+        tokens = self.resolved.tokens_per_step
+        return self.budget.used(self.spent, tokens, tokens * self.flops_per_token)
+
+    def position(self) -> dict[str, float]:
+        """What train and dev lines share."""
+        return {"fraction": self.fraction, **{name: getattr(self.spent, name) for name in POSITION}}
+
+
+def identity(
+    config: TrainConfig,
+    resolved: Resolved,
+    model_config: ArchitectureConfig,
+    recipe: Recipe,
+    dataset: Dataset,
+    lineage: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What makes two runs the same run; of plain JSON values."""
+    found = {
+        "arch": config.arch,
+        "model": dataclasses.asdict(model_config),
+        "recipe": dataclasses.asdict(recipe),
+        "seed": config.seed,
+        "budget": str(config.parsed_budget()),
+        "dataset": dataset.hash,
+        "train": dataclasses.asdict(resolved),
+        "from": lineage and lineage["sha256"],
+        "lora": dataclasses.asdict(config.lora) if config.lora.rank else None,
+    }
+    return json.loads(json.dumps(found))
+
+
+def introduce(run: Run, console: Console) -> None:
+    """Write `run.json` and the tokenizer, and say what was computed."""
+    refuse_other_run(run)
+    write_run(run)
+    total = parameters(run.bare)["total"]
+    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    console.print(
+        f"{run.config.arch}, {total:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
+        f"budget {run.budget}: {numbers}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if run.loader.waste:
+        console.print(
+            f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away", highlight=False
+        )
+    if run.lineage is not None:
+        console.print(finetune.described(run.lineage), highlight=False, soft_wrap=True)
+
+
+def write_run(run: Run) -> None:
+    """Write `run.json` and the tokenizer, as far as this is the process that writes."""
+    if not run.fabric.is_global_zero:
+        return
+    config, dataset, bare = run.config, run.dataset, run.bare
+    manifest = dataset.manifest
+    content = {
+        "format": 1,
+        "arch": config.arch,
+        "model": run.identity["model"],
+        "recipe": run.identity["recipe"],
+        "seed": config.seed,
+        "budget": run.identity["budget"],
+        "dataset": {
+            "hash": dataset.hash,
+            "corpus": manifest["corpus"],
+            "tokenizer": manifest["tokenizer"]["spec"],
+            "tokenizer_sha256": dataset.tokenizer.sha256,
+            "limit_bytes": manifest["limit_bytes"],
+        },
+        "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
+        "parameters": parameters(bare),
+        "flops_per_token": run.flops_per_token,
+        "flops_void": run.counted.void,
+        "flops_void_names": run.counted.names,
+        "environment": environment(run.fabric.device),
+        "peak_flops": run.peak,
+        "compile_seconds": run.compile_seconds,
+        "from": run.lineage,
+        "lora": run.identity["lora"],
+        "config": as_saved(config, run.resolved),
+        "identity": run.identity,
+    }
+    config.out.mkdir(parents=True, exist_ok=True)
+    dataset.tokenizer.save(config.out / "tokenizer.json")
+    write_whole(config.out / "run.json", content)
+
+
+def refuse_other_run(run: Run) -> None:
+    """Raise `ConfigError` if the folder holds a run that is not this one."""
+    if store.latest(run.config.out) is None or not (run.config.out / "run.json").is_file():
+        return  # nothing to lose; a checkpoint that came without its run.json is checked by its own state
+    compare(run, store.read_run(run.config.out).get("identity", {}))
+
+
+def kept_identity(run_folder: Path) -> dict[str, Any]:
+    """Return the identity of the run that the folder holds, as far as it can be read: empty if there is none."""
+    folder = store.latest(run_folder)
+    try:
+        kept = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
+    except (OSError, ValueError, KeyError):
+        return {}  # damaged: that is told when it is loaded
+    return kept if isinstance(kept, dict) and isinstance(kept.get("train"), dict) else {}
+
+
+def essence(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return it without how the work is arranged, which a run may change on its way."""
+    train = {name: value for name, value in identity.get("train", {}).items() if name not in ARRANGEMENT}
+    return {**identity, "train": train}
+
+
+def compare(run: Run, other: dict[str, Any]) -> None:
+    kept, mine = essence(other), essence(run.identity)
+    # What an older release did not write down yet is as it is now.
+    kept["train"] = {**mine["train"], **kept["train"]}
+    different = [name for name, value in mine.items() if kept.get(name) != value]
+    if different:
+        raise ConfigError(
+            f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
+        )
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the numbers may depend on beside the configuration."""
+    packages = ("torch", "lightning", "numpy", "tokenizers")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "attention": attention_kernels(device),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def write_whole(file: Path, content: dict[str, Any]) -> None:
+    """Write JSON aside and rename it: a reader finds the old content or the new."""
+    aside = file.with_name(f".{file.name}.partial")
+    aside.write_text(json.dumps(content, indent=1))
+    aside.replace(file)
+
+
+def resume(run: Run, console: Console) -> None:
+    """Put the run where its newest checkpoint left it; do nothing if there is none."""
+    folder = store.latest(run.config.out)
+    metrics = Metrics(metrics_file(run))
+    if folder is None:
+        metrics.cut_back(-1)
+        return
+    kept = store.verified(folder).get("identity", {})
+    compare(run, kept)
+    state = store.restore(folder, run.bare, run.optimizers)
+    run.spent = Spent(**state["spent"])
+    run.window = Window(**state["window"])
+    run.dev = state["dev"]
+    run.clock = state.get("clock", [])
+    run.kept = folder
+    run.compile_seconds = state["compile_seconds"]
+    run.spikes.restore(state["spikes"])
+    run.loader.restore(state["loader"])
+    restore_random_state(state["random"])
+    metrics.cut_back(run.spent.steps)
+    console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+    changed = [name for name in ARRANGEMENT if kept["train"].get(name) != run.identity["train"][name]]
+    if changed:
+        console.print(f"with another {' and '.join(changed)}: last digits will differ", highlight=False)
+
+
+def metrics_file(run: Run) -> Path:
+    """Where this process writes its lines: the run's file, or nowhere."""
+    return run.config.out / "metrics.jsonl" if run.fabric.is_global_zero else Path(os.devnull)
+
+
+def keep(run: Run, beside: bool = False) -> Path:
+    """Write a checkpoint and delete those too old; `beside`: only begin to, while training goes on.
+
+    All processes take part, one writes. Raises OSError, `beside` a later call does, or `run.writer` when asked.
+    """
+    folder = store.path(run.config.out, run.spent.steps)
+    state = {
+        "step": run.spent.steps,
+        "spent": dataclasses.asdict(run.spent),
+        "window": dataclasses.asdict(run.window),
+        "dev": run.dev,
+        "clock": list(run.clock),
+        "compile_seconds": run.compile_seconds,
+        "spikes": run.spikes.state(),
+        "loader": run.loader.state(),
+        "random": random_state(),
+        "identity": run.identity,
+    }
+    content = store.snapshot(run.bare, run.optimizers)
+
+    def write() -> None:
+        store.write(folder, content, state)
+        store.prune(run.config.out, run.config.keep)
+
+    run.kept = folder
+    if run.fabric.is_global_zero:
+        run.writer.begin(write)
+        if not beside:
+            run.writer.wait()
+    return folder

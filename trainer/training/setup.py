@@ -1,0 +1,246 @@
+"""Everything before a run's first step, in its order: what is wrong is told before anything long begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from rich.console import Console
+
+from trainer.accounting import flops
+from trainer.config.recipe_overrides import overridden
+from trainer.config.train_config import (
+    DEFAULT_CORPUS,
+    DEFAULT_TOKENIZER,
+    MACHINE,
+    ConfigError,
+    Resolved,
+    TrainConfig,
+    resolve,
+)
+from trainer.data.dataset import Dataset, cache_folder, prepare
+from trainer.data.loader import in_order
+from trainer.data.prefetch import Prefetched, loader
+from trainer.data.tokenizer import Tokenizer
+from trainer.distributed.devices import make_fabric, pick_device, set_threads
+from trainer.errors import ModelError, attribute_to_model
+from trainer.models import ARCHITECTURES, PRESETS, architecture
+from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
+from trainer.optim import lora, muon
+from trainer.optim import optimizers as optim
+from trainer.training import compilation, entry_integrity, finetune, micro_batch, precision
+from trainer.training.activation_checkpointing import recompute
+from trainer.training.compilation import writable
+from trainer.training.grad_spikes import SpikeGuard
+from trainer.training.metrics import outside_logger
+from trainer.training.objective import Objective
+from trainer.training.random_state import seed_everything
+from trainer.training.run import Run, identity, introduce, kept_identity, resume
+from trainer.training.warmup import warm_up
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+
+def setup(config: TrainConfig, console: Console, guard: entry_integrity.Guard) -> Run:
+    """Return the run, ready to train, where an earlier process stopped. Raises ValueError for what users can change."""
+    device = pick_device(config)
+    set_threads(config)
+    compilation.set_cache()
+    before = kept_identity(config.out).get("train", {})
+    resolved = resolve(config, device, settled(config, device, before))
+    if config.arch not in ARCHITECTURES:
+        architecture(config.arch)  # names the known ones
+    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.Meter() as imported:
+        module = architecture(config.arch)
+    logger = outside_logger(config.logger, config.out)
+    base = None if config.from_ is None else finetune.find(config.from_)
+    dataset = open_dataset(config, device)
+    dataset.verify(("train", "dev"))
+    row, _ = next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
+    row = row[:, : resolved.piece]
+    vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
+    shape = finetune.shape(base, config.arch)
+    model_config = configure(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
+    fabric = make_fabric(resolved, logger)
+    built = build(module, config, model_config, base, dataset.tokenizer)
+    if resolved.chunk and built.model.bounded:
+        raise ConfigError(
+            f"train.chunk is for models whose state does not grow, as rwkv5's; that of {config.arch} does"
+        )
+    bare = built.model.to(fabric.device)
+    examine(bare, resolved, vocabulary_size, fabric.device)
+    with attribute_to_model("while its FLOPs were counted"):
+        counted = flops.count(bare, row.to(fabric.device))
+    entry_integrity.refuse_early_work(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
+    undecided = config.train.micro_batch is None and "micro_batch" not in before
+    objective, resolved = arrange(bare, built.recipe, resolved, row, undecided)
+    seed_everything(config.seed)
+    model = fabric.setup_module(objective)
+    with attribute_to_model("while its optimizers were built"):
+        # Of the weights as the strategy has left them, whole or cut.
+        made = optim.build(bare, built.recipe, resolved.muon_precision)
+        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in made]
+    run = Run(
+        config=config,
+        resolved=resolved,
+        fabric=fabric,
+        dataset=dataset,
+        bare=bare,
+        objective=objective,
+        model=model,
+        optimizers=optimizers,
+        recipe=built.recipe,
+        counted=counted,
+        guard=guard,
+        spikes=SpikeGuard(resolved.spikes),
+        loader=rows_of(dataset, resolved, config, fabric),
+        identity=identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
+        lineage=built.lineage,
+        peak=precision.peak(fabric.device, resolved.precision, torch.get_num_threads()),
+    )
+    guard.keep(type(fabric), *map(type, optimizers))
+    guard.check()
+    introduce(run, console)
+    resume(run, console)
+    warm_up(run, console, undecided)
+    return run
+
+
+def settled(config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the machine has a say in: as it was settled for this run, else found out now."""
+    found = {"muon_precision": muon.units(device), **{name: before[name] for name in MACHINE if name in before}}
+    if config.train.precision == "fp8":
+        precision.check_fp8(device)
+    if config.train.precision == "auto" and "precision" not in found:
+        found["precision"] = precision.fastest(torch.device(device), torch.get_num_threads())
+    if "compile" not in found and not compilation.possible(device):
+        found["compile"] = False
+    return found
+
+
+def open_dataset(config: TrainConfig, device: str) -> Dataset:
+    """Open the dataset given, or prepare the corpus (or find it prepared)."""
+    if config.dataset is not None:
+        return Dataset.open(config.dataset)
+    return prepare(
+        config.corpus or DEFAULT_CORPUS,
+        config.tokenizer or DEFAULT_TOKENIZER,
+        # Where nothing may be written outside the run's folder, the dataset stays in it.
+        folder=None if writable(cache_folder()) else config.out / "dataset",
+        limit_bytes=config.text_limit(device),
+        progress=True,
+    )
+
+
+def configure(
+    module: Architecture,
+    config: TrainConfig,
+    resolved: Resolved,
+    tokenizer: Tokenizer,
+    vocabulary_size: int,
+    shape: Mapping[str, Any] = MappingProxyType({}),
+) -> ArchitectureConfig:
+    """Return the model's configuration: sized by the dial, shaped as the checkpoint it starts from, then with the
+    fields that were given."""
+    sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
+    fields = {field.name for field in dataclasses.fields(sized)}
+    known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
+    sized = dataclasses.replace(sized, **{name: value for name, value in shape.items() if name in known})
+    # An architecture of a fixed size is that size whatever the dial says, as a track or a preset sets it for all.
+    own = known - {"depth"} if config.arch in PRESETS else known
+    given = {name: value for name, value in config.model.items() if name in own}
+    unknown = set(config.model) - known - {"depth"}
+    if unknown:
+        raise ConfigError(
+            f"{config.arch} has no option {min(unknown)!r}; it has {', '.join(sorted({'depth', *known}))}"
+        )
+    for name, value in given.items():
+        default = getattr(sized, name)
+        if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
+            raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
+    told = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
+    return dataclasses.replace(sized, **given, **told)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model before it is arranged on devices."""
+
+    model: LanguageModel
+    recipe: Recipe
+    lineage: dict[str, Any] | None
+    flops: float
+    """What the architecture computed meanwhile."""
+
+
+def build(
+    module: Architecture,
+    config: TrainConfig,
+    model_config: ArchitectureConfig,
+    base: finetune.Base | None,
+    tokenizer: Tokenizer,
+) -> Built:
+    """Build the model from the run's seed, with the weights and adapters that it starts from."""
+    seed_everything(config.seed)
+    with attribute_to_model("while the model was built"), flops.Meter() as meter:
+        model = module.Model(model_config)
+        declared = module.recipe(model_config)
+    lineage = None if base is None else finetune.start(model, base, tokenizer, config.arch)
+    if config.lora.rank:
+        lora.adapt(model, config.lora, model_config.vocabulary_size)
+        declared = lora.recipe(declared, config.lora)
+    recipe = overridden(declared, config.recipe)
+    optim.check_installed(recipe)
+    return Built(model, recipe, lineage, meter.flops)
+
+
+def arrange(
+    model: LanguageModel, recipe: Recipe, resolved: Resolved, row: torch.Tensor, undecided: bool
+) -> tuple[Objective, Resolved]:
+    """Make the model what is trained: in 8 bits, with activations computed again, translated, where it is asked for.
+
+    `undecided`: nobody has said how many rows pass at once; on a CPU it is decided here.
+    """
+    if resolved.precision == "fp8":
+        precision.use_fp8(model)
+    if resolved.activation_checkpointing:
+        recompute(model)
+    objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
+    if undecided and resolved.device == "cpu":
+        with attribute_to_model("in a forward pass"):
+            rows = micro_batch.rows_on_cpu(objective, row, resolved.rows)
+        resolved = dataclasses.replace(resolved, micro_batch=rows)
+    if resolved.compile:
+        compilation.translate(objective, resolved)
+    return objective, resolved
+
+
+def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: Fabric) -> Prefetched:
+    """Return what hands out this process's rows of every step."""
+    return loader(
+        dataset,
+        "train",
+        resolved.packing,
+        resolved.rows,
+        resolved.sequence_length,
+        config.seed,
+        rank=fabric.global_rank,
+        ranks=fabric.world_size,
+        pinned=resolved.device == "cuda",
+    )
+
+
+def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:
+    """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
+    with attribute_to_model("at its first answer"), torch.no_grad():
+        logits = model(torch.zeros(2, resolved.piece, dtype=torch.int64, device=device))
+    wanted = (2, resolved.piece, vocabulary_size)
+    if tuple(logits.shape) != wanted:
+        raise ModelError(f"The model answers with the shape {tuple(logits.shape)} where {wanted} is wanted.")
+    if not logits.isfinite().all():
+        raise ModelError("The model's first answer, before any training, is not finite.")
