@@ -28,6 +28,7 @@ from trainer import errors
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
 from trainer.checkpoint import store
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import parse
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import DamagedDataset
@@ -45,7 +46,7 @@ from trainer.training.interruption import Interruption
 from trainer.training.metrics import Metrics
 from trainer.training.progress import TrainingProgress
 from trainer.training.random_state import random_state, restore_random_state
-from trainer.training.run import Run, Window, keep, metrics_file, write_whole
+from trainer.training.run import Run, Window, keep, metrics_file
 from trainer.training.setup import setup
 
 BASE = "trainer.models.base"
@@ -303,7 +304,7 @@ def finish(run: Run, folder: Path) -> None:
         "bits_per_byte": run.dev["bits_per_byte"],
         "checkpoint": str(folder.relative_to(run.config.out)),
     }
-    write_whole(run.config.out / "result.json", content)
+    atomic_write_json(run.config.out / "result.json", content)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from trainer import errors
 from trainer.bench import machine
 from trainer.bench.profiling import WARM_UP, measure
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
 from trainer.config.parsing import parse
 from trainer.config.train_config import TrainConfig
@@ -28,7 +29,7 @@ from trainer.errors import ModelError
 from trainer.models import ARCHITECTURES
 from trainer.train import BASE
 from trainer.training import entry_integrity
-from trainer.training.run import Run, write_whole
+from trainer.training.run import Run
 from trainer.training.setup import setup
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, errors.ExitCode.USER_ERROR)
     except ModelError as failure:
         return complain(failure, errors.ExitCode.MODEL_ERROR)
-    write_whole(options.out / "profile.json", content)
+    atomic_write_json(options.out / "profile.json", content)
     if options.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
 
 from trainer import errors
 from trainer.accounting import flops
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import as_flags, complete, parse, with_underscores
 from trainer.config.presets import values_of
 from trainer.config.recipe_overrides import overridden
@@ -38,7 +39,6 @@ from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
 from trainer.train import BASE, fit_and_finish
 from trainer.training import entry_integrity
-from trainer.training.run import write_whole
 from trainer.training.setup import configure, setup
 
 ANSWER = "smoke.json"
@@ -76,14 +76,14 @@ class Finder:
     def at(self, stage: str, **numbers: Any) -> None:
         """From now on it is at this stage."""
         self._found |= {"stage": stage, **numbers}
-        write_whole(self._file, self._found)
+        atomic_write_json(self._file, self._found)
 
     def hint(self, sentence: str) -> None:
         self._found["hints"].append(sentence)
 
     def failed(self, reason: str, error: BaseException | None = None) -> None:
         self._found["failure"] = {"reason": reason, **place(error)}
-        write_whole(self._file, self._found)
+        atomic_write_json(self._file, self._found)
 
 
 def main(argv: Sequence[str]) -> int:

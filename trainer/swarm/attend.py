@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
 from trainer.protocol import SeatOrder
 from trainer.swarm import wire
@@ -25,7 +26,6 @@ from trainer.swarm.chaos import Chaos
 from trainer.swarm.heap import keep_freed
 from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
-from trainer.training.run import write_whole
 
 STATUS = "status.json"
 LOOK_SECONDS = 1.0
@@ -51,7 +51,7 @@ async def attend(order: SeatOrder, args: argparse.Namespace) -> str:
         await worker.serve()
     finally:
         telling.cancel()
-        write_whole(args.out / STATUS, status(worker) | {"why": worker.why})
+        atomic_write_json(args.out / STATUS, status(worker) | {"why": worker.why})
         await transport.close()
         worker.lane.shutdown(cancel_futures=True)
     return worker.why
@@ -62,7 +62,7 @@ async def tell(worker: Worker, out: Path) -> None:
     told = -TELL_SECONDS
     while True:
         now = status(worker)
-        write_whole(out / STATUS, now)
+        atomic_write_json(out / STATUS, now)
         if now["stage"] is not None and time.monotonic() - told >= TELL_SECONDS:
             told = time.monotonic()
             about = {name: now[name] for name in ("step", "stage", "tokens_per_second", "bytes_in", "bytes_out")}

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from trainer.accounting import flops
 from trainer.checkpoint import store
+from trainer.checkpoint.environment import describe_environment
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import CheckpointError, as_os_error, reference, sync
 from trainer.data.dataset import Dataset
 from trainer.models import architecture
 from trainer.models.base import LanguageModel
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.stage import whole_model
-from trainer.training.run import environment, write_whole
 
 FOLDER = "versions"
 NAME = re.compile(r"\d{8,}")
@@ -61,7 +62,7 @@ def write_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int,
     aside.replace(file)
     written = reference(file)
     about = {"version": version, "stage": stage, "stages": config.stages, "config": fingerprint(config)}
-    write_whole(folder / f"stage-{stage}.json", {**about, "size": written.size, "sha256": written.sha256})
+    atomic_write_json(folder / f"stage-{stage}.json", {**about, "size": written.size, "sha256": written.sha256})
     sync(folder)
     return file
 
@@ -134,9 +135,9 @@ def assemble(
     folder = store.path(run_folder, version)
     store.save(folder, model, [], {"step": version, "spent": spent, "identity": {}})
     dataset.tokenizer.save(run_folder / "tokenizer.json")
-    write_whole(run_folder / "run.json", described(config, dataset, model, spent))
+    atomic_write_json(run_folder / "run.json", described(config, dataset, model, spent))
     if dev is not None:
-        write_whole(run_folder / "result.json", result(run_folder, folder, spent, dev))
+        atomic_write_json(run_folder / "result.json", result(run_folder, folder, spent, dev))
     return folder
 
 
@@ -180,7 +181,7 @@ def described(config: SwarmConfig, dataset: Dataset, model: LanguageModel, spent
         },
         "parameters": flops.parameters(model),
         "flops_per_token": spent["flops"] / spent["tokens"] if spent["tokens"] else None,
-        "environment": environment(torch.device("cpu")),
+        "environment": describe_environment(torch.device("cpu")),
         "swarm": config.model_dump(mode="json"),
     }
     return json.loads(json.dumps(content))

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.swarm import checkpoint, rebalance, wire
@@ -35,7 +36,6 @@ from trainer.swarm.membership import SLOW, Guest, Member, Membership, as_peer, n
 from trainer.swarm.transaction import StageLost, Transaction
 from trainer.swarm.transport import Route, Transport
 from trainer.swarm.worker import STATE_BYTES
-from trainer.training.run import write_whole
 
 ADDRESS = "address.json"
 """In the run's folder: where this coordinator can be reached."""
@@ -85,7 +85,7 @@ class Coordinator:
                 "state": Route(self.on_state, self.is_known, 2**16),
             }
         )
-        write_whole(self.folder / ADDRESS, {"peer": self.transport.peer, "addresses": self.transport.addresses})
+        atomic_write_json(self.folder / ADDRESS, {"peer": self.transport.peer, "addresses": self.transport.addresses})
         await self.recover()
         while self.version < self.config.steps and not self.stopping:
             try:

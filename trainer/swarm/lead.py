@@ -28,6 +28,7 @@ import torch
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
 from trainer.checkpoint import store as ordinary
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import MANIFEST, reference
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
@@ -44,7 +45,6 @@ from trainer.swarm.stage import whole_model
 from trainer.swarm.told import Told, Watched
 from trainer.swarm.transaction import Diverged
 from trainer.training.metrics import Metrics, outside_logger
-from trainer.training.run import write_whole
 
 DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
 EVALUATIONS = 10
@@ -139,14 +139,14 @@ class Lead:
             if not (folder / file.name).exists():
                 os.link(file, folder / file.name)
         refs = tuple(reference(folder / file.name) for file in files)
-        write_whole(folder / MANIFEST, json.loads(encode(Checkpoint(step=version, files=refs))))
+        atomic_write_json(folder / MANIFEST, json.loads(encode(Checkpoint(step=version, files=refs))))
 
     def ended(self, coordinator: Coordinator, told: Told) -> int:
         if coordinator.version < self.config.steps:
             return STOPPED
         checkpoint.assemble(self.out, self.config, self.dataset, coordinator.version, seconds=told.seconds)
         spent = told.spent(self.config.steps)
-        write_whole(
+        atomic_write_json(
             self.out / "result.json",
             {
                 "step": self.config.steps,
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def failed(out: Path, reason: str, code: int) -> int:
-    write_whole(out / "failure.json", {"cause": "model", "reason": reason})
+    atomic_write_json(out / "failure.json", {"cause": "model", "reason": reason})
     print(reason, file=sys.stderr)  # noqa: T201
     return code
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import os
-import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
@@ -20,11 +17,12 @@ from trainer.accounting.budget import Budget, Spent
 from trainer.accounting.flops import Count, parameters
 from trainer.checkpoint import store
 from trainer.checkpoint.background_writer import Writer
+from trainer.checkpoint.environment import describe_environment
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.train_config import ARRANGEMENT, ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
 from trainer.data.prefetch import Prefetched
 from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
-from trainer.ops.attention import describe as attention_kernels
 from trainer.training import finetune
 from trainer.training.entry_integrity import Guard
 from trainer.training.grad_spikes import SpikeGuard
@@ -174,7 +172,7 @@ def write_run(run: Run) -> None:
         "flops_per_token": run.flops_per_token,
         "flops_void": run.counted.void,
         "flops_void_names": run.counted.names,
-        "environment": environment(run.fabric.device),
+        "environment": describe_environment(run.fabric.device),
         "peak_flops": run.peak,
         "compile_seconds": run.compile_seconds,
         "from": run.lineage,
@@ -184,7 +182,7 @@ def write_run(run: Run) -> None:
     }
     config.out.mkdir(parents=True, exist_ok=True)
     dataset.tokenizer.save(config.out / "tokenizer.json")
-    write_whole(config.out / "run.json", content)
+    atomic_write_json(config.out / "run.json", content)
 
 
 def refuse_other_run(run: Run) -> None:
@@ -219,28 +217,6 @@ def compare(run: Run, other: dict[str, Any]) -> None:
         raise ConfigError(
             f"{run.config.out} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
         )
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers may depend on beside the configuration."""
-    packages = ("torch", "lightning", "numpy", "tokenizers")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "attention": attention_kernels(device),
-        **{name: importlib.metadata.version(name) for name in packages},
-    }
-
-
-def write_whole(file: Path, content: dict[str, Any]) -> None:
-    """Write JSON aside and rename it: a reader finds the old content or the new."""
-    aside = file.with_name(f".{file.name}.partial")
-    aside.write_text(json.dumps(content, indent=1))
-    aside.replace(file)
 
 
 def resume(run: Run, console: Console) -> None:

@@ -18,10 +18,11 @@ from litgpt import Config as OutsideConfig
 from torch import Tensor
 
 from trainer.checkpoint import store
+from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import litgpt
-from trainer.training.run import environment, write_whole
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
 OURS = {"lm_head.": "head.", "transformer.": "gpt.transformer."}
@@ -105,10 +106,10 @@ def bring_in(folder: Path, out: Path, sequence_length: int, tokenizer: Path | No
             "total": sum(p.numel() for p in model.parameters()),
             "embedding": model.gpt.transformer.wte.weight.numel(),
         },
-        "environment": environment(torch.device("cpu")),
+        "environment": describe_environment(torch.device("cpu")),
         "imported": {"format": "litgpt", "file": folder.name, "sha256": store.reference(folder / WEIGHTS).sha256},
     }
-    write_whole(out / "run.json", json.loads(json.dumps(content)))
+    atomic_write_json(out / "run.json", json.loads(json.dumps(content)))
 
 
 def export(run: Path, out: Path, chosen: Path | None = None) -> None:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import store
+from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
+from trainer.checkpoint.json_files import atomic_write_json
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import rwkv5
-from trainer.training.run import environment, write_whole
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
@@ -63,10 +64,10 @@ def bring_in(file: Path, out: Path, sequence_length: int, tokenizer: Path | None
         "recipe": dataclasses.asdict(rwkv5.recipe(config)),
         "dataset": {} if spoken is None else {"tokenizer_sha256": spoken.sha256},
         "parameters": {"total": sum(p.numel() for p in model.parameters()), "embedding": model.emb.weight.numel()},
-        "environment": environment(torch.device("cpu")),
+        "environment": describe_environment(torch.device("cpu")),
         "imported": {"format": "rwkv", "file": file.name, "sha256": sha256(file)},
     }
-    write_whole(out / "run.json", json.loads(json.dumps(content)))
+    atomic_write_json(out / "run.json", json.loads(json.dumps(content)))
 
 
 def read(file: Path) -> dict[str, Tensor]:

@@ -1,0 +1,25 @@
+"""The software and hardware that a run's numbers depend on, for `run.json`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import torch
+
+from trainer.ops.attention import describe as describe_attention
+
+PACKAGES = ("torch", "lightning", "numpy", "tokenizers")
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "attention": describe_attention(device),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }
