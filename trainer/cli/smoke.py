@@ -18,8 +18,8 @@ from trainer.cli.parser import Parser
 from trainer.data.corpora import CorpusError
 from trainer.data.dataset import Dataset, DatasetError, prepare
 from trainer.data.tokenizer import TokenizerError
-from trainer.node.inside import Unsafe, open_file, read_object
 from trainer.sandbox import Box, Driver, Limits, Mount, SandboxError, driver
+from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
 from trainer.smoke import findings
 from trainer.smoke.checks import causal
 from trainer.smoke.findings import Asked, Check
@@ -171,7 +171,7 @@ def confined(
     try:
         while True:
             code = process.wait(LOOK_SECONDS)
-            told = read_object(out, "smoke.json", ANSWER_BYTES) or {}
+            told = read_json_object(out, "smoke.json", ANSWER_BYTES) or {}
             for check in findings.decided(told, losses(out), asked)[len(checks) :]:
                 if "failure" in told:
                     misled(options, told, process.wait(ENDING_SECONDS))
@@ -234,7 +234,7 @@ def losses(out: Path) -> list[float]:
     try:
         with open_file(out, "metrics.jsonl") as file:
             lines = file.read(ANSWER_BYTES).splitlines()
-    except (OSError, Unsafe):
+    except (OSError, UnsafeFileError):
         return []
     found = []
     for line in lines:

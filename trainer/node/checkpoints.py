@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from trainer.node.client import Client, persistently, reference
 from trainer.node.console import say
 from trainer.node.courier import Courier
-from trainer.node.inside import Unsafe, names, open_file, open_folder, read_object
 from trainer.node.stopping import Wishes
 from trainer.node.upload import upload
 from trainer.protocol import Checkpoint, FileRef, Have, Uploaded, Wanted
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -43,10 +43,13 @@ class CheckpointLoop(Courier):
 
     def send_next(self) -> bool:
         """Send the oldest one that has not been sent."""
-        for name in names(self._out, FOLDER):
+        for name in list_folder(self._out, FOLDER):
             if (step := step_of(name)) is not None and step > self._last:
                 folder = f"{FOLDER}/{name}"
-                with suppress(OSError, Unsafe), ExitStack() as opened:  # taken away meanwhile: the next one will do
+                with (
+                    suppress(OSError, UnsafeFileError),
+                    ExitStack() as opened,
+                ):  # taken away meanwhile: the next one will do
                     checkpoint = describe(self._out, folder, step, opened)
                     if checkpoint is None:
                         continue
@@ -66,14 +69,18 @@ class CheckpointLoop(Courier):
 
     def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
         """Return `run.json`: what it takes to make something of the checkpoint before the run has ended."""
-        with suppress(OSError, Unsafe):
+        with suppress(OSError, UnsafeFileError):
             file = opened.enter_context(open_file(self._out, ABOUT))
             return {reference(ABOUT, file): file}
         return {}
 
     def _free(self) -> None:
         """Remove what has been uploaded, but for the newest."""
-        sent = [name for name in names(self._out, FOLDER) if (step := step_of(name)) is not None and step <= self._last]
+        sent = [
+            name
+            for name in list_folder(self._out, FOLDER)
+            if (step := step_of(name)) is not None and step <= self._last
+        ]
         for name in sent[:-KEPT]:
             with suppress(OSError):
                 above = open_folder(self._out, FOLDER)
@@ -90,22 +97,22 @@ def describe(out: Path, folder: str, step: int, opened: ExitStack) -> tuple[Chec
 
     The hashes are our own; `Unsafe` if they or the step are not those of its manifest.
     """
-    told = read_object(out, f"{folder}/{MANIFEST}", MANIFEST_BYTES)
+    told = read_json_object(out, f"{folder}/{MANIFEST}", MANIFEST_BYTES)
     if told is None:
         return None
     try:
         manifest = Checkpoint.model_validate(told)
     except ValidationError as error:
-        raise Unsafe("The checkpoint's manifest cannot be understood.") from error
+        raise UnsafeFileError("The checkpoint's manifest cannot be understood.") from error
     if manifest.step != step or len(manifest.files) > FILES:
-        raise Unsafe("The checkpoint's manifest is of another checkpoint.")
+        raise UnsafeFileError("The checkpoint's manifest is of another checkpoint.")
     refs, files = [], []
     for name in [*(file.path for file in manifest.files), MANIFEST]:
         file = opened.enter_context(open_file(out, f"{folder}/{name}"))
         refs.append(reference(name, file))
         files.append(file)
     if tuple(refs[:-1]) != manifest.files:
-        raise Unsafe("The checkpoint's files are not those of its manifest.")
+        raise UnsafeFileError("The checkpoint's files are not those of its manifest.")
     return Checkpoint(step=step, files=tuple(refs)), files
 
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.node.inside import one_line
 from trainer.node.outcome import Failed
 from trainer.protocol import DatasetPin
 from trainer.sandbox import Box, Limits, Mount, driver
+from trainer.sandbox.safe_files import sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -50,7 +50,7 @@ def make(job: Job, pin: DatasetPin, folder: Path) -> Path:
         found = hash_of(aside)
         if found != pin.hash:
             raise Failed(
-                f"This node's copy of the dataset {one_line(pin.corpus, 80)} is another one: "
+                f"This node's copy of the dataset {sanitize_line(pin.corpus, 80)} is another one: "
                 f"its hash is {found}, the job's {pin.hash}."
             )
         shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +68,7 @@ def prepare(job: Job, pin: DatasetPin, folder: Path) -> None:
     answer = job.workspace.scratch / "prepared.json"
     process = job.run(driver("none"), trusted(job, command, PREPARATION), phase="preparing", output=answer)
     if process.poll() != 0:
-        raise Failed(f"This node could not prepare the dataset {one_line(pin.corpus, 80)}; its log says why.")
+        raise Failed(f"This node could not prepare the dataset {sanitize_line(pin.corpus, 80)}; its log says why.")
 
 
 def hash_of(folder: Path) -> str | None:

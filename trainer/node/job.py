@@ -18,7 +18,6 @@ from trainer.node.client import Client, Damaged, GaveUp, Refused, persistently, 
 from trainer.node.console import say
 from trainer.node.courier import Courier, refused
 from trainer.node.download import download
-from trainer.node.inside import Unsafe, one_line, open_file, relative
 from trainer.node.job_handlers import KINDS
 from trainer.node.log import LogLoop, Pump
 from trainer.node.outcome import Failed, Interrupted, Outcome
@@ -29,6 +28,7 @@ from trainer.node.stopping import Sponsor, Stop, Wishes
 from trainer.node.unpack import ENTRY_BYTES, RELEASE_BYTES, BadTar, unpack
 from trainer.node.workspace import Workspace
 from trainer.sandbox import Box, Driver, Process, SandboxError
+from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_relative_path, sanitize_line
 
 Phase = Literal["preparing", "running", "uploading"]
 LOOK_SECONDS = 0.1
@@ -94,8 +94,8 @@ class Job:
         """Download files to their places in a folder."""
         for file in files:
             try:
-                self.fetch(file, folder / relative(file.path))
-            except Unsafe as error:
+                self.fetch(file, folder / parse_relative_path(file.path))
+            except UnsafeFileError as error:
                 raise Failed(f"{error} Nothing was run.") from error
 
     def unpack(self, below: str = "trainer/models", most_bytes: int = ENTRY_BYTES) -> None:
@@ -277,7 +277,7 @@ def send_files(job: Job, wanted: Iterable[str]) -> tuple[protocol.FileRef, ...]:
     with ExitStack() as opened:
         files = {}
         for name in wanted:
-            with suppress(OSError, Unsafe):
+            with suppress(OSError, UnsafeFileError):
                 content = opened.enter_context(open_file(job.workspace.out, name))
                 files[reference(name, content)] = content
         if files:
@@ -297,7 +297,7 @@ def finish(
     message = protocol.Finish(
         outcome=outcome.outcome,
         cause=outcome.cause,
-        reason=one_line(outcome.reason, REASON),
+        reason=sanitize_line(outcome.reason, REASON),
         result=outcome.result,
         files=files,
         seconds=seconds,

@@ -7,9 +7,9 @@ from typing import Any
 
 from trainer.node.client import Client, persistently
 from trainer.node.courier import Courier
-from trainer.node.inside import Unsafe, open_file, parse_object
 from trainer.node.stopping import Wishes
 from trainer.protocol import Acknowledged, Metrics
+from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
 
 FILE = "metrics.jsonl"
 ROWS = 500
@@ -51,7 +51,7 @@ class MetricsLoop(Courier):
             with open_file(self._out, FILE) as file:
                 file.seek(self._offset)
                 data = file.read(BATCH_BYTES)
-        except (OSError, Unsafe):
+        except (OSError, UnsafeFileError):
             return []
         lines = data.splitlines(keepends=True)[:ROWS]
         if len(data) == BATCH_BYTES and len(lines) == 1:
@@ -60,5 +60,5 @@ class MetricsLoop(Courier):
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    row = parse_object(line, LINE_BYTES)
+    row = parse_json_object(line, LINE_BYTES)
     return row if row is not None and isinstance(row.get("kind"), str) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.node.board import Board, Tally
-from trainer.node.inside import read_object
+from trainer.sandbox.safe_files import read_json_object
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ class SeatBoard(Board):
         self._out = out
 
     def status(self) -> dict[str, Any]:
-        return read_object(self._out, STATUS, STATUS_BYTES) or {}
+        return read_json_object(self._out, STATUS, STATUS_BYTES) or {}
 
     def line(self) -> str:
         now = self.status()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from trainer.node.inside import Unsafe, one_line, relative
+from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, sanitize_line
 
 RELEASE_BYTES = 64 << 20
 ENTRY_BYTES = 256_000
@@ -30,7 +30,7 @@ def unpack(archive: Path, target: Path, below: str, most_bytes: int) -> None:
                 if member.isfile():
                     write(tar, member, target)
     except (tarfile.TarError, OSError) as error:
-        raise BadTar(f"The archive cannot be opened: {one_line(str(error))}.") from error
+        raise BadTar(f"The archive cannot be opened: {sanitize_line(str(error))}.") from error
 
 
 def check(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int) -> None:
@@ -38,19 +38,19 @@ def check(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int)
         raise BadTar(f"The archive holds more than {FILES:,} files.")
     for member in members:
         try:
-            path = relative(member.name.removesuffix("/"))
-        except Unsafe as error:
+            path = parse_relative_path(member.name.removesuffix("/"))
+        except UnsafeFileError as error:
             raise BadTar(f"The archive is refused: {error}") from error
         if not (member.isfile() or member.isdir()):
-            raise BadTar(f"The archive is refused: {one_line(member.name)} is neither a file nor a folder.")
+            raise BadTar(f"The archive is refused: {sanitize_line(member.name)} is neither a file nor a folder.")
         if not path.is_relative_to(below) and not (member.isdir() and below.is_relative_to(path)):
-            raise BadTar(f"The archive is refused: {one_line(member.name)} is outside {below}/.")
+            raise BadTar(f"The archive is refused: {sanitize_line(member.name)} is outside {below}/.")
     if sum(member.size for member in members) > most_bytes:
         raise BadTar(f"The archive is refused: its files are larger than {most_bytes:,} bytes together.")
 
 
 def write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    path = target / relative(member.name)
+    path = target / parse_relative_path(member.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     source = tar.extractfile(member)
     assert source is not None

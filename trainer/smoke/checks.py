@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.data.dataset import Dataset
-from trainer.node.inside import Unsafe, names, open_file
 from trainer.sandbox import Driver
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file
 from trainer.scoring import heldout, verdicts
 from trainer.scoring.door import Door, Patience
 from trainer.scoring.examine import examine
@@ -27,7 +27,7 @@ def causal(
     try:
         bring_out(left, private)
         run = Run.open(private)
-    except (OSError, Unsafe, RunError):
+    except (OSError, UnsafeFileError, RunError):
         return Check("causal", False, "The training left no model to ask.")
     texts = heldout.of_dataset(dataset, TOKENS)
     doors = [Door(run, driver, model_source=source, patience=PATIENCE, output=output) for _ in range(2)]
@@ -47,9 +47,9 @@ def seen(checks: dict[str, Any]) -> str:
 
 def bring_out(left: Path, private: Path) -> None:
     """Copy what the checks need out of a folder that a stranger wrote: plain files of the newest checkpoint."""
-    steps = [name for name in names(left, "checkpoints") if name.startswith("step-")]
+    steps = [name for name in list_folder(left, "checkpoints") if name.startswith("step-")]
     if not steps:
-        raise Unsafe("There is no checkpoint.")
+        raise UnsafeFileError("There is no checkpoint.")
     folder = f"checkpoints/{max(steps)}"
     for name in ("run.json", *(f"{folder}/{file}" for file in ("manifest.json", "model.safetensors", "state.json"))):
         target = private / name

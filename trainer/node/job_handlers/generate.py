@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from trainer.node.checkpoints import FOLDER
 from trainer.node.datasets import PYTHON, dataset
-from trainer.node.inside import Unsafe, one_line, read_object, relative
 from trainer.node.job_handlers.train import CRASHES, OPTIMIZER
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import FileRef, GenerateOrder, encode
 from trainer.sandbox import Box, Limits, Mount, Process
+from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -52,8 +52,8 @@ def lay_out(job: Job, order: GenerateOrder, data: Path) -> Path:
 def link(job: Job, file: FileRef, folder: Path) -> None:
     """Let a file appear in a folder: fetched once, it stays on this node, and is compared with its hash each time."""
     try:
-        target = folder / relative(file.path)
-    except Unsafe as error:
+        target = folder / parse_relative_path(file.path)
+    except UnsafeFileError as error:
         raise Failed(f"{error} Nothing was run.") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     os.link(job.place.weights.get(file, job.fetch), target)
@@ -79,10 +79,10 @@ def outcome(process: Process, out: Path) -> Outcome:
     if process.exceeded is not None:
         return Outcome("failed", f"The model was ended while it wrote. {process.exceeded}", "model")
     if code == MODEL:
-        told = read_object(out, "failure.json", RESULT_BYTES) or {}
-        return Outcome("failed", one_line(told.get("reason")) or "The model failed while it wrote.", "model")
+        told = read_json_object(out, "failure.json", RESULT_BYTES) or {}
+        return Outcome("failed", sanitize_line(told.get("reason")) or "The model failed while it wrote.", "model")
     if code in CRASHES:
         return Outcome("failed", f"The model's process crashed with {CRASHES[code]}.", "model")
     if code != 0:
         raise Failed(f"The model could not be asked on this node (exit code {code}); the log says why.")
-    return Outcome("done", result=read_object(out, "result.json", RESULT_BYTES) or {})
+    return Outcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})

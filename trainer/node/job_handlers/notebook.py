@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from trainer.node.client import reference
 from trainer.node.datasets import PYTHON, dataset
-from trainer.node.inside import Unsafe, names, one_line, open_file, read_object
 from trainer.node.job_handlers.train import CRASHES, VISIBLE
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Executed, FileRef, NotebookOrder
 from trainer.sandbox import Box, Limits, Mount, Process
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -51,10 +51,10 @@ def check(source: Path, notebook: FileRef) -> None:
     try:
         with open_file(source, notebook.path) as file:
             found = reference(notebook.path, file)
-    except (OSError, Unsafe):
-        raise Failed(f"The entry has no notebook {one_line(notebook.path)}. Nothing was run.") from None
+    except (OSError, UnsafeFileError):
+        raise Failed(f"The entry has no notebook {sanitize_line(notebook.path)}. Nothing was run.") from None
     if found != notebook:
-        raise Failed(f"{one_line(notebook.path)} is another notebook than was approved. Nothing was run.")
+        raise Failed(f"{sanitize_line(notebook.path)} is another notebook than was approved. Nothing was run.")
 
 
 def box(job: Job, order: NotebookOrder, data: Path | None) -> Box:
@@ -82,9 +82,9 @@ def outcome(process: Process, out: Path) -> Outcome:
     code = process.poll()
     if process.exceeded is not None:
         return Outcome("failed", f"The notebook was ended. {process.exceeded}", "model", files=(EXECUTED,))
-    told = read_object(out, "failure.json", RESULT_BYTES) or {}
+    told = read_json_object(out, "failure.json", RESULT_BYTES) or {}
     if code == BROKE:
-        reason = one_line(told.get("reason")) or "The notebook went wrong; the log says how."
+        reason = sanitize_line(told.get("reason")) or "The notebook went wrong; the log says how."
         return Outcome("failed", reason, "model", files=(EXECUTED,))
     if code in CRASHES:
         return Outcome("failed", f"The notebook's process crashed with {CRASHES[code]}.", "model", files=(EXECUTED,))
@@ -98,7 +98,7 @@ def arrived(out: Path) -> Outcome:
     files = dict(left(out))
     if len(files) > MOST_FILES:
         return Outcome("failed", f"It left more than {MOST_FILES} files in {MODEL}/.", "model", files=(EXECUTED,))
-    told = read_object(out, "result.json", RESULT_BYTES) or {}
+    told = read_json_object(out, "result.json", RESULT_BYTES) or {}
     counted = {"left": len(files), "left_bytes": sum(files.values())}
     try:
         result = Executed.model_validate({**told, **counted})
@@ -109,12 +109,12 @@ def arrived(out: Path) -> Outcome:
 
 def left(out: Path, folder: str = MODEL, depth: int = DEEPEST) -> Iterator[tuple[str, int]]:
     """Yield the plain files below a folder that a notebook wrote, with their sizes. Links are not followed."""
-    for name in names(out, folder) if depth else ():
+    for name in list_folder(out, folder) if depth else ():
         path = f"{folder}/{name}"
         if len(path) > NAME_LENGTH:
             continue
         try:
             with open_file(out, path) as file:
                 yield path, file.seek(0, 2)
-        except (OSError, Unsafe):
+        except (OSError, UnsafeFileError):
             yield from left(out, path, depth - 1)

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from trainer.node.checkpoints import FOLDER, step_of
 from trainer.node.datasets import PYTHON, dataset, trusted
-from trainer.node.inside import Unsafe, names, open_file, parse_object
 from trainer.node.job_handlers.train import box, configure, lay_out_base, resume
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Checkpoint, FileRef, Replayed, ReplayOrder
 from trainer.sandbox import Limits, Mount, driver
+from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -66,7 +66,7 @@ def needed(checkpoint: Checkpoint, *wanted: str) -> list[FileRef]:
 
 def machines_word(state: Path) -> dict[str, Any]:
     """Return what the machine that trained had a say in: what it charged each step, how it computed. No weights."""
-    told = parse_object(state.read_bytes()) if state.is_file() else None
+    told = parse_json_object(state.read_bytes()) if state.is_file() else None
     clock, identity = (told or {}).get("clock"), (told or {}).get("identity")
     train = identity.get("train") if isinstance(identity, dict) else None
     whole = isinstance(clock, list) and all(type(step) is int and step >= 0 for step in clock)
@@ -76,12 +76,12 @@ def machines_word(state: Path) -> dict[str, Any]:
 def compare(job: Job, order: ReplayOrder) -> Replayed:
     """Compare the last checkpoint that the replay wrote with the claimed one."""
     work = job.workspace
-    steps = [step for name in names(work.out, FOLDER) if (step := step_of(name)) is not None]
+    steps = [step for name in list_folder(work.out, FOLDER) if (step := step_of(name)) is not None]
     try:
         bring_out(job, max(steps, default=0), work.run / "replayed" / WEIGHTS)
         if order.start is None:
             bring_out(job, 0, work.run / "start" / WEIGHTS)
-    except (OSError, Unsafe) as error:
+    except (OSError, UnsafeFileError) as error:
         raise Failed("The replay left no weights to compare.", "model") from error
     words = [str(work.run / name / WEIGHTS) for name in ("start", "claimed", "replayed")]
     words += [] if order.start else ["--start-is-replayed"]
@@ -90,7 +90,7 @@ def compare(job: Job, order: ReplayOrder) -> Replayed:
     limits = Limits(**job.spec.limits.model_dump())
     process = job.run(driver("none"), trusted(job, command, limits), output=answer)
     try:
-        found = parse_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+        found = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
         return Replayed.model_validate({"step": max(steps), **(found or {})})
     except ValidationError as error:
         raise Failed(f"The comparison could not work on this node (exit code {process.poll()}).") from error

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from trainer.node.checkpoints import FOLDER
 from trainer.node.datasets import PYTHON, dataset, trusted
-from trainer.node.inside import one_line, parse_object
 from trainer.node.job_handlers.train import OPTIMIZER
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import ScoreOrder
 from trainer.sandbox import Limits, driver
+from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -72,10 +72,10 @@ def evaluation_data() -> Path | None:
 
 def outcome(code: int | None, answer: Path) -> Outcome:
     """Put the scorer's exit code and its answer together."""
-    result = parse_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
+    result = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
     if code == 0 and result is not None:
         return Outcome("done", result=result, files=FILES)
     if code == MISBEHAVED and result is not None:
-        sentence = one_line(result.get("failed"))
+        sentence = sanitize_line(result.get("failed"))
         return Outcome("failed", sentence or "The model did not pass the scorer's checks.", "model")
     return Outcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.node.inside import one_line, read_object
 from trainer.node.job_handlers.swarm import box
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Seated, SeatOrder
 from trainer.sandbox import driver
+from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -37,7 +37,7 @@ def run(job: Job) -> Outcome:
     loops = (MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),)
     with SeatBoard(order.title or f"run {order.run}", job.workspace.out, job.say, job.place.lane.lanes == 1):
         process = job.run(driver("none"), box(job, "trainer.swarm.attend", order, words), loops)
-    last = read_object(job.workspace.out, STATUS, STATUS_BYTES) or {}
+    last = read_json_object(job.workspace.out, STATUS, STATUS_BYTES) or {}
     if process.poll() != 0:
         raise Failed(process.exceeded or f"The seat's process ended with exit code {process.poll()}.")
     return outcome(last, process.seconds)
@@ -45,7 +45,7 @@ def run(job: Job) -> Outcome:
 
 def outcome(last: dict[str, Any], seconds: float) -> Outcome:
     """Put what the process said last into words."""
-    why = one_line(last.get("why"), 300)
+    why = sanitize_line(last.get("why"), 300)
     if not last.get("stages"):  # it has never been welcomed
         raise Failed(why or "The coordinator could not be reached from this machine.")
     facts = {name: last[name] for name in ("bytes_in", "bytes_out") if isinstance(last.get(name), int)}

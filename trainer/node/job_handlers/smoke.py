@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from trainer.node.datasets import PYTHON, trusted
-from trainer.node.inside import one_line, parse_object
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Smoked, SmokeOrder
 from trainer.sandbox import Limits, driver
+from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -39,7 +39,7 @@ def run(job: Job) -> Outcome:
 def command(job: Job, order: SmokeOrder) -> list[str]:
     """The dataset is made anew each time: a second, and nothing of it stays."""
     work = job.workspace
-    words = [*PYTHON, "-m", "trainer.smoke", one_line(order.config.get("arch")) or "?", "--job", "--json"]
+    words = [*PYTHON, "-m", "trainer.smoke", sanitize_line(order.config.get("arch")) or "?", "--job", "--json"]
     words += ["--config", str(work.config), "--tokenizer", order.tokenizer]
     words += ["--sandbox", sandbox(job), "--model-source", str(work.source), "--data", str(work.scratch / "data")]
     words += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []
@@ -56,7 +56,7 @@ def sandbox(job: Job) -> str:
 
 def outcome(code: int | None, answer: bytes) -> Outcome:
     """Put the exit code and the answer together: what an entry does wrong is an answer, too."""
-    found = parse_object(answer, ANSWER_BYTES)
+    found = parse_json_object(answer, ANSWER_BYTES)
     if code not in ANSWERS or found is None:
         raise Failed(f"The smoke run could not work on this node (exit code {code}); the log says why.")
     try:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from trainer.node.checkpoints import CheckpointLoop
 from trainer.node.datasets import PYTHON, dataset, trusted
-from trainer.node.inside import Unsafe, one_line, read_object, relative
 from trainer.node.job_handlers.train import FILES, RESULT_BYTES
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Checkpoint, Message, SwarmOrder, encode
 from trainer.sandbox import Box, Limits, Mount, Process, driver
+from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -51,8 +51,8 @@ def resume(job: Job, checkpoint: Checkpoint) -> int:
     job.say(f"fetching the stages of step {checkpoint.step} to go on from.")
     folder = job.workspace.out / VERSIONS / f"{checkpoint.step:08d}"
     try:
-        stages = [file for file in checkpoint.files if relative(file.path).name.startswith("stage-")]
-    except Unsafe as error:
+        stages = [file for file in checkpoint.files if parse_relative_path(file.path).name.startswith("stage-")]
+    except UnsafeFileError as error:
         raise Failed(f"{error} Nothing was run.") from error
     job.fetch_into(stages, folder)
     return checkpoint.step
@@ -75,11 +75,13 @@ def outcome(process: Process, out: Path) -> Outcome:
     if process.exceeded is not None:
         return Outcome("failed", process.exceeded)
     if code == 0:
-        result = read_object(out, "result.json", RESULT_BYTES)
+        result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
             raise Failed("The coordinator ended without a result.")
         return Outcome("done", result=result, files=FILES)
-    told = read_object(out, "failure.json", RESULT_BYTES) or {}
+    told = read_json_object(out, "failure.json", RESULT_BYTES) or {}
     if code in MODEL:
-        return Outcome("failed", one_line(told.get("reason")) or "The run could not be led; its log says why.", "model")
+        return Outcome(
+            "failed", sanitize_line(told.get("reason")) or "The run could not be led; its log says why.", "model"
+        )
     raise Failed(f"The coordinator ended with exit code {code}; its log says why.")

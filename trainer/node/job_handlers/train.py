@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from trainer.node import probes
 from trainer.node.checkpoints import FOLDER, CheckpointLoop
 from trainer.node.datasets import PYTHON, dataset
-from trainer.node.inside import one_line, read_object
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
 from trainer.protocol import Base, Checkpoint, Probes, TrainOrder
 from trainer.sandbox import Box, Limits, Mount, Process
+from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -129,14 +129,14 @@ def outcome(process: Process, out: Path) -> Outcome:
     if process.exceeded is not None:
         return failed(process.exceeded, model=True)
     if code == 0:
-        result = read_object(out, "result.json", RESULT_BYTES)
+        result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
             return failed("The training ended without a result.", model=True)
         return Outcome("done", result=result, files=FILES)
     if code in CRASHES:
         return failed(f"The training process crashed with {CRASHES[code]}.", model=True)
-    told: dict[str, Any] = read_object(out, "failure.json", RESULT_BYTES) or {}
-    sentence = one_line(told.get("reason"))
+    told: dict[str, Any] = read_json_object(out, "failure.json", RESULT_BYTES) or {}
+    sentence = sanitize_line(told.get("reason"))
     if code in DEFAULTS:
         model = told.get("cause") == "model" if told.get("cause") in ("model", "infrastructure") else code in MODEL
         return failed(sentence or DEFAULTS[code], model)
