@@ -1,0 +1,99 @@
+"""The protocol's bytes are pinned: names of classes may change, field names, types, limits and their order may not.
+
+`schemas.json` holds one JSON schema per message, by its address or kind. A change that `trainer/protocol/version.py`
+allows is written there by `python -m tests.trainer.protocol.test_message_schemas`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from trainer import protocol
+
+SCHEMAS: Final = Path(__file__).with_name("schemas.json")
+
+PROSE: Final = ("title", "description")
+
+MESSAGES: Final[dict[str, type[protocol.Message]]] = {
+    "POST /register": protocol.Register,
+    "POST /volunteer": protocol.Volunteer,
+    "POST /register, reply": protocol.Registered,
+    "POST /poll": protocol.Poll,
+    "POST /poll, reply": protocol.Action,
+    "any, error": protocol.Refusal,
+    "POST /heartbeat": protocol.Heartbeat,
+    "POST /heartbeat, reply": protocol.HeartbeatReply,
+    "POST /metrics": protocol.Metrics,
+    "POST /log": protocol.LogChunk,
+    "POST /log, reply": protocol.Acknowledged,
+    "POST /blobs": protocol.Have,
+    "POST /blobs, reply": protocol.Wanted,
+    "POST /checkpoints": protocol.Uploaded,
+    "POST /packets/take": protocol.TakePackets,
+    "POST /packets/take, reply": protocol.Packets,
+    "POST /packets/submit": protocol.SubmitPackets,
+    "POST /packets/submit, reply": protocol.Accepted,
+    "POST /finish": protocol.Finish,
+    "signed spec": protocol.JobSpec,
+    "order train": protocol.TrainOrder,
+    "order score": protocol.ScoreOrder,
+    "order replay": protocol.ReplayOrder,
+    "order smoke": protocol.SmokeOrder,
+    "order notebook": protocol.NotebookOrder,
+    "order generate": protocol.GenerateOrder,
+    "order rephrase": protocol.RephraseOrder,
+    "order swarm": protocol.SwarmOrder,
+    "order seat": protocol.SeatOrder,
+    "result train, probes": protocol.Probes,
+    "result replay": protocol.Replayed,
+    "result smoke": protocol.Smoked,
+    "result notebook": protocol.Executed,
+    "result generate": protocol.Generated,
+    "result rephrase": protocol.Sat,
+    "result seat": protocol.Seated,
+}
+
+
+def build_schema(message: type[protocol.Message]) -> dict[str, Any]:
+    """Return the JSON schema of a message without the names and docstrings of our classes, references resolved."""
+    schema = message.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]])
+        kept = {key: value for key, value in node.items() if not (key in PROSE and isinstance(value, str))}
+        if "discriminator" in kept:
+            kept["discriminator"] = kept["discriminator"]["propertyName"]
+        return {key: resolve(value) for key, value in kept.items()}
+
+    return resolve(schema)
+
+
+def build_schemas() -> dict[str, Any]:
+    return {key: build_schema(message) for key, message in MESSAGES.items()}
+
+
+@pytest.mark.parametrize("key", MESSAGES)
+def test_message_schema_matches_pinned_bytes(key: str) -> None:
+    assert json.dumps(build_schema(MESSAGES[key])) == json.dumps(json.loads(SCHEMAS.read_text())[key])
+
+
+def test_pinned_schemas_cover_every_public_message() -> None:
+    public = {value for value in vars(protocol).values() if isinstance(value, type)}
+    messages = {value for value in public if issubclass(value, protocol.Message)} - {protocol.Message}
+    parts = {name for message in MESSAGES.values() for name in message.model_json_schema().get("$defs", {})}
+    assert {message.__name__ for message in messages - set(MESSAGES.values())} <= parts
+
+
+if __name__ == "__main__":
+    lines = [f" {json.dumps(key)}: {json.dumps(schema)}" for key, schema in build_schemas().items()]
+    SCHEMAS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
