@@ -35,7 +35,7 @@ def refusal(start: Run | None, checkpoint: Checkpoint | None = None) -> str:
     return ""
 
 
-def of(run: Run) -> protocol.Base | None:
+def of(run: Run) -> protocol.BaseWeights | None:
     """Return what the run's node fetches to start from; None where it starts from scratch.
 
     Raises ValueError where the weights are gone.
@@ -46,7 +46,7 @@ def of(run: Run) -> protocol.Base | None:
     about, checkpoint = run_file(start), run.start_checkpoint or start.checkpoint
     if checkpoint is None or checkpoint.files_deleted_at is not None or about is None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
-    return protocol.Base(
+    return protocol.BaseWeights(
         name=f"run-{start.pk}",
         run=storage.reference(about.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(checkpoint.manifest),

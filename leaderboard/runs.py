@@ -144,7 +144,7 @@ def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
     }
 
 
-def coordinating(run: Run, limits: protocol.Limits) -> dict[str, Any]:
+def coordinating(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what is different about the job that leads a swarm: on a trusted node, of any hardware, and no code but
     the site's."""
     return {
@@ -159,12 +159,12 @@ def coordinating(run: Run, limits: protocol.Limits) -> dict[str, Any]:
     }
 
 
-def swarm_limits(limits: protocol.Limits) -> protocol.Limits:
+def swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
     """Return what one process of a swarm may use: the daemon that carries its connections has many threads."""
     return limits.model_copy(update={"processes": max(limits.processes, SWARM_PROCESSES)})
 
 
-def needs(run: Run, limits: protocol.Limits) -> dict[str, Any]:
+def needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what a training job asks of a node, and by what its owner may choose. Numbers in labels become numbers."""
     track = run.track
     asked = matching.demand(tuple(track.needs_labels))
@@ -300,7 +300,7 @@ def score_job(run: Run) -> dict[str, Any]:
     }
 
 
-def scoring_needs(run: Run, limits: protocol.Limits) -> dict[str, Any]:
+def scoring_needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what scoring asks of a node: as training, but any machine, and of several GPUs one."""
     asked = needs(run, limits)
     return {**asked, "needs_labels": [], "needs_gpus": min(asked["needs_gpus"], 1)}

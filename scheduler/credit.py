@@ -32,5 +32,5 @@ def h100_hours(accelerator: str, gpu_seconds: float) -> float:
 def lent(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
     """Return (GPUs, their name) of a lane. Of different ones the slowest counts for all: a job waits for it."""
     names = [str(gpu.get("name", "")) for gpu in hardware.get("gpu_details") or ()]
-    mine = protocol.share(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
+    mine = protocol.split_evenly(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
     return len(mine), min(mine, key=lambda name: relative_speed(name) or 0.0)[:80] if mine else ""

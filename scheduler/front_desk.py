@@ -36,7 +36,7 @@ class FrontDesk:
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def asked(token: str, body: bytes) -> protocol.Action:
+        async def asked(token: str, body: bytes) -> protocol.PollReply:
             came = asyncio.get_running_loop().time()
             question, action = await CLERKS.do(partial(hear, token, body))
             self._write_soon()
@@ -63,14 +63,14 @@ def said(body: bytes) -> dict[str, Any]:
     return node_api.plain_json(body)
 
 
-def hear(token: str, body: bytes) -> tuple[polls.Question, protocol.Action | None]:
+def hear(token: str, body: bytes) -> tuple[polls.Question, protocol.PollReply | None]:
     """Look once, in a thread."""
     node = node_api.admitted(token)
     question = polls.Question(node, protocol.Poll.model_validate(said(body)))
     return question, question.first(NOTES)
 
 
-async def held_open(question: polls.Question, deadline: float, receive: Receive) -> protocol.Action:
+async def held_open(question: polls.Question, deadline: float, receive: Receive) -> protocol.PollReply:
     """Wait for an answer until the deadline, or until the node hangs up: then nothing may be given to it."""
     loop = asyncio.get_running_loop()
     if deadline <= loop.time():

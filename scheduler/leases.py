@@ -162,7 +162,7 @@ def grant(job: Job, node: Node, lane: int = 0) -> protocol.Lease:
         started_at=job.state_since,
         expires_at=job.state_since + lease_time(),
     )
-    lease.spec = protocol.encode(specify(job, lease))
+    lease.spec = protocol.encode_message(specify(job, lease))
     TAKE.add(lease, Event.of(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}."))
     kind_of(job).leased(job, lease)
     return protocol.Lease(
@@ -187,7 +187,7 @@ def specify(job: Job, lease: Lease) -> protocol.JobSpec:
             release=reference(job, "release"),
             entry=reference(job, "entry") if job.entry_id else None,
             order=kind_of(job).order(job, resume),
-            limits=protocol.Limits.model_validate(job.limits),
+            limits=protocol.JobLimits.model_validate(job.limits),
             issued_at=lease.started_at.timestamp(),
         )
     except DatabaseError:
@@ -249,7 +249,7 @@ WORD = Prepared(lambda: Job.objects.filter(pk=Later("job", BigIntegerField())).o
 
 
 @transaction.atomic
-def finish(lease: Lease, message: protocol.Finish) -> None:
+def finish(lease: Lease, message: protocol.FinishLease) -> None:
     """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
     ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
     if not end(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):

@@ -27,7 +27,7 @@ NOTICED = ("state", "reason", "token_hash", "rest_until", "lanes", "quota")
 """Of a node that waits: when one of these has changed, the answer may have."""
 IN_ONE_QUERY = 1000
 
-Place = Future[protocol.Action | None]
+Place = Future[protocol.PollReply | None]
 """Comes true with the answer, or with None: nothing after all, wait again. Cancel it when nobody waits any more."""
 
 

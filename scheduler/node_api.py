@@ -1,7 +1,7 @@
 """What nodes say to the site, under `/api/node/v1/`: the messages of `trainer/protocol`, both ways.
 
-Every refusal is a `wire.Refusal` with a sentence. 401 and 403: this token is not good for that; 409: the lease is
-over; 426: another version of the protocol; 429: slower.
+The body of every error is a `protocol.ErrorDetail`. 401 and 403: the token does not allow this; 409: the lease has
+ended; 426: another version of the protocol; 429: too many requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler.packets import handing_out, joining, taking_in
 from scheduler.refusals import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
 from trainer import protocol
 
-REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), protocol.Refusal)
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 416, 422, 426, 429), protocol.ErrorDetail)
 
 
 class PlainJson(Parser):
@@ -93,14 +93,14 @@ class Asked(HttpRequest):
 # --- node <-> site ---------------------------------------------------------------------------------------------------
 
 
-@node_api.post("/register", auth=JoinToken(), response={200: protocol.Registered, **REFUSALS})
-def register(request: Asked, message: protocol.Register) -> protocol.Registered:
+@node_api.post("/register", auth=JoinToken(), response={200: protocol.RegisterReply, **REFUSALS})
+def register(request: Asked, message: protocol.Register) -> protocol.RegisterReply:
     """A new node joins, with its join token; it gets its own token and the key to check job specs with."""
     node, token = auth.register(request.auth, message)
-    return protocol.Registered(node=node.pk, token=token, public_key=signing.public_key())
+    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.public_key())
 
 
-@node_api.post("/poll", auth=NodeToken(), response={200: protocol.Action, **REFUSALS})
+@node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **REFUSALS})
 def poll(request: Asked, message: protocol.Poll) -> HttpResponse:
     """A free node asks what to do. The question stays open for a while if there is nothing: that, and whatever is in
     order, is the front desk's (`scheduler/front_desk.py`); what comes here is answered at once."""
@@ -109,11 +109,11 @@ def poll(request: Asked, message: protocol.Poll) -> HttpResponse:
     return written(action)
 
 
-@node_api.post("/volunteer", response={200: protocol.Registered, **REFUSALS})
-def volunteer(request: HttpRequest, message: protocol.Volunteer) -> protocol.Registered:
+@node_api.post("/volunteer", response={200: protocol.RegisterReply, **REFUSALS})
+def volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
     """Somebody without an account joins, for packets alone."""
     node, token = joining.volunteer(request.META.get("REMOTE_ADDR", ""), message)
-    return protocol.Registered(node=node.pk, token=token, public_key=signing.public_key())
+    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.public_key())
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------
@@ -127,20 +127,20 @@ def heartbeat(request: Asked, lease_id: int, message: protocol.Heartbeat) -> pro
     return leases.heartbeat(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
-def metrics(request: Asked, lease_id: int, message: protocol.Metrics) -> protocol.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})
+def metrics(request: Asked, lease_id: int, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """The next batch of metric lines; a repeat does nothing."""
     return reports.metrics(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
-def log(request: Asked, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})
+def log(request: Asked, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledgment:
     """The next stretch of output; a repeat does nothing."""
     return reports.log(request.auth, message)
 
 
-@node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.Wanted, **REFUSALS})
-def blobs(request: Asked, lease_id: int, message: protocol.Have) -> protocol.Wanted:
+@node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.MissingBlobs, **REFUSALS})
+def blobs(request: Asked, lease_id: int, message: protocol.BlobQuery) -> protocol.MissingBlobs:
     """Which of these files does the site still want?"""
     return uploads.wanted(request.auth, message)
 
@@ -148,7 +148,7 @@ def blobs(request: Asked, lease_id: int, message: protocol.Have) -> protocol.Wan
 @node_api.put(
     "/leases/{int:lease_id}/blobs/{sha256}",
     auth=LeaseToken(),
-    response={200: protocol.Acknowledged, **REFUSALS},
+    response={200: protocol.Acknowledgment, **REFUSALS},
     openapi_extra={
         "requestBody": {
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -156,13 +156,13 @@ def blobs(request: Asked, lease_id: int, message: protocol.Have) -> protocol.Wan
         }
     },
 )
-def put_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledged:
+def put_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledgment:
     """One file, as raw bytes, or a piece of it (`Content-Range`). It counts when all of it is here with this hash."""
     length = int(request.META.get("CONTENT_LENGTH") or 0)
     if header := request.headers.get("Content-Range"):
         span = partials.Span.parse(header, length)
-        return protocol.Acknowledged(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
-    return protocol.Acknowledged(received=uploads.take_in(request.auth, sha256, request.read, length).size)
+        return protocol.Acknowledgment(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
+    return protocol.Acknowledgment(received=uploads.take_in(request.auth, sha256, request.read, length).size)
 
 
 @node_api.api_operation(
@@ -183,34 +183,36 @@ def get_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResp
 
 
 @node_api.post(
-    "/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS}
+    "/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS}
 )
-def checkpoints(request: Asked, lease_id: int, message: protocol.Uploaded) -> protocol.Acknowledged:
+def checkpoints(request: Asked, lease_id: int, message: protocol.CheckpointUploaded) -> protocol.Acknowledgment:
     """Every file of the checkpoint has been sent: it counts from now on."""
     uploads.checkpoint(request.auth, message.checkpoint, message.files)
-    return protocol.Acknowledged(received=message.checkpoint.step)
+    return protocol.Acknowledgment(received=message.checkpoint.step)
 
 
-@node_api.post("/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: protocol.Packets, **REFUSALS})
+@node_api.post(
+    "/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: protocol.TakePacketsReply, **REFUSALS}
+)
 def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -> HttpResponse:
     """The next packets of a sitting, and those that the lease holds and this volunteer does not know of."""
     return written(handing_out.take(request.auth, message))
 
 
 @node_api.post(
-    "/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: protocol.Accepted, **REFUSALS}
+    "/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: protocol.SubmitPacketsReply, **REFUSALS}
 )
 def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPackets) -> HttpResponse:
     """Packets, rephrased. Each counts once; a repeat gets the same verdict."""
     return written(taking_in.submit(request.auth, message))
 
 
-@node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: protocol.Acknowledged, **REFUSALS})
-def finish(request: Asked, lease_id: int, message: protocol.Finish) -> protocol.Acknowledged:
+@node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})
+def finish(request: Asked, lease_id: int, message: protocol.FinishLease) -> protocol.Acknowledgment:
     """The end of the lease; a repeat does nothing."""
     lease: Lease = request.auth
     leases.finish(lease, message)
-    return protocol.Acknowledged(received=lease.metrics_received)
+    return protocol.Acknowledgment(received=lease.metrics_received)
 
 
 def written(message: protocol.Message) -> HttpResponse:
@@ -222,7 +224,7 @@ def written(message: protocol.Message) -> HttpResponse:
 
 
 def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
-    return node_api.create_response(request, protocol.Refusal(detail=sentence).model_dump(), status=status)
+    return node_api.create_response(request, protocol.ErrorDetail(detail=sentence).model_dump(), status=status)
 
 
 @node_api.exception_handler(Refused)

@@ -48,7 +48,7 @@ class Question:
     idle_reason: str = field(default="The queue is empty.")
     windows: list[Window] | None = None
 
-    def first(self, notes: presence.Notes | None = None) -> protocol.Action | None:
+    def first(self, notes: presence.Notes | None = None) -> protocol.PollReply | None:
         """Look once, thoroughly; return the answer, or None where waiting may help. `notes`: see `pool.greet`."""
         now = timezone.now()
         message = self.message
@@ -58,27 +58,29 @@ class Question:
             return idle(BUSY_SECONDS, f"This node still holds lease {held.pk}; it ends when it is not heard of.")
         return self.not_now(now) or self.look(now)
 
-    def again(self) -> protocol.Action | None:
+    def again(self) -> protocol.PollReply | None:
         """Look again, cheaply: through the queue only if something has come into it. Two queries where nothing has."""
         now = timezone.now()
         try:
             self.node.refresh_from_db()
         except Node.DoesNotExist:
-            return protocol.Action(action="stop", reason="This node was removed from the site.")
+            return protocol.PollReply(action="stop", reason="This node was removed from the site.")
         self.node.hardware = self.message.hardware.model_dump(mode="json")  # perhaps not written down yet
         if answer := self.not_now(now):
             return answer
         return self.look(now) if self.looked_at is None or stirred(self.looked_at) else None
 
-    def not_now(self, now: datetime) -> protocol.Action | None:
+    def not_now(self, now: datetime) -> protocol.PollReply | None:
         """Return the answer for a node that is to get no work at all."""
         node = self.node
         auth.refuse_banned(node)
         auth.refuse_revoked(node)
         if node.state == Node.State.DRAINING:
-            return protocol.Action(action="stop", reason=node.reason or "This node is drained: it takes no more jobs.")
+            return protocol.PollReply(
+                action="stop", reason=node.reason or "This node is drained: it takes no more jobs."
+            )
         if node.state == Node.State.PAUSED:
-            return protocol.Action(
+            return protocol.PollReply(
                 action="pause", wait_seconds=PAUSE_SECONDS, reason=node.reason or "This node is paused."
             )
         if node.rest_until and node.rest_until > now:
@@ -88,14 +90,16 @@ class Question:
             )
         if self.message.lanes is not None and self.message.lanes != node.lanes:
             # Its owner wishes otherwise, or the node has just begun: it shares itself out anew before it gets a job.
-            return protocol.Action(action="idle", lanes=node.lanes, reason=f"It is to do {node.lanes} jobs at a time.")
+            return protocol.PollReply(
+                action="idle", lanes=node.lanes, reason=f"It is to do {node.lanes} jobs at a time."
+            )
         if self.message.health is not None and self.message.health.trouble:
             return idle(BUSY_SECONDS, self.message.health.trouble)
         if until := quota.exhausted_until(node, now):
             return idle(PAUSE_SECONDS, quota.sentence(node, until))
         return self.not_lent(now)
 
-    def not_lent(self, now: datetime) -> protocol.Action | None:
+    def not_lent(self, now: datetime) -> protocol.PollReply | None:
         """Return the answer for a node that its owner does not lend just now."""
         if self.seeker(now).seconds_left != 0:
             return None
@@ -105,13 +109,13 @@ class Question:
         again = f" It is again from {opens.astimezone(zone):%A, %H:%M} ({zone})." if opens else ""
         return idle(wait, f"Its owner does not lend this node just now.{again}")
 
-    def look(self, now: datetime) -> protocol.Action | None:
+    def look(self, now: datetime) -> protocol.PollReply | None:
         """Look through the queue for a job that fits."""
         queue = lines.queue(now)
         self.looked_at = queue.read_at
         seeker = self.seeker(now)
         if lease := leases.claim(self.node, self.message.lane, queue=queue, seeker=seeker):
-            return protocol.Action(action="job", lease=lease)
+            return protocol.PollReply(action="job", lease=lease)
         self.idle_reason = queue.why_idle(seeker)
         return None
 
@@ -134,7 +138,7 @@ class Question:
         self.looked_at, self.idle_reason = queue.read_at, queue.why_idle(seeker)
         return False
 
-    def nothing(self, waited: bool = True) -> protocol.Action:
+    def nothing(self, waited: bool = True) -> protocol.PollReply:
         """Return the answer when there is none. Whose question was held open asks again at once."""
         held = waited and self.message.wait_seconds >= SHORTEST_WAIT
         return idle(0 if held else BUSY_SECONDS, self.idle_reason)
@@ -145,5 +149,5 @@ def stirred(since: datetime) -> bool:
     return Job.objects.filter(state=Job.State.QUEUED, state_since__gt=since - CLOCKS_DIFFER).exists()
 
 
-def idle(wait_seconds: float, reason: str) -> protocol.Action:
-    return protocol.Action(action="idle", wait_seconds=wait_seconds, reason=reason)
+def idle(wait_seconds: float, reason: str) -> protocol.PollReply:
+    return protocol.PollReply(action="idle", wait_seconds=wait_seconds, reason=reason)

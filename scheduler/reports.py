@@ -15,7 +15,7 @@ LOG_BYTES = 8 * 2**20
 
 
 @transaction.atomic
-def metrics(lease: Lease, message: protocol.Metrics) -> protocol.Acknowledged:
+def metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """Take a batch, if it is the next one, and hand its rows to the job's kind."""
     taken = (
         Lease.objects.active(lease)
@@ -24,15 +24,15 @@ def metrics(lease: Lease, message: protocol.Metrics) -> protocol.Acknowledged:
     )
     if taken:
         kind_of(lease.job).metrics(lease.job, message.rows)
-        return protocol.Acknowledged(received=message.sequence)
+        return protocol.Acknowledgment(received=message.sequence)
     require_active(lease)
     if message.sequence > lease.metrics_received:
         raise OutOfOrder(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
-    return protocol.Acknowledged(received=lease.metrics_received)
+    return protocol.Acknowledgment(received=lease.metrics_received)
 
 
 @transaction.atomic
-def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledged:
+def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
     """Take a stretch of output. Of one that overlaps what is here only the new part is kept."""
     lease.refresh_from_db(fields=["state", "log_received"])
     content = message.text.encode("utf-8", "replace")
@@ -43,7 +43,7 @@ def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledged:
         raise OutOfOrder(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
     if end <= received:
         require_active(lease)
-        return protocol.Acknowledged(received=received)
+        return protocol.Acknowledgment(received=received)
     taken = (
         Lease.objects.active(lease)
         .filter(log_received=received)
@@ -51,9 +51,9 @@ def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledged:
     )
     if not taken:
         require_active(lease)
-        return protocol.Acknowledged(received=lease.log_received)
+        return protocol.Acknowledgment(received=lease.log_received)
     keep(lease, received, content[received - message.offset :].decode("utf-8", "replace"))
-    return protocol.Acknowledged(received=end)
+    return protocol.Acknowledgment(received=end)
 
 
 def keep(lease: Lease, offset: int, text: str) -> None:

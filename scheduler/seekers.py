@@ -56,10 +56,10 @@ def gpus_of(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
     """Return how many GPUs the lane has, and the memory of the smallest; 0 where an older agent does not tell it."""
     details = facts.get("gpu_details")
     if isinstance(details, list) and details:
-        memory = [int(gpu.get("memory_bytes") or 0) for gpu in protocol.share(details, lane, lanes)]
+        memory = [int(gpu.get("memory_bytes") or 0) for gpu in protocol.split_evenly(details, lane, lanes)]
         return len(memory), min(memory, default=0)
     names = facts.get("gpus")
-    return len(protocol.share(names, lane, lanes)) if isinstance(names, list) else 0, 0
+    return len(protocol.split_evenly(names, lane, lanes)) if isinstance(names, list) else 0, 0
 
 
 def models_of(facts: Mapping[str, Any]) -> frozenset[str] | None:

@@ -22,7 +22,7 @@ MAX_FILES = 256
 """In one message; a checkpoint has a handful."""
 
 
-def wanted(lease: Lease, message: protocol.Have) -> protocol.Wanted:
+def wanted(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
     """Return which files have to be sent.
 
     A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
@@ -30,7 +30,7 @@ def wanted(lease: Lease, message: protocol.Have) -> protocol.Wanted:
     with limit_recorded(lease):
         check_files(message.files)
     here = possessed(lease.job, message.files)
-    return protocol.Wanted(
+    return protocol.MissingBlobs(
         sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here))
     )
 

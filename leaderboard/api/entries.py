@@ -58,7 +58,7 @@ def entries(
 @router.get("/entries/{entry_id}", response=EntryDetail)
 @decorate_view(conditional_page)
 def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
-    """An entry, its runs and its multiplier, and what its smoke run found (as in `wire.Smoked`; empty: none yet)."""
+    """An entry, its runs and its multiplier, and what its smoke run found (a `SmokeResult`; empty: none yet)."""
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
     ahead = estimates.estimate(found) if estimates.is_ahead(found) else None
     return {

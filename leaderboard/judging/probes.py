@@ -31,13 +31,13 @@ MOST_ROWS = 8
 """Of a step: enough for a speed, little enough for any memory that the track's own batch fits into."""
 
 
-def order(track: Track) -> protocol.Probe | None:
+def order(track: Track) -> protocol.ProbeSpec | None:
     """Return how a node's speed is measured on this track: in the shape it trains in, and in the precision, where it is
     one of the two plain ones."""
     if not track.probe_seconds:
         return None
     train, model = track.config.get("train", {}), track.config.get("model", {})
-    return protocol.Probe(
+    return protocol.ProbeSpec(
         seconds=track.probe_seconds,
         width=WIDTH_OF_A_LAYER * int(model.get("depth", DEPTH)),
         sequence_length=max(int(train.get("sequence_length", 256)), SHORTEST),
@@ -63,7 +63,7 @@ def findings(run: Run, job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def reported(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol.ProbeReading] | None:
     try:
-        probes = protocol.Probes.model_validate(result.get("probes"))
+        probes = protocol.ProbeComparison.model_validate(result.get("probes"))
     except ValidationError:
         return None
     return (probes.before, probes.after) if probes.before and probes.after else None

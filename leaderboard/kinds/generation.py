@@ -137,7 +137,7 @@ def job_fields(run: Run, release: Blob | None) -> dict[str, Any]:
     manifest = protocol.Checkpoint.model_validate(run.checkpoint.manifest)
     weights = sum(file.size for file in manifest.files)  # the optimizer's part, too, which the node does not fetch
     training = run.track.training_limits()
-    limits = protocol.Limits(
+    limits = protocol.JobLimits(
         wall_seconds=settings.GENERATE_SECONDS,
         memory_bytes=training.memory_bytes,
         disk_bytes=OWN_DISK_BYTES,
@@ -214,7 +214,7 @@ class Generating:
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         try:
-            found = protocol.Generated.model_validate(result)
+            found = protocol.GenerateResult.model_validate(result)
         except ValidationError:
             return  # the text is here; how much and how fast is not worth a failure
         Generation.objects.filter(job=job).update(written=found.tokens, seconds=found.seconds, ended=found.ended)

@@ -109,7 +109,7 @@ class Executing:
         """Queue the next part; after the last one the run has arrived."""
         part = part_of(job)
         try:
-            found = protocol.Executed.model_validate(result)
+            found = protocol.NotebookResult.model_validate(result)
         except ValidationError:
             results.fail(part.run, "infrastructure", "The node's answer about the notebook cannot be right.")
             return
@@ -159,7 +159,7 @@ def follow(part: NotebookPart, count: int) -> None:
         following.delete()
 
 
-def arrive(part: NotebookPart, found: protocol.Executed) -> None:
+def arrive(part: NotebookPart, found: protocol.NotebookResult) -> None:
     now = timezone.now()
     kept = f"; it left {found.left} {'file' if found.left == 1 else 'files'} in {MODEL}" if found.left else ""
     part.run.change(

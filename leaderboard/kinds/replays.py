@@ -164,7 +164,7 @@ class Replaying:
         replay = Replay.objects.select_related("run", "node").get(job=job)
         lease = job.leases.select_related("node").last()
         try:
-            found = protocol.Replayed.model_validate(result)
+            found = protocol.ReplayResult.model_validate(result)
         except ValidationError:
             abandon(replay, "the answer cannot be right")
             return
@@ -183,7 +183,7 @@ class Replaying:
         return outcomes.of_replays(jobs)
 
 
-def conclude(replay: Replay, found: protocol.Replayed, where: str) -> None:
+def conclude(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
     """Let the comparison count: for the node that trained, and for the run."""
     state, sentence = verdict(replay, found)
     actor = f"node:{where}"
@@ -201,7 +201,7 @@ def conclude(replay: Replay, found: protocol.Replayed, where: str) -> None:
         trust.change(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
 
 
-def verdict(replay: Replay, found: protocol.Replayed) -> tuple[Replay.State, str]:
+def verdict(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:
     """Return what the comparison means, and a sentence."""
     if found.step < replay.end_step:
         return Replay.State.DIFFERED, f"the budget is used up at step {found.step}, not at {replay.end_step}."

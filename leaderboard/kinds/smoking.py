@@ -24,7 +24,7 @@ from trainer import protocol
 from trainer.accounting import peak_flops
 
 EXPECTED_SECONDS = 90.0
-LIMITS = protocol.Limits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
+LIMITS = protocol.JobLimits(wall_seconds=900, memory_bytes=4 * 2**30, disk_bytes=2**30, processes=64)
 OPEN = (Entry.State.PROPOSED, Entry.State.SMOKE, Entry.State.APPROVED)
 KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)
 """What has an architecture that nobody has reviewed."""
@@ -139,7 +139,7 @@ class Smoking:
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         try:
-            found = protocol.Smoked.model_validate(result)
+            found = protocol.SmokeResult.model_validate(result)
         except ValidationError:
             conclude(job, None, "The smoke run's answer cannot be right; it says nothing about this commit.")
             return

@@ -84,11 +84,11 @@ class Entry(models.Model):
     changed_files = models.JSONField(default=list, blank=True)
     """Paths that differ from `base_sha`."""
     notebooks = models.JSONField(default=list, blank=True)
-    """Of a notebook entry: each part, in order, as a `wire.FileRef`. The hashes are what an approval is about."""
+    """Of a notebook entry: each part, in order, as a `protocol.FileRef`. The hashes are what an approval is about."""
     smoke_job = models.ForeignKey("scheduler.Job", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     """Of its last smoke run."""
     smoke = models.JSONField(default=dict, blank=True)
-    """What that found: "passed" (None: nothing about the entry), and then as in `wire.Smoked`. Empty: none yet."""
+    """What that found: "passed" (None: nothing about the entry), then as in `SmokeResult`. Empty: none yet."""
     smoke_sentence = models.CharField(max_length=500, blank=True)
     """The same in a sentence."""
     confirmation = models.CharField(max_length=300, blank=True)

@@ -50,7 +50,7 @@ class Generation(models.Model):
     """Tokens; null until it has ended."""
     seconds = models.FloatField(null=True, blank=True)
     ended = models.CharField(max_length=12, blank=True)
-    """`wire.Generated.ended`."""
+    """`protocol.GenerateResult.ended`."""
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
 
     objects = GenerationQuerySet.as_manager()

@@ -22,7 +22,7 @@ class Publication(models.Model):
     """`final`, or of a release: `30-percent`."""
     step = models.BigIntegerField()
     manifest = models.JSONField()
-    """A `wire.Checkpoint`: the whole one's."""
+    """A `protocol.Checkpoint`: the whole one's."""
     blobs = models.ManyToManyField(Blob, related_name="+")
     """Its files, without the optimizer's."""
     reason = models.CharField(max_length=200)

@@ -201,7 +201,7 @@ class Track(models.Model):
     """How many runs an entry gets: one when it is approved, the others once the ladder is full. Fixed beforehand, since
     whoever decides after looking gets more false records (docs/multiplier.md)."""
     limits = models.JSONField(default=dict, blank=True)
-    """A `wire.Limits` for the training job; what it leaves out follows from the expected seconds."""
+    """A `protocol.JobLimits` for the training job; what it leaves out follows from the expected seconds."""
     probe_seconds = models.FloatField(default=2.0, validators=[MinValueValidator(0)])
     """How long a node's speed is measured before and after each training. 0: never, and no seconds axis."""
     kappa_tolerance = models.FloatField(default=0.03, validators=[MinValueValidator(0)])
@@ -314,7 +314,7 @@ class Track(models.Model):
             return 1.0
         return self.rungs().get(budget) or Budget.parse(budget).share_of(Budget.parse(self.budget)) or 1.0
 
-    def training_limits(self, part: float = 1.0) -> protocol.Limits:
+    def training_limits(self, part: float = 1.0) -> protocol.JobLimits:
         """Return what the sandbox allows a training job of this track that has `part` of its budget."""
         given = {
             "wall_seconds": WALL_FACTOR * self.expected_seconds + WALL_EXTRA_SECONDS,
@@ -323,7 +323,7 @@ class Track(models.Model):
             "processes": PROCESSES,
             **self.limits,
         }
-        limits = protocol.Limits.model_validate(given)
+        limits = protocol.JobLimits.model_validate(given)
         return limits.model_copy(update={"wall_seconds": limits.wall_seconds * max(part, 1.0)})
 
     def to_dict(self) -> TrackDict:

@@ -84,7 +84,7 @@ class Job(models.Model):
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
     limits = models.JSONField(default=dict)
-    """A `wire.Limits`."""
+    """A `protocol.JobLimits`."""
     attempts = models.IntegerField(default=0)
     """Leases given so far."""
     failures = models.IntegerField(default=0)
@@ -159,11 +159,11 @@ class Lease(models.Model):
     heartbeat_at = models.DateTimeField(null=True, blank=True)
     """Null until the node has been heard of under this lease: perhaps the answer to its question was lost."""
     outcome = models.CharField(max_length=8, blank=True)
-    """The node's last word (`wire.Finish.outcome`); saying it again changes nothing."""
+    """The node's last word (`protocol.FinishLease.outcome`); saying it again changes nothing."""
     reason = models.CharField(max_length=500, blank=True)
     """Why it ended."""
     spec = models.TextField(blank=True)
-    """The signed `wire.JobSpec`: what the node may read is what it names."""
+    """The signed `protocol.JobSpec`: what the node may read is what it names."""
     uploads = models.ManyToManyField(Blob, blank=True, related_name="uploaded_under")
     """What the node has sent under this lease: only that, and the job's own, can become a checkpoint or a file.
 
@@ -209,7 +209,7 @@ class Checkpoint(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="checkpoints")
     step = models.BigIntegerField()
     manifest = models.JSONField()
-    """A `wire.Checkpoint`."""
+    """A `protocol.Checkpoint`."""
     lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.SET_NULL, related_name="checkpoints")
     """Under which it came: whose work it is."""
     blobs = models.ManyToManyField(Blob, related_name="checkpoints")

@@ -135,7 +135,7 @@ class Campaign(models.Model):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """A `wire.Sampling`."""
+        """A `protocol.Sampling`."""
         return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
 
 

@@ -78,7 +78,7 @@ class Node(models.Model):
 
     # How it is.
     health = models.JSONField(default=dict, blank=True)
-    """A `wire.Health`, as of its last word."""
+    """A `protocol.Health`, as of its last word."""
 
     class Meta:
         ordering = ["name"]

@@ -45,13 +45,13 @@ WAITING = {
 FOR_TWO = {"which": "p.second = 'wanted'", "mine": "h.volunteer_id = %s", "changes": "second = 'held'"}
 
 
-def take(lease: Lease, message: protocol.TakePackets) -> protocol.Packets:
+def take(lease: Lease, message: protocol.TakePackets) -> protocol.TakePacketsReply:
     """Return packets for the lease; first those that it holds and does not know of. Raise Over when it has ended."""
     if lease.state != Lease.State.ACTIVE:
         raise Over
     campaign, volunteer = campaign_of(lease), reputation.volunteer_of(lease.node)
     if reason := closed(campaign, volunteer):
-        return protocol.Packets(done=reason)
+        return protocol.TakePacketsReply(done=reason)
     holding = Handout.objects.filter(lease=lease, state=Handout.State.HELD).order_by("pk")
     known = set(message.held)
     held = list(holding.values_list("packet_id", flat=True))
@@ -64,7 +64,7 @@ def take(lease: Lease, message: protocol.TakePackets) -> protocol.Packets:
     given = give(lease, campaign, volunteer, count) if count else []
     packets = (*again, *(asked.message(packet, campaign, purpose) for packet, purpose in given))
     if packets:
-        return protocol.Packets(packets=packets)
+        return protocol.TakePacketsReply(packets=packets)
     return nothing(campaign, limited=count == 0 and message.count > 0, holds=bool(held))
 
 
@@ -97,13 +97,15 @@ def closed(campaign: Campaign, volunteer: Volunteer) -> str:
     return f"The campaign {campaign.name} {words.get(Campaign.State(campaign.state), 'has not begun')}."
 
 
-def nothing(campaign: Campaign, *, limited: bool, holds: bool) -> protocol.Packets:
+def nothing(campaign: Campaign, *, limited: bool, holds: bool) -> protocol.TakePacketsReply:
     """Return the answer where there is none."""
     if limited:
-        return protocol.Packets(wait_seconds=LONG_WAIT_SECONDS if not holds else WAIT_SECONDS)
+        return protocol.TakePacketsReply(wait_seconds=LONG_WAIT_SECONDS if not holds else WAIT_SECONDS)
     if not campaign.exhausted or campaign.packets.filter(state=Packet.State.HELD).exists():
-        return protocol.Packets(wait_seconds=WAIT_SECONDS)  # the producer makes more, or a volunteer hands one back
-    return protocol.Packets(done=f"Nothing of {campaign.name} waits any more: thank you.")
+        return protocol.TakePacketsReply(
+            wait_seconds=WAIT_SECONDS
+        )  # the producer makes more, or a volunteer hands one back
+    return protocol.TakePacketsReply(done=f"Nothing of {campaign.name} waits any more: thank you.")
 
 
 @transaction.atomic

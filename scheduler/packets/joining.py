@@ -21,7 +21,7 @@ def token(user: AbstractBaseUser | None = None) -> str:
     return made
 
 
-def volunteer(address: str, message: protocol.Volunteer) -> tuple[Node, str]:
+def volunteer(address: str, message: protocol.RegisterVolunteer) -> tuple[Node, str]:
     """Let in a machine of somebody without an account; return it with its own token. Raise SlowDown.
 
     `address`: of whoever asks.

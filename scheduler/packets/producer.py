@@ -28,7 +28,7 @@ CHARACTERS = 2_000_000
 """Of a batch, at most, but for its last document: what is read and not yet kept is read again after a crash."""
 IN_ONE_QUERY = 500
 LONGEST_CHUNK = 40_000
-"""Characters, as `wire.Chunk` has it."""
+"""Characters, as `protocol.Chunk` has it."""
 
 
 def produce_all() -> int:

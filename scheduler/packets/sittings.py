@@ -77,7 +77,7 @@ def make(campaign: Campaign, count: int, release: Blob) -> list[Job]:
             preemptible=True,
             max_attempts=MAX_ATTEMPTS,
             release=release,
-            limits=protocol.Limits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
+            limits=protocol.JobLimits(wall_seconds=settings.SITTING_SECONDS, **LIMITS).model_dump(),
         )
         Sitting.objects.create(job=job, campaign=campaign)
         made.append(job)

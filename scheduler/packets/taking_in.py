@@ -46,7 +46,7 @@ class Judged:
     """A result that was looked at, before it counts."""
 
     handout: Handout
-    result: protocol.Rephrased
+    result: protocol.RephrasedPacket
     refusals: tuple[str, ...] = ()
     outputs: dict[Pair, checks.Judgement] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Judged:
         self.outputs[pair] = replace(self.outputs[pair], accepted=False, reasons=(reason,))
 
 
-def submit(lease: Lease, message: protocol.SubmitPackets) -> protocol.Accepted:
+def submit(lease: Lease, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
     """Take in a batch; return a verdict for each. Raise Over when the lease has ended."""
     campaign, volunteer = campaign_of(lease), reputation.volunteer_of(lease.node)
     ids = {result.packet for result in message.results}
@@ -80,14 +80,14 @@ def submit(lease: Lease, message: protocol.SubmitPackets) -> protocol.Accepted:
     counted = count(lease, campaign, volunteer, judged) if judged else set()
     told = {pk: verdict(judged[pk]) for pk in counted}
     told |= remembered([handout for pk, handout in mine.items() if pk not in counted])
-    gone = (protocol.Verdict(packet=result.packet, state="gone") for result in message.results)
-    return protocol.Accepted(verdicts=tuple(told.get(verdict.packet, verdict) for verdict in gone))
+    gone = (protocol.PacketVerdict(packet=result.packet, state="gone") for result in message.results)
+    return protocol.SubmitPacketsReply(verdicts=tuple(told.get(verdict.packet, verdict) for verdict in gone))
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def look(handout: Handout, result: protocol.Rephrased, rules: Rules) -> Judged:
+def look(handout: Handout, result: protocol.RephrasedPacket, rules: Rules) -> Judged:
     """Judge a result by its envelope, then each of its outputs by its text."""
     packet = handout.packet
     given = list(asked.chunks(packet, asked.wanted(packet, rules.campaign, handout.purpose)))
@@ -98,7 +98,7 @@ def look(handout: Handout, result: protocol.Rephrased, rules: Rules) -> Judged:
     return judged
 
 
-def judge(output: protocol.Output, source: str, rules: Rules) -> checks.Judgement:
+def judge(output: protocol.RephraseOutput, source: str, rules: Rules) -> checks.Judgement:
     if output.ended == "none":
         trouble = output.trouble if output.trouble in checks.REASONS else "empty"
         return checks.Judgement(False, (trouble,))
@@ -252,7 +252,7 @@ def note(share: Share, taken: Sequence[Judged], refused: Sequence[Judged], now: 
         reputation.fails(share, outputs, outputs)
 
 
-def pair_of(output: protocol.Output) -> Pair:
+def pair_of(output: protocol.RephraseOutput) -> Pair:
     return output.chunk, output.style
 
 
@@ -303,29 +303,29 @@ def agree(judged: Judged, others: Sequence[Rephrasing]) -> bool:
 # --- saying ----------------------------------------------------------------------------------------------------------
 
 
-def verdict(judged: Judged) -> protocol.Verdict:
+def verdict(judged: Judged) -> protocol.PacketVerdict:
     if judged.refusals:
-        return protocol.Verdict(packet=judged.handout.packet_id, state="refused", reasons=judged.refusals)
+        return protocol.PacketVerdict(packet=judged.handout.packet_id, state="refused", reasons=judged.refusals)
     outputs = tuple(
-        protocol.Judged(chunk=chunk, style=style, accepted=judgement.accepted, reasons=judgement.reasons)  # type: ignore[arg-type]
+        protocol.OutputVerdict(chunk=chunk, style=style, accepted=judgement.accepted, reasons=judgement.reasons)  # type: ignore[arg-type]
         for (chunk, style), judgement in judged.outputs.items()
     )
-    return protocol.Verdict(packet=judged.handout.packet_id, state="taken", outputs=outputs)
+    return protocol.PacketVerdict(packet=judged.handout.packet_id, state="taken", outputs=outputs)
 
 
-def remembered(handouts: Sequence[Handout]) -> dict[int, protocol.Verdict]:
+def remembered(handouts: Sequence[Handout]) -> dict[int, protocol.PacketVerdict]:
     """Return what was said of results that came before, under the same lease; nothing of packets that never came."""
     told = {}
     taken = {handout.pk: handout for handout in handouts if handout.state == Handout.State.TAKEN}
-    outputs: dict[int, list[protocol.Judged]] = {pk: [] for pk in taken}
+    outputs: dict[int, list[protocol.OutputVerdict]] = {pk: [] for pk in taken}
     for row in Rephrasing.objects.filter(handout__in=taken).order_by("pk") if taken else ():
         good = row.state != Rephrasing.State.REJECTED
-        word = protocol.Judged(chunk=row.chunk, style=row.style, accepted=good, reasons=tuple(row.reasons))  # type: ignore[arg-type]
+        word = protocol.OutputVerdict(chunk=row.chunk, style=row.style, accepted=good, reasons=tuple(row.reasons))  # type: ignore[arg-type]
         outputs[row.handout_id].append(word)
     for handout in handouts:
         pk = handout.packet_id
         if handout.pk in taken:
-            told[pk] = protocol.Verdict(packet=pk, state="taken", outputs=tuple(outputs[handout.pk]))
+            told[pk] = protocol.PacketVerdict(packet=pk, state="taken", outputs=tuple(outputs[handout.pk]))
         elif handout.state == Handout.State.REFUSED:
-            told[pk] = protocol.Verdict(packet=pk, state="refused", reasons=tuple(handout.reasons))
+            told[pk] = protocol.PacketVerdict(packet=pk, state="refused", reasons=tuple(handout.reasons))
     return told

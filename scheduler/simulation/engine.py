@@ -286,7 +286,7 @@ class Simulation:
         before = run.asked.done
         if run.asked.sort.checkpoint_hours:
             self.save(run, lease, run.work(self.clock.seconds))
-        self.finish(run, lease, protocol.Finish(outcome="released", reason="It was asked to."), "handed back")
+        self.finish(run, lease, protocol.FinishLease(outcome="released", reason="It was asked to."), "handed back")
         self.lost(run, before, "handed back")
         self.asks(run.machine)
 
@@ -297,13 +297,13 @@ class Simulation:
         lease, asked = self.row(run), run.asked
         if asked.breaks_at is None:
             asked.done, asked.finished = asked.work, True
-            self.finish(run, lease, protocol.Finish(outcome="done"), "done")
+            self.finish(run, lease, protocol.FinishLease(outcome="done"), "done")
             self.books.done += 1
             if asked.sort.name in SCORED:
                 self.demand.make(SCORE, self.clock.seconds)
                 self.stirred = True
         else:
-            word = protocol.Finish(outcome="failed", cause="model", reason="The loss is not a number.")
+            word = protocol.FinishLease(outcome="failed", cause="model", reason="The loss is not a number.")
             self.finish(run, lease, word, "model failed")
             self.books.failed += 1
         self.asks(run.machine)
@@ -315,7 +315,7 @@ class Simulation:
         lease = self.row(run)
         before = run.asked.done
         self.save(run, lease, run.saved(self.clock.seconds))
-        word = protocol.Finish(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
+        word = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The GPU is gone.")
         self.finish(run, lease, word, "node failed")
         self.lost(run, before, "node failed")
         self.asks(run.machine)
@@ -336,7 +336,7 @@ class Simulation:
             uploads.checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
             run.asked.done = work
 
-    def finish(self, run: Run, lease: Lease, word: protocol.Finish, why: str) -> None:
+    def finish(self, run: Run, lease: Lease, word: protocol.FinishLease, why: str) -> None:
         leases.finish(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
         self.over(run, why)
         self.stirred = self.stirred or why != "done"

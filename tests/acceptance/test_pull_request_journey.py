@@ -139,7 +139,7 @@ class ScriptedNode:
     def call(self, path: str, message: protocol.Message, token: str = "") -> dict[str, Any]:
         answer = httpx.post(
             f"{self.site.url}/api/node/v1{path}",
-            content=protocol.encode(message),
+            content=protocol.encode_message(message),
             headers={"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"},
             timeout=20,
         )
@@ -149,7 +149,7 @@ class ScriptedNode:
     def take(self, kind: str) -> protocol.Lease:
         def ask() -> protocol.Lease | None:
             said = self.call("/poll", protocol.Poll(hardware=self.hardware, wait_seconds=0))
-            return protocol.Action.model_validate(said).lease
+            return protocol.PollReply.model_validate(said).lease
 
         lease: protocol.Lease = self.site.wait(ask, PATIENCE, f"a {kind} job")
         assert json.loads(lease.spec)["order"]["kind"] == kind
@@ -167,7 +167,7 @@ class ScriptedNode:
         return protocol.FileRef(path=path, sha256=digest, size=len(content))
 
     def finish(self, lease: protocol.Lease, result: dict[str, Any], *files: protocol.FileRef) -> None:
-        said = protocol.Finish(outcome="done", result=result, files=files)
+        said = protocol.FinishLease(outcome="done", result=result, files=files)
         self.call(f"/leases/{lease.lease}/finish", said, lease.token)
 
 
@@ -256,7 +256,9 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     site.start_web()
     weights = node.upload(training, "checkpoints/step-00000020/model.safetensors", b"weights")
     checkpoint = protocol.Checkpoint(step=20, files=(weights,))
-    node.call(f"/leases/{training.lease}/checkpoints", protocol.Uploaded(checkpoint=checkpoint), training.token)
+    node.call(
+        f"/leases/{training.lease}/checkpoints", protocol.CheckpointUploaded(checkpoint=checkpoint), training.token
+    )
     about = node.upload(training, "run.json", b'{"format": 1, "arch": "gpt"}')
     node.finish(training, {"step": 20}, about)
 

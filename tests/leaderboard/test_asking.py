@@ -64,7 +64,7 @@ def test_one_that_trains_is_held_with_its_checkpoint_and_goes_on_from_there(
     assert leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1)).stop == "finish"
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
     uploads.checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
-    leases.finish(lease, protocol.Finish(outcome="released", reason="ada holds it back."))
+    leases.finish(lease, protocol.FinishLease(outcome="released", reason="ada holds it back."))
     run.refresh_from_db()
     assert (run.state, job_of(run).state) == ("paused", Job.State.HELD)
     assert run.reason == "ada holds it back. It goes on from step 10 once it is let go on."
@@ -102,7 +102,7 @@ def test_more_seeds_of_a_result_and_runs_that_check_it_are_for_maintainers(
 def test_what_the_infrastructure_broke_goes_on_with_its_seed(client: Client, ada: User, run: Run, able: Node) -> None:
     Job.objects.update(max_attempts=1)
     lease, _ = take(able)
-    leases.finish(lease, protocol.Finish(outcome="failed", cause="infrastructure", reason="The disk is full."))
+    leases.finish(lease, protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full."))
     assert buttons(client, run) == ["retry", "again"]
     ask(client, run, "retry")
     assert (run.state, job_of(run).state) == ("queued", Job.State.QUEUED)

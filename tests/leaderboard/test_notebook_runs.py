@@ -61,7 +61,9 @@ def end(job: Job, node: Node, files: dict[str, bytes]) -> None:
     lease(job, node)
     for path, content in files.items():
         JobFile.objects.create(job=job, path=path, blob=storage.keep(content))
-    result = protocol.Executed(cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)).model_dump()
+    result = protocol.NotebookResult(
+        cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)
+    ).model_dump()
     assert jobs.finish(job, f"node:{node.name}", result)
 
 

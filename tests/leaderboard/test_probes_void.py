@@ -92,7 +92,7 @@ def test_the_order_carries_the_tracks_shape(run: Run) -> None:
     assert run.job
     order = kind_of(run.job).order(run.job, None)
     assert isinstance(order, protocol.TrainOrder)
-    assert order.probe == protocol.Probe(seconds=2.0, width=128, sequence_length=64, batch=8)
+    assert order.probe == protocol.ProbeSpec(seconds=2.0, width=128, sequence_length=64, batch=8)
 
 
 def test_a_track_without_probes_has_no_seconds(run: Run, node: Node) -> None:

@@ -78,7 +78,7 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
     assert isinstance(order, protocol.SwarmOrder)
     assert (order.run, order.stages, order.minimum) == (swarm_run.pk, 2, 1)
     assert order.config["arch"] == "gpt"
-    assert protocol.SwarmOrder.model_validate_json(protocol.encode(order)) == order
+    assert protocol.SwarmOrder.model_validate_json(protocol.encode_message(order)) == order
 
 
 def test_code_that_is_not_on_main_is_not_let_onto_other_peoples_machines(main: Any, together: Track) -> None:
@@ -119,7 +119,7 @@ def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     assert isinstance(order, protocol.SeatOrder)
     assert order.coordinator == (ADDRESS,)
     assert order.credential == credential(led.swarm.secret, order.label)
-    assert led.swarm.secret not in protocol.encode(order)
+    assert led.swarm.secret not in protocol.encode_message(order)
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 
 

@@ -30,7 +30,7 @@ def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> 
     assert spec.order.config["seed"] == run.seed
     assert spec.entry
     assert spec.entry.sha256 == run.entry.bundle_id
-    reports.metrics(lease, protocol.Metrics(sequence=1, rows=(train_row(10, 4.0), train_row(12, 3.9))))
+    reports.metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(10, 4.0), train_row(12, 3.9))))
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
     uploads.checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
     assert leases.lose(lease, "Its heartbeat stopped.")
@@ -42,18 +42,18 @@ def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> 
     assert spec.order.resume
     assert spec.order.resume.step == 10
     assert [point.step for point in run.points.all()] == [10]
-    reports.metrics(lease, protocol.Metrics(sequence=1, rows=(train_row(20, 3.0),)))
+    reports.metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(20, 3.0),)))
     weights = sent(lease, "checkpoints/step-00000020/model.safetensors", b"twenty")
     uploads.checkpoint(lease, protocol.Checkpoint(step=20, files=(weights,)))
     about = sent(lease, "run.json", json.dumps({"format": 1}).encode())
-    leases.finish(lease, protocol.Finish(outcome="done", result={"step": 20}, files=(about,)))
+    leases.finish(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(about,)))
     run.refresh_from_db()
     assert run.state == "scoring"
 
     lease, spec = take(able)
     assert isinstance(spec.order, protocol.ScoreOrder)
     assert (spec.order.checkpoint.step, spec.order.run.sha256) == (20, about.sha256)
-    leases.finish(lease, protocol.Finish(outcome="done", result=VERDICT))
+    leases.finish(lease, protocol.FinishLease(outcome="done", result=VERDICT))
     run.refresh_from_db()
     assert (run.state, run.bits_per_byte, run.trust) == ("finished", 2.5, "scored")
     assert list(Run.objects.on_board(run.track)) == [run]
@@ -68,7 +68,7 @@ def test_a_running_run_is_cancelled_when_its_node_has_heard_of_it(run: Run, able
     lease.job.refresh_from_db()
     heard = leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
     assert heard.stop == "cancel"
-    leases.finish(lease, protocol.Finish(outcome="released"))
+    leases.finish(lease, protocol.FinishLease(outcome="released"))
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Not wanted any more.")
 

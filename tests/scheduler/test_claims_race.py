@@ -99,7 +99,7 @@ def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
 
         def finish(lease: Lease = lease) -> object:
             try:
-                return leases.finish(lease, protocol.Finish(outcome="released"))
+                return leases.finish(lease, protocol.FinishLease(outcome="released"))
             except leases.Over:
                 return "over"
 
@@ -125,7 +125,7 @@ def test_fifty_nodes_and_sweepers_and_finishers_keep_the_books_straight() -> Non
                 continue
             lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
             leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
-            leases.finish(lease, protocol.Finish(outcome=outcome))  # type: ignore[arg-type]
+            leases.finish(lease, protocol.FinishLease(outcome=outcome))  # type: ignore[arg-type]
 
     all_at_once([lambda node=node: round_trip(node) for node in everyone])  # type: ignore[misc]
     assert not Lease.objects.filter(state=Lease.State.ACTIVE).exists()

@@ -30,7 +30,7 @@ def http(site_url: str) -> Iterator[httpx.Client]:
 
 
 def body(**fields: object) -> bytes:
-    return protocol.encode(protocol.Poll(hardware=HARDWARE, **fields)).encode()  # type: ignore[arg-type]
+    return protocol.encode_message(protocol.Poll(hardware=HARDWARE, **fields)).encode()  # type: ignore[arg-type]
 
 
 # --- both doors say the same -----------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ def register(token: str, name: str = "loco", **fields: Any) -> Any:
     return Agent("").call("/register", protocol.Register(name=name, hardware=HARDWARE, **fields), token)
 
 
-def registered(answer: Any) -> protocol.Registered:
+def registered(answer: Any) -> protocol.RegisterReply:
     assert answer.status_code == 200, answer.content
-    return protocol.Registered.model_validate_json(answer.content)
+    return protocol.RegisterReply.model_validate_json(answer.content)
 
 
 def test_a_node_joins_and_asks_for_work() -> None:

@@ -125,9 +125,9 @@ class World:
                 lease.uploads.add(storage.keep(content))
                 uploads.checkpoint(lease, protocol.Checkpoint(step=step, files=(reference(content),)))
             elif what in ("done", "released"):
-                leases.finish(lease, protocol.Finish(outcome=what))  # type: ignore[arg-type]
+                leases.finish(lease, protocol.FinishLease(outcome=what))  # type: ignore[arg-type]
             else:
-                leases.finish(lease, protocol.Finish(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
+                leases.finish(lease, protocol.FinishLease(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
         except Over:
             assert before != Lease.State.ACTIVE
 
@@ -191,7 +191,7 @@ def test_whatever_has_happened_the_queue_can_be_worked_off(db: None, history: li
             for sound in world.nodes:
                 if granted := leases.claim(Node.objects.get(pk=sound.pk)):
                     lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
-                    leases.finish(lease, protocol.Finish(outcome="done"))
+                    leases.finish(lease, protocol.FinishLease(outcome="done"))
         left: list[Any] = list(Job.objects.exclude(state__in=[*jobs.OVER, Job.State.HELD]))
         assert left == []
         transaction.set_rollback(True)

@@ -87,7 +87,7 @@ def token_of(line: list[str]) -> str:
 def join(token: str) -> Agent:
     answer = Agent("").call("/register", protocol.Register(name="any", hardware=HARDWARE), token)
     assert answer.status_code == 200, answer.content
-    return Agent(protocol.Registered.model_validate_json(answer.content).token)
+    return Agent(protocol.RegisterReply.model_validate_json(answer.content).token)
 
 
 def click(client: Client, node: Node, what: str) -> HttpResponse:

@@ -25,13 +25,13 @@ def http(site_url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def ask(http: httpx.Client, token: str, wait_seconds: float) -> tuple[protocol.Action, float]:
+def ask(http: httpx.Client, token: str, wait_seconds: float) -> tuple[protocol.PollReply, float]:
     """Return the answer and how many seconds it took."""
     started = time.monotonic()
-    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=wait_seconds))
+    body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=wait_seconds))
     answer = http.post("/poll", content=body, headers={**bearer(token), "Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
-    return protocol.Action.model_validate_json(answer.content), time.monotonic() - started
+    return protocol.PollReply.model_validate_json(answer.content), time.monotonic() - started
 
 
 def in_a_moment(act: object, seconds: float = 0.5) -> threading.Timer:
@@ -72,7 +72,7 @@ def test_a_node_that_is_paused_meanwhile_hears_of_it(http: httpx.Client) -> None
 
 def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client) -> None:
     tokens = [make_node(f"node-{number}")[1] for number in range(6)]
-    answers: list[protocol.Action] = []
+    answers: list[protocol.PollReply] = []
     waiting = [threading.Thread(target=lambda token=token: answers.append(ask(http, token, 4)[0])) for token in tokens]
     for thread in waiting:
         thread.start()
@@ -85,7 +85,7 @@ def test_many_nodes_wait_at_once_and_one_of_them_gets_the_job(http: httpx.Client
 
 def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
     token = make_node()[1]
-    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=20))
+    body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=20))
     with pytest.raises(httpx.ReadTimeout):
         http.post("/poll", content=body, headers=bearer(token), timeout=0.7)
     make_job()
@@ -96,8 +96,8 @@ def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
 def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
     register = protocol.Register(name="socket", hardware=HARDWARE)
-    answer = http.post("/register", content=protocol.encode(register), headers=bearer(auth.new_join_token()))
-    registered = protocol.Registered.model_validate_json(answer.content)
+    answer = http.post("/register", content=protocol.encode_message(register), headers=bearer(auth.new_join_token()))
+    registered = protocol.RegisterReply.model_validate_json(answer.content)
     make_job()
     action, _ = ask(http, registered.token, 5)
     assert action.lease is not None
@@ -109,10 +109,12 @@ def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     file = reference(content)
     put = http.put(f"{lease}/blobs/{file.sha256}", content=content, headers=headers)
     assert put.json() == {"received": file.size}
-    uploaded = protocol.Uploaded(checkpoint=protocol.Checkpoint(step=1, files=(file,)))
-    assert http.post(f"{lease}/checkpoints", content=protocol.encode(uploaded), headers=headers).status_code == 200
-    finish = protocol.Finish(outcome="released")
-    assert http.post(f"{lease}/finish", content=protocol.encode(finish), headers=headers).status_code == 200
+    uploaded = protocol.CheckpointUploaded(checkpoint=protocol.Checkpoint(step=1, files=(file,)))
+    assert (
+        http.post(f"{lease}/checkpoints", content=protocol.encode_message(uploaded), headers=headers).status_code == 200
+    )
+    finish = protocol.FinishLease(outcome="released")
+    assert http.post(f"{lease}/finish", content=protocol.encode_message(finish), headers=headers).status_code == 200
 
     action, _ = ask(http, make_node("next")[1], 5)
     assert action.lease is not None

@@ -32,12 +32,16 @@ def packets_of(volunteer: Volunteer, what: str) -> str:
 def test_packets_are_taken_and_handed_in_once(http: httpx.Client) -> None:
     ada = sit_down("ada")
     headers = bearer(ada.work.lease.token)
-    answer = http.post(packets_of(ada, "take"), content=protocol.encode(protocol.TakePackets(count=3)), headers=headers)
-    packets = protocol.Packets.model_validate_json(answer.content).packets
+    answer = http.post(
+        packets_of(ada, "take"), content=protocol.encode_message(protocol.TakePackets(count=3)), headers=headers
+    )
+    packets = protocol.TakePacketsReply.model_validate_json(answer.content).packets
     assert len(packets) == 3
-    message = protocol.encode(protocol.SubmitPackets(results=tuple(ada.result(packet) for packet in packets)))
+    message = protocol.encode_message(protocol.SubmitPackets(results=tuple(ada.result(packet) for packet in packets)))
     first, second = (http.post(packets_of(ada, "submit"), content=message, headers=headers) for _ in range(2))
-    assert {verdict.state for verdict in protocol.Accepted.model_validate_json(first.content).verdicts} == {"taken"}
+    assert {verdict.state for verdict in protocol.SubmitPacketsReply.model_validate_json(first.content).verdicts} == {
+        "taken"
+    }
     assert first.json() == second.json()
     assert Campaign.objects.get().packets.filter(state="done").count() == 3
 
@@ -57,7 +61,7 @@ def test_what_cannot_be_read_is_refused_in_the_same_words(http: httpx.Client, wh
 
 def test_another_ones_lease_and_a_message_too_long_are_refused(http: httpx.Client) -> None:
     ada, bob = sit_down("ada"), sit_down("bob")
-    asked = protocol.encode(protocol.TakePackets(count=3))
+    asked = protocol.encode_message(protocol.TakePackets(count=3))
     answer = http.post(packets_of(ada, "take"), content=asked, headers=bearer(bob.work.lease.token))
     assert (answer.status_code, "token" in answer.json()["detail"]) == (403, True)
     headers = bearer(ada.work.lease.token)
@@ -68,17 +72,17 @@ def test_however_many_ask_a_few_are_answered_at_a_time(http: httpx.Client, monke
     ada = sit_down("ada")
     meeting, threads = threading.Event(), set()
 
-    def take(*_: Any) -> protocol.Packets:
+    def take(*_: Any) -> protocol.TakePacketsReply:
         threads.add(threading.get_ident())
         if len(threads) == desk.AT_ONCE:
             meeting.set()
         assert meeting.wait(20), "so many are answered at the same time"
-        return protocol.Packets()
+        return protocol.TakePacketsReply()
 
     monkeypatch.setattr(handing_out, "take", take)
 
     def ask() -> int:
-        message = protocol.encode(protocol.TakePackets(count=1))
+        message = protocol.encode_message(protocol.TakePackets(count=1))
         headers = bearer(ada.work.lease.token)
         return http.post(packets_of(ada, "take"), content=message, headers=headers).status_code
 

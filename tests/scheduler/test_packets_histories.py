@@ -45,7 +45,7 @@ class World:
         self.people = [reputation.volunteer_of(node) for node in self.nodes]
         self.leases: dict[int, Lease] = {}
         self.held: dict[int, dict[int, protocol.Packet]] = {number: {} for number in range(VOLUNTEERS)}
-        self.last: dict[int, protocol.Rephrased] = {}
+        self.last: dict[int, protocol.RephrasedPacket] = {}
 
     def lease(self, number: int) -> Lease | None:
         lease = self.leases.get(number)
@@ -71,7 +71,7 @@ class World:
         elif what == "silence" and which in self.leases:
             leases.lose(Lease.objects.get(pk=self.leases[which].pk), "It fell silent.")
         elif what == "finish" and (lease := self.leases.get(which)) and Lease.objects.active(lease).exists():
-            leases.finish(Lease.objects.get(pk=lease.pk), protocol.Finish(outcome="done"))
+            leases.finish(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
         elif what == "bar":
             reputation.bar(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
         elif what == "pardon":
@@ -113,7 +113,7 @@ class World:
                 bad = how == "echo" or (how == "half" and place == 0)
                 text = echo(chunk.text, style) if bad else paraphrase(chunk.text, style, f" {number}")
                 outputs.append(output(chunk, style, text))
-        self.last[number] = protocol.Rephrased(
+        self.last[number] = protocol.RephrasedPacket(
             packet=packet.packet,
             prompt_version=order.prompt_version,
             model="another" if how == "wrong model" else order.model,
@@ -123,7 +123,7 @@ class World:
         )
         self.submit(number, self.last[number])
 
-    def submit(self, number: int, result: protocol.Rephrased) -> None:
+    def submit(self, number: int, result: protocol.RephrasedPacket) -> None:
         lease = Lease.objects.select_related("node", "job").get(pk=self.leases[number].pk)
         try:
             taking_in.submit(lease, protocol.SubmitPackets(results=(result,)))

@@ -222,14 +222,14 @@ def test_a_person_is_one_volunteer_with_all_nodes(campaign: Campaign) -> None:
 
 
 def join(client: Any, name: str = "laptop") -> Any:
-    message = protocol.Volunteer(name=name, hardware=HARDWARE.model_copy(update={"kinds": ("rephrase",)}))
-    return client.post("/api/node/v1/volunteer", protocol.encode(message), content_type="application/json")
+    message = protocol.RegisterVolunteer(name=name, hardware=HARDWARE.model_copy(update={"kinds": ("rephrase",)}))
+    return client.post("/api/node/v1/volunteer", protocol.encode_message(message), content_type="application/json")
 
 
 def test_without_an_account_a_machine_gets_packets_and_nothing_else(campaign: Campaign, client: Any) -> None:
     answer = join(client)
     assert answer.status_code == 200, answer.content
-    told = protocol.Registered.model_validate_json(answer.content)
+    told = protocol.RegisterReply.model_validate_json(answer.content)
     node = Node.objects.get(pk=told.node)
     assert (node.packets, node.owner, node.trusted) == ("only", None, False)
     hardware = HARDWARE.model_copy(update={"kinds": ("rephrase", "train")})

@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_dropped_and_logged(
 def test_over_the_socket_it_is_written_a_moment_later(site_url: str) -> None:
     node, token = make_node("loco", state=Node.State.ONLINE, last_seen=timezone.now() - AGO)
     before = timezone.now()
-    body = protocol.encode(protocol.Poll(hardware=HARDWARE, wait_seconds=0))
+    body = protocol.encode_message(protocol.Poll(hardware=HARDWARE, wait_seconds=0))
     assert httpx.post(f"{site_url}{ROOT}/poll", content=body, headers=bearer(token), timeout=30).status_code == 200
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

@@ -146,7 +146,7 @@ def test_a_node_that_was_removed_is_unknown(agent: Agent) -> None:
 
 
 def test_what_a_newer_agent_says_beyond_our_words_is_refused_with_a_sentence(agent: Agent) -> None:
-    words = json.loads(protocol.encode(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
+    words = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
     answer = agent.call("/poll", json.dumps(words))
     assert answer.status_code == 422
     assert sentence(answer) == "The message says mood, which this site does not know: is the agent newer?"

@@ -22,7 +22,7 @@ def work(agent: Agent) -> Work:
 
 def received(answer: Any) -> int:
     assert answer.status_code == 200, answer.content
-    return protocol.Acknowledged.model_validate_json(answer.content).received
+    return protocol.Acknowledgment.model_validate_json(answer.content).received
 
 
 def log_of(work: Work) -> str:

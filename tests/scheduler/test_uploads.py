@@ -40,9 +40,9 @@ def files_in_storage() -> int:
 
 
 def wanted(work: Work, *files: protocol.FileRef) -> tuple[str, ...]:
-    answer = work.call("/blobs", protocol.Have(files=files))
+    answer = work.call("/blobs", protocol.BlobQuery(files=files))
     assert answer.status_code == 200, answer.content
-    return protocol.Wanted.model_validate_json(answer.content).sha256
+    return protocol.MissingBlobs.model_validate_json(answer.content).sha256
 
 
 def body(answer: Any) -> bytes:

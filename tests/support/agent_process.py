@@ -15,7 +15,7 @@ from tests.support import small_release
 from tests.support.small_site import Held, SmallSite
 from trainer import protocol
 
-LIMITS = protocol.Limits(wall_seconds=60, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
+LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-library"
 HASH = "e" * 64
 """What the small release makes of that corpus."""
@@ -60,7 +60,7 @@ class Node:
 
 
 def job(
-    site: SmallSite, order: protocol.Order, entry: bool = True, limits: protocol.Limits = LIMITS
+    site: SmallSite, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
 ) -> protocol.JobSpec:
     release = site.blob(small_release.tar(small_release.FILES), "release.tar")
     overlay = site.blob(small_release.tar(small_release.ENTRY), "entry.tar") if entry else None
@@ -74,7 +74,7 @@ def dataset(hash: str = HASH) -> protocol.DatasetPin:
 
 
 def training(
-    site: SmallSite, resume: protocol.Checkpoint | None = None, probe: protocol.Probe | None = None, **config: Any
+    site: SmallSite, resume: protocol.Checkpoint | None = None, probe: protocol.ProbeSpec | None = None, **config: Any
 ) -> protocol.JobSpec:
     limits = LIMITS.model_copy(update=config.pop("limits", {}))
     order = protocol.TrainOrder(dataset=dataset(), config={"steps": 20, **config}, resume=resume, probe=probe)

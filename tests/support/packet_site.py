@@ -25,13 +25,13 @@ class PacketSite(SmallSite):
         self.waiting: list[protocol.Packet] = []
         self.out: dict[int, dict[int, protocol.Packet]] = {}
         """By lease."""
-        self.taken: dict[int, protocol.Rephrased] = {}
+        self.taken: dict[int, protocol.RephrasedPacket] = {}
         self.submitted: Counter[int] = Counter()
         """How often a packet came, repeats within a lease among them."""
         self.kept: Counter[int] = Counter()
         """How often one was stored."""
-        self.verdicts: dict[tuple[int, int], protocol.Verdict] = {}
-        self.volunteers: list[protocol.Volunteer] = []
+        self.verdicts: dict[tuple[int, int], protocol.PacketVerdict] = {}
+        self.volunteers: list[protocol.RegisterVolunteer] = []
         self.closing = "All packets are done."
         """Told once nothing is left; empty: more may come."""
 
@@ -48,7 +48,7 @@ class PacketSite(SmallSite):
 
     def sit(self, wall_seconds: float = 60) -> int:
         """Queue a sitting; return its lease."""
-        limits = protocol.Limits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
+        limits = protocol.JobLimits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
         release = self.blob(small_release.tar(small_release.FILES), "release.tar")
         spec = protocol.JobSpec(
             job=7, lease=0, node=0, attempt=1, release=release, order=self.order, limits=limits, issued_at=0
@@ -61,17 +61,19 @@ class PacketSite(SmallSite):
 
     def handle(self, method: str, path: str, token: str, content: bytes) -> bytes:
         if path == "/volunteer":
-            return self.volunteer(protocol.Volunteer.model_validate_json(content), token)
+            return self.volunteer(protocol.RegisterVolunteer.model_validate_json(content), token)
         return super().handle(method, path, token, content)
 
-    def volunteer(self, message: protocol.Volunteer, token: str) -> bytes:
+    def volunteer(self, message: protocol.RegisterVolunteer, token: str) -> bytes:
         if token:
             raise No(401, "Whoever has a token registers.")
         self.volunteers.append(message)
         node = 900 + len(self.volunteers)
         self.nodes[f"node-token-{node}"] = node
         public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
-        return protocol.Registered(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
+        return (
+            protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
+        )
 
     def take_packets(self, held: Held, content: bytes) -> bytes:
         question: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
@@ -81,29 +83,29 @@ class PacketSite(SmallSite):
             )
         results = protocol.SubmitPackets.model_validate_json(content).results
         verdicts = tuple(self.judged(held.spec.lease, result) for result in results)
-        return protocol.Accepted(verdicts=verdicts).model_dump_json().encode()
+        return protocol.SubmitPacketsReply(verdicts=verdicts).model_dump_json().encode()
 
-    def give(self, lease: int, question: protocol.TakePackets) -> protocol.Packets:
+    def give(self, lease: int, question: protocol.TakePackets) -> protocol.TakePacketsReply:
         out = self.out.setdefault(lease, {})
         again = [packet for number, packet in out.items() if number not in question.held]
         new, self.waiting = self.waiting[: question.count], self.waiting[question.count :]
         out.update({packet.packet: packet for packet in new})
         done = "" if self.waiting or out else self.closing
-        return protocol.Packets(packets=(*again, *new), done=done, wait_seconds=0 if again or new else 0.1)
+        return protocol.TakePacketsReply(packets=(*again, *new), done=done, wait_seconds=0 if again or new else 0.1)
 
-    def judged(self, lease: int, result: protocol.Rephrased) -> protocol.Verdict:
+    def judged(self, lease: int, result: protocol.RephrasedPacket) -> protocol.PacketVerdict:
         self.submitted[result.packet] += 1
         known = self.verdicts.get((lease, result.packet))
         packet = self.out.get(lease, {}).pop(result.packet, None)
         if known is not None:
             return known
         if packet is None:
-            return protocol.Verdict(packet=result.packet, state="gone")
+            return protocol.PacketVerdict(packet=result.packet, state="gone")
         if reasons := envelope(result, packet.chunks, self.order):
-            return protocol.Verdict(packet=result.packet, state="refused", reasons=reasons)
+            return protocol.PacketVerdict(packet=result.packet, state="refused", reasons=reasons)
         self.taken[result.packet] = result
         self.kept[result.packet] += 1
-        verdict = protocol.Verdict(
+        verdict = protocol.PacketVerdict(
             packet=result.packet,
             state="taken",
             outputs=tuple(self.word(packet.chunks[output.chunk], output) for output in result.outputs),
@@ -111,11 +113,15 @@ class PacketSite(SmallSite):
         self.verdicts[lease, result.packet] = verdict
         return verdict
 
-    def word(self, chunk: protocol.Chunk, output: protocol.Output) -> protocol.Judged:
+    def word(self, chunk: protocol.Chunk, output: protocol.RephraseOutput) -> protocol.OutputVerdict:
         if output.ended == "none":
-            return protocol.Judged(chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,))
+            return protocol.OutputVerdict(
+                chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,)
+            )
         found = judge(chunk.text, output.style, output.text, ended=output.ended, language=self.order.language)
-        return protocol.Judged(chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons)
+        return protocol.OutputVerdict(
+            chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons
+        )
 
     def take_finish(self, held: Held, content: bytes) -> bytes:
         self.end(held.spec.lease)

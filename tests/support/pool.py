@@ -24,7 +24,7 @@ HARDWARE = protocol.Hardware(
     disk_free_bytes=100 * 2**30,
     sandboxes=("bubblewrap",),
 )
-LIMITS = protocol.Limits(wall_seconds=60, memory_bytes=2**30, disk_bytes=2**30, processes=64)
+LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=2**30, disk_bytes=2**30, processes=64)
 
 
 def make_job(**fields: Any) -> Job:
@@ -57,16 +57,16 @@ class Agent:
     hardware: protocol.Hardware = HARDWARE
 
     def call(self, path: str, message: protocol.Message | str, token: str = "") -> HttpResponse:
-        body = message if isinstance(message, str) else protocol.encode(message)
+        body = message if isinstance(message, str) else protocol.encode_message(message)
         return self.client.post(ROOT + path, body, content_type="application/json", headers=bearer(token or self.token))
 
     def poll(self, **fields: Any) -> HttpResponse:
         return self.call("/poll", protocol.Poll(**{"hardware": self.hardware, "wait_seconds": 0, **fields}))
 
-    def ask(self, **fields: Any) -> protocol.Action:
+    def ask(self, **fields: Any) -> protocol.PollReply:
         answer = self.poll(**fields)
         assert answer.status_code == 200, answer.content
-        return protocol.Action.model_validate_json(answer.content)
+        return protocol.PollReply.model_validate_json(answer.content)
 
     def work(self) -> Work:
         """Ask for work and get some."""
@@ -125,16 +125,18 @@ class Work:
         return self.uploaded(step, reference(content))
 
     def uploaded(self, step: int, *files: protocol.FileRef) -> HttpResponse:
-        return self.call("/checkpoints", protocol.Uploaded(checkpoint=protocol.Checkpoint(step=step, files=files)))
+        return self.call(
+            "/checkpoints", protocol.CheckpointUploaded(checkpoint=protocol.Checkpoint(step=step, files=files))
+        )
 
     def finish(self, outcome: str = "done", **fields: Any) -> HttpResponse:
-        return self.call("/finish", protocol.Finish(outcome=outcome, **fields))  # type: ignore[arg-type]
+        return self.call("/finish", protocol.FinishLease(outcome=outcome, **fields))  # type: ignore[arg-type]
 
 
 def sentence(answer: HttpResponse) -> str:
-    """Return what a refusal says; every answer of 400 and above is a `wire.Refusal`."""
+    """Return what a refusal says; every answer of 400 and above is a `protocol.ErrorDetail`."""
     assert answer.status_code >= 400, answer.content
-    return protocol.Refusal.model_validate_json(answer.content).detail
+    return protocol.ErrorDetail.model_validate_json(answer.content).detail
 
 
 def blob_of(content: bytes) -> Blob | None:

@@ -33,10 +33,10 @@ class Held:
     token: str
     active: bool = True
     lost_because: str = "The lease has expired."
-    metrics: list[protocol.Metrics] = field(default_factory=list)
+    metrics: list[protocol.MetricsBatch] = field(default_factory=list)
     log: str = ""
     checkpoints: list[protocol.Checkpoint] = field(default_factory=list)
-    finishes: list[protocol.Finish] = field(default_factory=list)
+    finishes: list[protocol.FinishLease] = field(default_factory=list)
     heartbeats: list[protocol.Heartbeat] = field(default_factory=list)
     stop: protocol.HeartbeatReply = field(default_factory=protocol.HeartbeatReply)
 
@@ -45,7 +45,7 @@ class Held:
         return [row for batch in self.metrics for row in batch.rows]
 
     @property
-    def finish(self) -> protocol.Finish | None:
+    def finish(self) -> protocol.FinishLease | None:
         return self.finishes[-1] if self.finishes else None
 
 
@@ -92,7 +92,7 @@ class SmallSite:
                     body = site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
                     status = 200
                 except No as error:
-                    body, status = protocol.Refusal(detail=error.detail).model_dump_json().encode(), error.status
+                    body, status = protocol.ErrorDetail(detail=error.detail).model_dump_json().encode(), error.status
                 if fault == "unanswered":
                     self.close_connection = True
                     return
@@ -178,7 +178,9 @@ class SmallSite:
         self.nodes[f"node-token-{node}"] = node
         self.registered.append(message)
         public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
-        return protocol.Registered(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
+        return (
+            protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
+        )
 
     def poll(self, message: protocol.Poll, token: str) -> bytes:
         if token not in self.nodes:
@@ -187,10 +189,10 @@ class SmallSite:
         for lease in message.abandoned:
             self.leases[lease].active = False
         if message.lanes is not None and self.lanes is not None and message.lanes != self.lanes:
-            return protocol.Action(action="idle", lanes=self.lanes).model_dump_json(exclude_none=True).encode()
+            return protocol.PollReply(action="idle", lanes=self.lanes).model_dump_json(exclude_none=True).encode()
         if message.health is not None and message.health.trouble:
             return (
-                protocol.Action(action="idle", wait_seconds=0.05, reason=message.health.trouble)
+                protocol.PollReply(action="idle", wait_seconds=0.05, reason=message.health.trouble)
                 .model_dump_json()
                 .encode()
             )
@@ -200,31 +202,31 @@ class SmallSite:
                 if self.queue:
                     return self.lease(self.queue.pop(0), self.nodes[token])
             time.sleep(0.01)
-        return protocol.Action(action="idle", wait_seconds=0.05).model_dump_json().encode()
+        return protocol.PollReply(action="idle", wait_seconds=0.05).model_dump_json().encode()
 
     def lease(self, spec: protocol.JobSpec, node: int) -> bytes:
         spec = spec.model_copy(update={"node": spec.node or node, "issued_at": time.time()})
         held = self.leases[spec.lease] = Held(spec, f"lease-token-{spec.lease}")
-        text = self.rewrite(protocol.encode(spec))
+        text = self.rewrite(protocol.encode_message(spec))
         signature = base64.b64encode(self.sign(text.encode())).decode()
         lease = protocol.Lease(
             lease=spec.lease, token=held.token, seconds=self.lease_seconds, spec=text, signature=signature
         )
-        return protocol.Action(action="job", lease=lease).model_dump_json().encode()
+        return protocol.PollReply(action="job", lease=lease).model_dump_json().encode()
 
     def take_heartbeat(self, held: Held, content: bytes) -> bytes:
         held.heartbeats.append(protocol.Heartbeat.model_validate_json(content))
         return held.stop.model_dump_json().encode()
 
     def take_metrics(self, held: Held, content: bytes) -> bytes:
-        batch = protocol.Metrics.model_validate_json(content)
+        batch = protocol.MetricsBatch.model_validate_json(content)
         if batch.sequence == len(held.metrics) + 1:
             held.metrics.append(batch)
         elif batch.sequence > len(held.metrics):
             raise No(409, "A batch is missing.")
         else:
             assert batch == held.metrics[batch.sequence - 1]
-        return protocol.Acknowledged(received=len(held.metrics)).model_dump_json().encode()
+        return protocol.Acknowledgment(received=len(held.metrics)).model_dump_json().encode()
 
     def take_log(self, held: Held, content: bytes) -> bytes:
         chunk = protocol.LogChunk.model_validate_json(content)
@@ -233,15 +235,15 @@ class SmallSite:
             held.log += chunk.text
         elif chunk.offset > known:
             raise No(409, "A piece is missing.")
-        return protocol.Acknowledged(received=len(held.log.encode())).model_dump_json().encode()
+        return protocol.Acknowledgment(received=len(held.log.encode())).model_dump_json().encode()
 
     def take_blobs(self, held: Held, content: bytes) -> bytes:
-        have = protocol.Have.model_validate_json(content)
+        have = protocol.BlobQuery.model_validate_json(content)
         wanted = tuple(dict.fromkeys(file.sha256 for file in have.files if file.sha256 not in self.blobs))
-        return protocol.Wanted(sha256=wanted).model_dump_json().encode()
+        return protocol.MissingBlobs(sha256=wanted).model_dump_json().encode()
 
     def take_checkpoints(self, held: Held, content: bytes) -> bytes:
-        checkpoint = protocol.Uploaded.model_validate_json(content).checkpoint
+        checkpoint = protocol.CheckpointUploaded.model_validate_json(content).checkpoint
         for file in checkpoint.files:
             if len(self.blobs.get(file.sha256, b"")) != file.size:
                 raise No(422, f"{file.path} has not been uploaded.")
@@ -250,7 +252,7 @@ class SmallSite:
         return b"{}"
 
     def take_finish(self, held: Held, content: bytes) -> bytes:
-        held.finishes.append(protocol.Finish.model_validate_json(content))
+        held.finishes.append(protocol.FinishLease.model_validate_json(content))
         assert all(file.sha256 in self.blobs for file in held.finishes[-1].files)
         held.active = False
         return b"{}"

@@ -118,7 +118,7 @@ class Volunteer:
     work: Work
     node: Node
     salt: str = ""
-    last: protocol.Packets = field(default_factory=protocol.Packets)
+    last: protocol.TakePacketsReply = field(default_factory=protocol.TakePacketsReply)
 
     @property
     def order(self) -> protocol.RephraseOrder:
@@ -129,10 +129,10 @@ class Volunteer:
     def take(self, count: int = 16, held: tuple[int, ...] = ()) -> tuple[protocol.Packet, ...]:
         answer = self.work.call("/packets/take", protocol.TakePackets(count=count, held=held))
         assert answer.status_code == 200, answer.content
-        self.last = protocol.Packets.model_validate_json(answer.content)
+        self.last = protocol.TakePacketsReply.model_validate_json(answer.content)
         return self.last.packets
 
-    def result(self, packet: protocol.Packet, write: Any = None, **changes: Any) -> protocol.Rephrased:
+    def result(self, packet: protocol.Packet, write: Any = None, **changes: Any) -> protocol.RephrasedPacket:
         write = write or (lambda text, style: paraphrase(text, style, self.salt))
         outputs = tuple(
             output(chunk, style, write(chunk.text, style)) for chunk in packet.chunks for style in chunk.styles
@@ -147,21 +147,21 @@ class Volunteer:
             "back_end": "rules",
             "outputs": outputs,
         }
-        return protocol.Rephrased(**{**told, **changes})
+        return protocol.RephrasedPacket(**{**told, **changes})
 
-    def hand_in(self, *results: protocol.Rephrased) -> list[protocol.Verdict]:
+    def hand_in(self, *results: protocol.RephrasedPacket) -> list[protocol.PacketVerdict]:
         answer = self.work.call("/packets/submit", protocol.SubmitPackets(results=results))
         assert answer.status_code == 200, answer.content
-        return list(protocol.Accepted.model_validate_json(answer.content).verdicts)
+        return list(protocol.SubmitPacketsReply.model_validate_json(answer.content).verdicts)
 
-    def write(self, count: int = 16, write: Any = None) -> list[protocol.Verdict]:
+    def write(self, count: int = 16, write: Any = None) -> list[protocol.PacketVerdict]:
         """Take packets and hand them in."""
         packets = self.take(count)
         return self.hand_in(*(self.result(packet, write) for packet in packets)) if packets else []
 
 
-def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.Output:
-    return protocol.Output(
+def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOutput:
+    return protocol.RephraseOutput(
         chunk=chunk.index,
         style=style,
         source_sha256=chunk.sha256,

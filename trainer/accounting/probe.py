@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.cli.parser import Parser
-from trainer.protocol import Probe, ProbeReading
+from trainer.protocol import ProbeReading, ProbeSpec
 
 LAYERS = 2
 HEAD = 64
@@ -75,7 +75,7 @@ def normed(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],))
 
 
-def measure(probe: Probe, device: torch.device | None = None) -> ProbeReading:
+def measure(probe: ProbeSpec, device: torch.device | None = None) -> ProbeReading:
     """Time steps for the probe's seconds, and at least a few."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if probe.threads is not None:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(arguments(argv))
     as_json = options.pop("json")
     try:
-        probe = Probe(**options)
+        probe = ProbeSpec(**options)
     except ValueError as error:
         lines = str(error).splitlines()
         sys.stderr.write(

@@ -255,7 +255,7 @@ def parsed(line: bytes) -> dict[str, Any]:
 def record(
     told: dict[str, Any], checks: Sequence[Check], found: Sequence[float], sandbox: str, seconds: float
 ) -> dict[str, Any]:
-    """Return what `wire.Smoked` has, as the site shows it."""
+    """Return what `protocol.SmokeResult` has, as the site shows it."""
     parameters = told.get("parameters")
     count = parameters if isinstance(parameters, dict) else {}
     failed = next((check for check in checks if not check.passed), None)

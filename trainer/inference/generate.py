@@ -2,7 +2,7 @@
 
 A stranger's model writes here, in one process with our code, so nothing that it says is believed: what comes out is
 text, and is shown as text. It comes as lines `{"kind": "text", "text": ...}` of `metrics.jsonl`, a few a second, and
-ends with `result.json`, a `wire.Generated`.
+ends with `result.json`, a `protocol.GenerateResult`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer import Tokenizer
 from trainer.inference.sampling import Reader, Sampler, pieces, stream
 from trainer.models.base import LanguageModel
-from trainer.protocol import Generated, GenerateOrder
+from trainer.protocol import GenerateOrder, GenerateResult
 
 LINE_SECONDS = 0.2
 """What is written within this time makes one line: a page shows it no sooner."""
@@ -51,7 +51,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def generate(run: Path, checkpoint: Path, out: Path) -> Generated:
+def generate(run: Path, checkpoint: Path, out: Path) -> GenerateResult:
     """Write what the order in the run's folder asks for."""
     order = GenerateOrder.model_validate_json((run / "order.json").read_bytes())
     tokenizer = Tokenizer.load(run / "tokenizer.json")
@@ -62,7 +62,7 @@ def generate(run: Path, checkpoint: Path, out: Path) -> Generated:
         for text in in_lines(pieces(tokenizer, tokens), LINE_SECONDS):
             lines.write(json.dumps({"kind": "text", "text": text}) + "\n")
             lines.flush()
-    return Generated(
+    return GenerateResult(
         tokens=tokens.count,
         seconds=time.monotonic() - begun,
         ended="length" if tokens.count == order.tokens else "end of text",

@@ -88,11 +88,11 @@ class Agent:
 
     def volunteer(self, name: str) -> Identity:
         """Join without an account, for rephrasing only. Raises as `join`."""
-        return self._join("/volunteer", protocol.Volunteer(name=name, hardware=self.hardware()))
+        return self._join("/volunteer", protocol.RegisterVolunteer(name=name, hardware=self.hardware()))
 
-    def _join(self, path: str, message: protocol.Register | protocol.Volunteer) -> Identity:
+    def _join(self, path: str, message: protocol.Register | protocol.RegisterVolunteer) -> Identity:
         answer = self._in_background(
-            lambda: self.patiently(lambda: self.client.post(path, message, protocol.Registered))
+            lambda: self.patiently(lambda: self.client.post(path, message, protocol.RegisterReply))
         )
         return Identity(self.client.server, answer.node, answer.token, answer.public_key)
 

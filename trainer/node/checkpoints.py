@@ -16,7 +16,7 @@ from trainer.node.console import say
 from trainer.node.courier import Courier
 from trainer.node.stopping import Wishes
 from trainer.node.upload import upload
-from trainer.protocol import Checkpoint, FileRef, Have, Uploaded, Wanted
+from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
 
 FOLDER = "checkpoints"
@@ -64,7 +64,7 @@ class CheckpointLoop(Courier):
         with ExitStack() as opened:
             about = self._about(opened)
             send(self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes)
-        message = Uploaded(checkpoint=checkpoint, files=tuple(about))
+        message = CheckpointUploaded(checkpoint=checkpoint, files=tuple(about))
         persistently(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
 
     def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
@@ -118,8 +118,8 @@ def describe(out: Path, folder: str, step: int, opened: ExitStack) -> tuple[Chec
 
 def send(client: Client, lease: str, files: dict[FileRef, BufferedReader], wishes: Wishes) -> None:
     """Send those files that the server does not have yet. Safe to repeat."""
-    have = Have(files=tuple(files))
-    wanted = set(persistently(lambda: client.post(f"{lease}/blobs", have, Wanted), wishes.over).sha256)
+    have = BlobQuery(files=tuple(files))
+    wanted = set(persistently(lambda: client.post(f"{lease}/blobs", have, MissingBlobs), wishes.over).sha256)
     for file, content in files.items():
         if file.sha256 in wanted:
             wanted.discard(file.sha256)

@@ -21,7 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from trainer.node.network import Speed
-from trainer.protocol import Acknowledged, FileRef, Message, Refusal, heard
+from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
 
 PREFIX = "/api/node/v1"
 SECONDS = 15.0
@@ -108,7 +108,7 @@ class Client:
         answer = self._send("PUT", path, pieces(file, size), headers, patience)
         if first + size < total:  # the last one waits for the server to look at all of it
             self.speed.note("up", size, time.monotonic() - begun)
-        return understood(answer, Acknowledged).received
+        return understood(answer, Acknowledgment).received
 
     def received(self, path: str) -> int:
         """Return how far the server has a file that was begun. Raise `Refused` or `Unreachable`."""
@@ -172,7 +172,7 @@ def binary(size: int) -> dict[str, str]:
 def understood(answer: httpx.Response, reply: type[Reply]) -> Reply:
     """Raise `Unreachable` for what is no such message: it is a proxy's."""
     try:
-        return heard(reply, answer.content)
+        return parse_lenient(reply, answer.content)
     except ValidationError as error:
         raise Unreachable("The server's answer could not be understood.") from error
 
@@ -193,7 +193,7 @@ def check(answer: httpx.Response) -> None:
             status, f"The server sends us elsewhere: start with --server {answer.headers.get('Location', '')}."
         )
     try:
-        detail = heard(Refusal, answer.content).detail
+        detail = parse_lenient(ErrorDetail, answer.content).detail
     except ValidationError:
         detail = f"The server refused with {status} and no reason."
     raise Refused(status, detail)

@@ -294,7 +294,7 @@ def finish(
     seconds: float | None = None,
 ) -> bool:
     """Say how the lease ends; return whether the server knows. `seconds`: as in a heartbeat."""
-    message = protocol.Finish(
+    message = protocol.FinishLease(
         outcome=outcome.outcome,
         cause=outcome.cause,
         reason=sanitize_line(outcome.reason, REASON),

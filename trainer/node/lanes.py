@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.protocol import Gpu, share
+from trainer.protocol import Gpu, split_evenly
 from trainer.sandbox.graphics import VISIBLE
 
 INHERITED = (VISIBLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -58,8 +58,8 @@ def split(gpus: Sequence[Gpu], processors: Sequence[int], lanes: int) -> list[La
         Lane(
             number=number,
             lanes=lanes,
-            gpus=share(gpus, number, lanes),
-            processors=share(processors, number, lanes) or (processors[number % len(processors)],),
+            gpus=split_evenly(gpus, number, lanes),
+            processors=split_evenly(processors, number, lanes) or (processors[number % len(processors)],),
             divided=bool(gpus),
         )
         for number in range(lanes)

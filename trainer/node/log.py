@@ -11,7 +11,7 @@ from typing import IO
 from trainer.node.client import Client, persistently
 from trainer.node.courier import Courier
 from trainer.node.stopping import Wishes
-from trainer.protocol import Acknowledged, LogChunk
+from trainer.protocol import Acknowledgment, LogChunk
 
 OUTPUT_BYTES = 2 << 20
 """Kept of the output of one lease; a job that prints more prints it for nobody."""
@@ -73,7 +73,7 @@ class LogLoop(Courier):
         if not text:
             return False
         chunk = LogChunk(offset=self._offset, text=text)
-        persistently(lambda: self._client.post(self._path, chunk, Acknowledged), self.wishes.over)
+        persistently(lambda: self._client.post(self._path, chunk, Acknowledgment), self.wishes.over)
         self._offset += len(text.encode())
         return True
 

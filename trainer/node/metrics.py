@@ -8,7 +8,7 @@ from typing import Any
 from trainer.node.client import Client, persistently
 from trainer.node.courier import Courier
 from trainer.node.stopping import Wishes
-from trainer.protocol import Acknowledged, Metrics
+from trainer.protocol import Acknowledgment, MetricsBatch
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
 
 FILE = "metrics.jsonl"
@@ -37,8 +37,8 @@ class MetricsLoop(Courier):
             return False
         rows = tuple(row for line in lines if (row := parse(line)) is not None)
         if rows:
-            batch = Metrics(sequence=self._sequence + 1, rows=rows)
-            persistently(lambda: self._client.post(self._path, batch, Acknowledged), self.wishes.over)
+            batch = MetricsBatch(sequence=self._sequence + 1, rows=rows)
+            persistently(lambda: self._client.post(self._path, batch, Acknowledgment), self.wishes.over)
             self._sequence += 1
         self._offset += sum(map(len, lines))
         return True

@@ -94,7 +94,7 @@ class PollLoop:
         finally:
             self.working = False
 
-    def _ask(self) -> protocol.Action:
+    def _ask(self) -> protocol.PollReply:
         agent, lane = self._agent, self._place.lane
         agent.vitals.watch(lane.number, lane.uuids, running=False)
         self._look_out(self._reset.left_over())
@@ -109,7 +109,7 @@ class PollLoop:
         )
         asked = time.monotonic()
         action = agent.patiently(
-            lambda: agent.client.post("/poll", question, protocol.Action, patience=POLL_SECONDS + SECONDS)
+            lambda: agent.client.post("/poll", question, protocol.PollReply, patience=POLL_SECONDS + SECONDS)
         )
         self._abandoned = ()
         if action.action != "job" and action.wait_seconds == 0 and time.monotonic() - asked < LEAST_SECONDS:
@@ -124,7 +124,7 @@ class PollLoop:
             self._say("That is cleared away. Going on.")
         self._trouble = trouble
 
-    def _tell_idle(self, action: protocol.Action) -> None:
+    def _tell_idle(self, action: protocol.PollReply) -> None:
         if action.action == "pause":
             self._say(f"Paused. {action.reason}")
         elif not self._idle and not self._trouble:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from trainer.node.datasets import PYTHON
 from trainer.node.outcome import Interrupted
 from trainer.node.stopping import Stop
-from trainer.protocol import Probe, ProbeReading
+from trainer.protocol import ProbeReading, ProbeSpec
 from trainer.sandbox import Box, Limits, Mount
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ START_SECONDS = 120.0
 ANSWER_BYTES = 10_000
 
 
-def before(job: Job, probe: Probe) -> ProbeReading | None:
+def before(job: Job, probe: ProbeSpec) -> ProbeReading | None:
     return measure(job, probe, "preparing")
 
 
-def after(job: Job, probe: Probe) -> ProbeReading | None:
+def after(job: Job, probe: ProbeSpec) -> ProbeReading | None:
     """Measure once more. A sponsor who wants the machine back soon gets it: the training is done all the same."""
     try:
         return measure(job, probe, "uploading")
@@ -34,7 +34,7 @@ def after(job: Job, probe: Probe) -> ProbeReading | None:
         return None
 
 
-def measure(job: Job, probe: Probe, phase: Phase) -> ProbeReading | None:
+def measure(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
     """Return what the probe found, None if it did not work here."""
     answer = job.workspace.scratch / f"probe-{phase}.json"
     process = job.run(job.place.sandbox, box(job, probe), phase=phase, output=answer)
@@ -47,7 +47,7 @@ def measure(job: Job, probe: Probe, phase: Phase) -> ProbeReading | None:
     return job.place.vitals.probe
 
 
-def box(job: Job, probe: Probe) -> Box:
+def box(job: Job, probe: ProbeSpec) -> Box:
     release = job.workspace.release
     command = [*PYTHON, "-m", "trainer.accounting.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():

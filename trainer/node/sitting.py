@@ -57,7 +57,7 @@ class Stopped(Exception):
 class InHand:
     packet: protocol.Packet
     left: int
-    outputs: dict[tuple[int, str], protocol.Output] = field(default_factory=dict)
+    outputs: dict[tuple[int, str], protocol.RephraseOutput] = field(default_factory=dict)
 
 
 class Sitting:
@@ -148,7 +148,7 @@ class Sitting:
         wanted = max(1, min(TAKE_MOST, round(((1 + AHEAD) * self._parallel - left) / usual)))
         question = protocol.TakePackets(count=wanted, held=held)
         answer = persistently(
-            lambda: self._job.client.post(f"{self._path}/take", question, protocol.Packets), self._job.unwanted
+            lambda: self._job.client.post(f"{self._path}/take", question, protocol.TakePacketsReply), self._job.unwanted
         )
         for packet in answer.packets:
             self._receive(packet)
@@ -177,11 +177,13 @@ class Sitting:
                 self._settle(verdict)
             self._handed_in_at = time.monotonic()
 
-    def _submit(self, message: protocol.SubmitPackets) -> protocol.Accepted:
+    def _submit(self, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
         """Repeat it until there is an answer. Raise `GaveUp` when nobody wants to wait for one any more."""
 
-        def once() -> protocol.Accepted:
-            answer = self._job.client.post(f"{self._path}/submit", message, protocol.Accepted, patience=JUDGE_SECONDS)
+        def once() -> protocol.SubmitPacketsReply:
+            answer = self._job.client.post(
+                f"{self._path}/submit", message, protocol.SubmitPacketsReply, patience=JUDGE_SECONDS
+            )
             if [verdict.packet for verdict in answer.verdicts] != [result.packet for result in message.results]:
                 raise Unreachable("The site's answer is not about what was handed in.")
             return answer
@@ -189,12 +191,12 @@ class Sitting:
         wishes = self._job.wishes
         return persistently(once, lambda: wishes.over() or wishes.stop >= Stop.RELEASE)
 
-    def _next_results(self, everything: bool) -> tuple[protocol.Rephrased, ...]:
+    def _next_results(self, everything: bool) -> tuple[protocol.RephrasedPacket, ...]:
         with self._changed:
             waited = time.monotonic() - self._handed_in_at > BATCH_SECONDS
             if not (everything or waited or len(self._ready) >= BATCH or len(self._ready) == len(self._held)):
                 return ()
-            results: list[protocol.Rephrased] = []
+            results: list[protocol.RephrasedPacket] = []
             size = 0
             for number in list(self._ready)[:BATCH]:
                 result = self._result(self._held[number])
@@ -204,9 +206,9 @@ class Sitting:
                 results.append(result)
             return tuple(results)
 
-    def _result(self, held: InHand) -> protocol.Rephrased:
+    def _result(self, held: InHand) -> protocol.RephrasedPacket:
         order = self._order
-        return protocol.Rephrased(
+        return protocol.RephrasedPacket(
             packet=held.packet.packet,
             prompt_version=order.prompt_version,
             model=order.model,
@@ -216,7 +218,7 @@ class Sitting:
             outputs=tuple(held.outputs[chunk.index, style] for chunk in held.packet.chunks for style in chunk.styles),
         )
 
-    def _settle(self, verdict: protocol.Verdict) -> None:
+    def _settle(self, verdict: protocol.PacketVerdict) -> None:
         """The site has spoken: the packet is out of our hands."""
         with self._changed:
             if verdict.packet in self._held:

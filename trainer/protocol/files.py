@@ -30,7 +30,7 @@ class Checkpoint(Message):
     files: tuple[FileRef, ...]
 
 
-class Base(Message):
+class BaseWeights(Message):
     """Weights that a run starts from: what another run ended with."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")

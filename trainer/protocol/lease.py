@@ -27,7 +27,7 @@ class HeartbeatReply(Message):
     reason: str = ""
 
 
-class Metrics(Message):
+class MetricsBatch(Message):
     """POST /metrics: lines of `metrics.jsonl`. Batches are numbered from 1 within a lease; a repeat does nothing."""
 
     sequence: int = Field(ge=1)
@@ -41,13 +41,13 @@ class LogChunk(Message):
     text: str = Field(max_length=64_000)
 
 
-class Acknowledged(Message):
+class Acknowledgment(Message):
     """How much the server has: the last sequence number, or the byte after the last."""
 
     received: int
 
 
-class Have(Message):
+class BlobQuery(Message):
     """POST /blobs: which of these does the server still want? Then `PUT /blobs/<sha256>` sends one, as raw bytes.
 
     A large one may come in pieces, in order, each with `Content-Range: bytes <first>-<last>/<size>` and answered with
@@ -57,11 +57,11 @@ class Have(Message):
     files: tuple[FileRef, ...]
 
 
-class Wanted(Message):
+class MissingBlobs(Message):
     sha256: tuple[Sha256, ...]
 
 
-class Uploaded(Message):
+class CheckpointUploaded(Message):
     """POST /checkpoints: every file has been sent; the checkpoint counts from now on."""
 
     checkpoint: Checkpoint
@@ -70,7 +70,7 @@ class Uploaded(Message):
     and its weights can be released."""
 
 
-class Finish(Message):
+class FinishLease(Message):
     """POST /finish: the end of a lease, once."""
 
     outcome: Literal["done", "failed", "released"]

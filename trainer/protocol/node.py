@@ -60,13 +60,13 @@ class Hardware(Message):
 
     def gpus_of(self, lane: int, lanes: int) -> tuple[Gpu, ...]:
         """Return the GPUs of one of the node's lanes."""
-        return share(self.gpu_details, lane, lanes)
+        return split_evenly(self.gpu_details, lane, lanes)
 
 
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 
 
-def share(things: Sequence[Thing], lane: int, lanes: int) -> tuple[Thing, ...]:
+def split_evenly(things: Sequence[T], lane: int, lanes: int) -> tuple[T, ...]:
     """Return a lane's even share, lanes counted from 0: neighbours stay together, the first lanes get what is over."""
     cuts = (-(-number * len(things) // lanes) for number in (lane, lane + 1))
     return tuple(things[slice(*cuts)])
@@ -98,7 +98,7 @@ class Register(Message):
     hardware: Hardware
 
 
-class Volunteer(Message):
+class RegisterVolunteer(Message):
     """POST /volunteer, without a token: join for rephrasing only, without an account. Answered with `Registered`.
 
     Whoever signs in gets a join token instead, and is credited: that is a `Register`.
@@ -109,7 +109,7 @@ class Volunteer(Message):
     hardware: Hardware
 
 
-class Registered(Message):
+class RegisterReply(Message):
     node: int
     token: str
     """The node's own credential, shown once; every later call carries it."""
@@ -147,7 +147,7 @@ class Lease(Message):
     """Base64, Ed25519."""
 
 
-class Action(Message):
+class PollReply(Message):
     """The server's answer to a poll. It sets the pace."""
 
     action: Literal["job", "idle", "pause", "stop"]
@@ -160,7 +160,7 @@ class Action(Message):
     """Told to a node that runs another number of lanes: so many are wished. No job is given before it runs them."""
 
 
-class Refusal(Message):
+class ErrorDetail(Message):
     """Body of every answer of 400 and above."""
 
     detail: str

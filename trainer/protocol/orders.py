@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainer.protocol.files import Base, Checkpoint, DatasetPin, FileRef
+from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef
 from trainer.protocol.rephrase import RephraseOrder
 from trainer.protocol.swarm import SeatOrder, SwarmOrder
 from trainer.protocol.version import VERSION, Message
 
 
-class Probe(Message):
+class ProbeSpec(Message):
     """How to measure: training steps of the site's small model (`trainer.accounting.probe`), never of an entry's."""
 
     seconds: float = Field(gt=0, le=60)
@@ -31,8 +31,8 @@ class TrainOrder(Message):
     config: dict[str, Any]
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
     resume: Checkpoint | None = None
-    probe: Probe | None = None
-    base: Base | None = None
+    probe: ProbeSpec | None = None
+    base: BaseWeights | None = None
     """What it starts from; None: from scratch. No configuration says so: its `from` is not read on a node."""
 
 
@@ -57,7 +57,7 @@ class ReplayOrder(Message):
     """As in the `TrainOrder` of that run."""
     start: Checkpoint | None = None
     """Where the stretch begins; None: with the first weights."""
-    base: Base | None = None
+    base: BaseWeights | None = None
     """As in that order."""
     claimed: Checkpoint
     """Where it ended, as its node said. The entry's code never sees it."""
@@ -125,7 +125,7 @@ Order = Annotated[
 ]
 
 
-class Limits(Message):
+class JobLimits(Message):
     """What the sandbox allows the job's processes, all of them together. Units: seconds, bytes."""
 
     wall_seconds: float
@@ -147,6 +147,6 @@ class JobSpec(Message):
     entry: FileRef | None = None
     """The entry's files: a tar of `trainer/models/` only, laid over the release."""
     order: Order
-    limits: Limits
+    limits: JobLimits
     issued_at: float
     """Seconds since 1970, the server's clock."""

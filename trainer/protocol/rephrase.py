@@ -74,7 +74,7 @@ class TakePackets(Message):
     """Packets in hand, those whose handing in is not yet confirmed among them."""
 
 
-class Packets(Message):
+class TakePacketsReply(Message):
     packets: tuple[Packet, ...] = ()
     wait_seconds: float = 0
     """Nothing waits just now: ask again after this long."""
@@ -82,7 +82,7 @@ class Packets(Message):
     """A sentence why there will be none in this sitting (paused, finished, the volunteer is set aside); else empty."""
 
 
-class Output(Message):
+class RephraseOutput(Message):
     """One chunk in one style."""
 
     chunk: int = Field(ge=0)
@@ -103,7 +103,7 @@ class Output(Message):
     """How often the model was asked before the volunteer's own checks were content, or it stopped trying."""
 
 
-class Rephrased(Message):
+class RephrasedPacket(Message):
     """A packet as it is handed in: one output for every chunk and style asked for, and what they were made with."""
 
     packet: int
@@ -113,16 +113,16 @@ class Rephrased(Message):
     sampling: Sampling
     back_end: str = Field(default="", max_length=200)
     """`vllm`, `endpoint` or `transformers`, with a version where it is known."""
-    outputs: tuple[Output, ...] = Field(max_length=1024)
+    outputs: tuple[RephraseOutput, ...] = Field(max_length=1024)
 
 
 class SubmitPackets(Message):
     """POST /packets/submit. A packet that was handed in under this lease before gets the same answer, and no more."""
 
-    results: tuple[Rephrased, ...] = Field(min_length=1, max_length=256)
+    results: tuple[RephrasedPacket, ...] = Field(min_length=1, max_length=256)
 
 
-class Judged(Message):
+class OutputVerdict(Message):
     """The site's word on one output, by the same checks."""
 
     chunk: int
@@ -132,22 +132,22 @@ class Judged(Message):
     """Of `trainer.rephrase.checks`."""
 
 
-class Verdict(Message):
+class PacketVerdict(Message):
     packet: int
     state: Literal["taken", "refused", "gone"]
     """"taken": judged output by output. "refused": the envelope does not fit, `reasons` say how. "gone": this lease
     does not hold it any more; nothing was kept."""
     reasons: tuple[str, ...] = ()
-    outputs: tuple[Judged, ...] = ()
+    outputs: tuple[OutputVerdict, ...] = ()
 
 
-class Accepted(Message):
+class SubmitPacketsReply(Message):
     """One verdict for every result, in their order."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PacketVerdict, ...]
 
 
-class Sat(Message):
+class RephraseResult(Message):
     """The result of a sitting. Told by the volunteer: credit follows the site's own verdicts."""
 
     version: Literal[1] = 1

@@ -24,7 +24,7 @@ class ProbeReading(Message):
     """Of the second step, nats per token: the same wherever the same was computed."""
 
 
-class Probes(Message):
+class ProbeComparison(Message):
     """Under "probes" in the result of a training whose order asks for it."""
 
     version: Literal[1] = 1
@@ -33,7 +33,7 @@ class Probes(Message):
     after: ProbeReading | None = None
 
 
-class Replayed(Message):
+class ReplayResult(Message):
     """The result of a replay."""
 
     version: Literal[1] = 1
@@ -54,7 +54,7 @@ class SmokeCheck(Message):
 Count = Annotated[float, Field(ge=0, lt=1e30)]
 
 
-class Smoked(Message):
+class SmokeResult(Message):
     """The result of a smoke run. Advisory: the entry's code ran beside it. None: not known, or not reached."""
 
     version: Literal[1] = 1
@@ -89,7 +89,7 @@ class Smoked(Message):
     seconds: Count = 0
 
 
-class Executed(Message):
+class NotebookResult(Message):
     """The result of a notebook. Beside it stay with the job: `executed.ipynb`, and `model/...`."""
 
     version: Literal[1] = 1
@@ -101,7 +101,7 @@ class Executed(Message):
     left_bytes: int = Field(default=0, ge=0)
 
 
-class Generated(Message):
+class GenerateResult(Message):
     """The result of a `GenerateOrder`. The entry's code ran beside it: nothing is decided by it."""
 
     version: Literal[1] = 1

@@ -46,7 +46,7 @@ class SeatOrder(Message):
     """What the coordinator lets this label in with, and no other."""
 
 
-class Seated(Message):
+class WorkerResult(Message):
     """The result of a seat. Told by the volunteer: contribution is counted by the coordinator."""
 
     version: Literal[1] = 1

@@ -26,15 +26,15 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Heard = TypeVar("Heard", bound=Message)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def encode(message: Message) -> str:
+def encode_message(message: Message) -> str:
     """Canonical JSON: what is signed and hashed. Optional fields that are None are left out."""
     return message.model_dump_json(exclude_none=True)
 
 
-def heard(kind: type[Heard], content: str | bytes) -> Heard:
+def parse_lenient(kind: type[MessageT], content: str | bytes) -> MessageT:
     """Read an answer of the site's, which may be newer than we are: what we do not know, at any depth, is passed over.
 
     Raises pydantic's ValidationError. Never for a signed spec.

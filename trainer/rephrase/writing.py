@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Made:
-    output: protocol.Output
+    output: protocol.RephraseOutput
     judgement: Judgement | None
     """Of our own checks; None: nothing was written."""
     tokens: int
@@ -68,8 +68,8 @@ def make(
     return Made(written(piece, answer, judgement, tries), judgement, tokens)
 
 
-def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> protocol.Output:
-    return protocol.Output(
+def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> protocol.RephraseOutput:
+    return protocol.RephraseOutput(
         chunk=piece.chunk.index,
         style=piece.style,
         source_sha256=piece.chunk.sha256,
@@ -82,8 +82,8 @@ def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> p
     )
 
 
-def nothing(piece: Piece, reason: str, tries: int) -> protocol.Output:
-    return protocol.Output(
+def nothing(piece: Piece, reason: str, tries: int) -> protocol.RephraseOutput:
+    return protocol.RephraseOutput(
         chunk=piece.chunk.index,
         style=piece.style,
         source_sha256=piece.chunk.sha256,

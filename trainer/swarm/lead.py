@@ -33,7 +33,7 @@ from trainer.checkpoint.store import MANIFEST, reference
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.models import architecture
-from trainer.protocol import Checkpoint, SwarmOrder, encode
+from trainer.protocol import Checkpoint, SwarmOrder, encode_message
 from trainer.swarm import checkpoint
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import Coordinator, started
@@ -139,7 +139,7 @@ class Lead:
             if not (folder / file.name).exists():
                 os.link(file, folder / file.name)
         refs = tuple(reference(folder / file.name) for file in files)
-        atomic_write_json(folder / MANIFEST, json.loads(encode(Checkpoint(step=version, files=refs))))
+        atomic_write_json(folder / MANIFEST, json.loads(encode_message(Checkpoint(step=version, files=refs))))
 
     def ended(self, coordinator: Coordinator, told: Told) -> int:
         if coordinator.version < self.config.steps:

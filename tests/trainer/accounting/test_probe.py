@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trainer.accounting.probe import LEAST_STEPS, main, measure
-from trainer.protocol import Probe, ProbeReading
+from trainer.protocol import ProbeReading, ProbeSpec
 
-SMALL = Probe(seconds=0.01, width=64, sequence_length=16, batch=2, precision="fp32", threads=1)
+SMALL = ProbeSpec(seconds=0.01, width=64, sequence_length=16, batch=2, precision="fp32", threads=1)
 FLAGS = ("--seconds", "0.01", "--width", "64", "--sequence-length", "16", "--batch", "2", "--threads", "1")
 
 
@@ -65,5 +65,5 @@ def test_the_order_and_the_flags_are_the_same_words() -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.model_dump(exclude_none=True).items()]
     found = vars(arguments(words))
     found.pop("json")
-    assert Probe(**found) == SMALL
+    assert ProbeSpec(**found) == SMALL
     assert json.loads(SMALL.model_dump_json())["threads"] == 1

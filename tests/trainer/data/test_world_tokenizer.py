@@ -22,7 +22,7 @@ from trainer.data.dataset import prepare
 from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
 from trainer.inference import generate
 from trainer.models import architecture
-from trainer.protocol import Checkpoint, DatasetPin, FileRef, Generated, GenerateOrder
+from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
 from trainer.scoring.runs import Run as ScoredRun
 
 FILE = DATA / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt"
@@ -159,7 +159,7 @@ def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -
     (tmp_path / "out").mkdir()
     checkpoint = run / "checkpoints" / "step-00000003"
     assert generate.main([str(run), "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 0
-    assert Generated.model_validate_json((tmp_path / "out" / "result.json").read_bytes()).tokens > 0
+    assert GenerateResult.model_validate_json((tmp_path / "out" / "result.json").read_bytes()).tokens > 0
 
 
 def untrained(run: Path, tokenizer: Tokenizer) -> Path:

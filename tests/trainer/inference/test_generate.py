@@ -13,7 +13,7 @@ from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.inference import generate
 from trainer.inference.sampling import continuation
 from trainer.models import architecture
-from trainer.protocol import Checkpoint, DatasetPin, FileRef, Generated, GenerateOrder
+from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
 
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
 
@@ -52,7 +52,7 @@ def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) ->
     assert ask(run) == 0
     rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in rows} == {"text"}
-    result = Generated.model_validate_json((run.parent / "out" / "result.json").read_bytes())
+    result = GenerateResult.model_validate_json((run.parent / "out" / "result.json").read_bytes())
     assert 0 < result.tokens <= 40
     model, tokenizer = load_model(run, run / "step-00000003"), Tokenizer.load(run / "tokenizer.json")
     told = continuation(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)

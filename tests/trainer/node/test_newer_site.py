@@ -79,7 +79,7 @@ def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
 
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
 def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
-    words = json.loads(protocol.encode(training(site).model_copy(update={"lease": 1, "node": 7})))
+    words = json.loads(protocol.encode_message(training(site).model_copy(update={"lease": 1, "node": 7})))
     assert verified(*signed(site, json.dumps(words))).order.kind == "train"
     inner = words
     for name in where:
@@ -90,7 +90,7 @@ def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: t
 
 
 def test_a_field_that_a_job_does_not_use_is_not_written_so_an_older_agent_can_do_the_job(site: SmallSite) -> None:
-    words = json.loads(protocol.encode(training(site, given=None)))
+    words = json.loads(protocol.encode_message(training(site, given=None)))
     assert set(words["order"]) == {"kind", "dataset", "config"}
     assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"
     assert protocol.JobSpec.model_validate(words) == training(site, given=None)

@@ -38,7 +38,7 @@ def ask(site: SmallSite, code: str, **fields: Any) -> int:
     return site.add(asked(site, code, **fields))
 
 
-def ended(site: SmallSite, lease: int) -> tuple[Held, protocol.Finish]:
+def ended(site: SmallSite, lease: int) -> tuple[Held, protocol.FinishLease]:
     held = finished(site, lease)
     assert held.finish is not None
     return held, held.finish

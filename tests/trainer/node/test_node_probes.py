@@ -21,7 +21,7 @@ type(out).write_text = lie
 
 
 def test_the_readings_are_the_probes_and_not_the_trainings_own_word(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, probe=protocol.Probe(seconds=1), misbehave=LIE))
+    lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
     unasked = site.add(training(site, misbehave=LIE))
     node.start()
     held = finished(site, lease)
@@ -35,7 +35,7 @@ def test_the_readings_are_the_probes_and_not_the_trainings_own_word(site: SmallS
 
 
 def test_a_probe_that_does_not_work_says_nothing_and_stops_nothing(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, probe=protocol.Probe(seconds=1, width=128)))
+    lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
     finish = finished(site, lease).finish
     assert finish is not None

@@ -17,18 +17,20 @@ from tests.support.in_process_agent import Aboard
 from tests.support.small_site import SmallSite, read
 from trainer import protocol
 
-LIMITS = protocol.Limits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
+LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
 MODEL = {"depth": 2, "width": 32, "heads": 2}
 NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
 CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
 
 
-def base_of(site: SmallSite, run: Path, name: str = "run-12") -> protocol.Base:
+def base_of(site: SmallSite, run: Path, name: str = "run-12") -> protocol.BaseWeights:
     """The newest checkpoint of a run's folder, as the site has it."""
     folder = max((run / "checkpoints").iterdir())
     files = [site.blob(path.read_bytes(), path.name) for path in sorted(folder.iterdir())]
     checkpoint = protocol.Checkpoint(step=int(folder.name[5:]), files=tuple(files))
-    return protocol.Base(name=name, run=site.blob((run / "run.json").read_bytes(), "run.json"), checkpoint=checkpoint)
+    return protocol.BaseWeights(
+        name=name, run=site.blob((run / "run.json").read_bytes(), "run.json"), checkpoint=checkpoint
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,9 @@ def test_a_training_goes_on_from_what_another_run_has_learned(
 
 
 @pytest.fixture
-def small_base(site: SmallSite) -> protocol.Base:
+def small_base(site: SmallSite) -> protocol.BaseWeights:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
-    return protocol.Base(
+    return protocol.BaseWeights(
         name="run-7", run=site.blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
     )
 
@@ -114,7 +116,7 @@ def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[s
 
 
 def test_weights_come_without_momenta_and_the_configuration_names_them(
-    site: SmallSite, small_base: protocol.Base, tmp_path: Path
+    site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     spec = training(site)
     spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
@@ -133,7 +135,7 @@ def test_an_entry_cannot_say_itself_what_it_starts_from(site: SmallSite, tmp_pat
 
 
 def test_a_replay_of_such_a_run_is_given_the_same_weights(
-    site: SmallSite, small_base: protocol.Base, tmp_path: Path
+    site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)

@@ -83,7 +83,7 @@ def words() -> Iterator[Service]:
         yield service
 
 
-def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.Finish:
+def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishLease:
     until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
     finish = site.leases[lease].finish
     assert finish is not None
@@ -96,7 +96,7 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite,
     come(words.address)
     finish = ended(site, lease)
     assert finish.outcome == "done", finish.reason
-    sat = protocol.Sat.model_validate(finish.result)
+    sat = protocol.RephraseResult.model_validate(finish.result)
     assert (sat.packets, sat.outputs) == (30, 60)
     assert sat.accepted >= 57  # it draws
     assert sat.tokens > 1000

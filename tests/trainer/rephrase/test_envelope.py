@@ -21,15 +21,15 @@ def sha256(text: str) -> str:
 CHUNKS = (protocol.Chunk(index=3, text=SOURCE, sha256=sha256(SOURCE), styles=("easy", "qa")),)
 
 
-def output(style: protocol.Style, **changes: Any) -> protocol.Output:
+def output(style: protocol.Style, **changes: Any) -> protocol.RephraseOutput:
     text = changes.pop("text", GOOD[style])
     said = {"chunk": 3, "style": style, "source_sha256": sha256(SOURCE), "text": text, "sha256": sha256(text)}
-    return protocol.Output(**{**said, **changes})
+    return protocol.RephraseOutput(**{**said, **changes})
 
 
-def result(*outputs: protocol.Output, **changes: Any) -> protocol.Rephrased:
+def result(*outputs: protocol.RephraseOutput, **changes: Any) -> protocol.RephrasedPacket:
     said = {"packet": 1, "prompt_version": 1, "model": "m", "revision": "r", "sampling": ORDER.sampling}
-    return protocol.Rephrased(**{**said, "outputs": outputs or (output("easy"), output("qa")), **changes})
+    return protocol.RephrasedPacket(**{**said, "outputs": outputs or (output("easy"), output("qa")), **changes})
 
 
 def test_what_was_asked_for_fits() -> None:
@@ -53,7 +53,7 @@ def test_what_was_asked_for_fits() -> None:
         (result(output("easy", text="word " * 19_000), output("qa")), "too_big"),
     ],
 )
-def test_what_was_not_is_told(wrong: protocol.Rephrased, reason: str) -> None:
+def test_what_was_not_is_told(wrong: protocol.RephrasedPacket, reason: str) -> None:
     assert reason in envelope(wrong, CHUNKS, ORDER)
     assert reason in REASONS
 

@@ -12,7 +12,7 @@ from trainer.node.datasets import PYTHON, dataset
 from trainer.node.job_handlers.train import CRASHES, OPTIMIZER
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import FileRef, GenerateOrder, encode
+from trainer.protocol import FileRef, GenerateOrder, encode_message
 from trainer.sandbox import Box, Limits, Mount, Process
 from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
 
@@ -41,7 +41,7 @@ def lay_out(job: Job, order: GenerateOrder, data: Path) -> Path:
     folder = job.workspace.run
     job.fetch(order.run, folder / "run.json")
     shutil.copyfile(data / "tokenizer.json", folder / "tokenizer.json")
-    (folder / "order.json").write_text(encode(order))
+    (folder / "order.json").write_text(encode_message(order))
     checkpoint = folder / FOLDER / f"step-{order.checkpoint.step:08d}"
     for file in order.checkpoint.files:
         if file.path != OPTIMIZER:

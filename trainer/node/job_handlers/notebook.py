@@ -13,7 +13,7 @@ from trainer.node.client import reference
 from trainer.node.datasets import PYTHON, dataset
 from trainer.node.job_handlers.train import CRASHES, VISIBLE
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Executed, FileRef, NotebookOrder
+from trainer.protocol import FileRef, NotebookOrder, NotebookResult
 from trainer.sandbox import Box, Limits, Mount, Process
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, read_json_object, sanitize_line
 
@@ -101,7 +101,7 @@ def arrived(out: Path) -> Outcome:
     told = read_json_object(out, "result.json", RESULT_BYTES) or {}
     counted = {"left": len(files), "left_bytes": sum(files.values())}
     try:
-        result = Executed.model_validate({**told, **counted})
+        result = NotebookResult.model_validate({**told, **counted})
     except ValidationError:
         return Outcome("failed", "The notebook ended without a result.", "model", files=(EXECUTED,))
     return Outcome("done", result=result.model_dump(), files=(EXECUTED, *files))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.node.outcome import Failed, Outcome
 from trainer.node.reset import MARK, mark
-from trainer.protocol import RephraseOrder, Sat
+from trainer.protocol import RephraseOrder, RephraseResult
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -35,7 +35,7 @@ def run(job: Job) -> Outcome:
             title, alone = f"{order.campaign} with {order.model}", job.place.lane.lanes == 1
             with job.metered(), Board(title, tally, job.say, alone):
                 Sitting(job, order, writer, setup.parallel or chosen.PARALLEL, tally).work()
-            result = Sat(
+            result = RephraseResult(
                 packets=tally.packets,
                 outputs=tally.outputs,
                 accepted=tally.accepted,

@@ -17,7 +17,7 @@ from trainer.node.checkpoints import FOLDER, step_of
 from trainer.node.datasets import PYTHON, dataset, trusted
 from trainer.node.job_handlers.train import box, configure, lay_out_base, resume
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Checkpoint, FileRef, Replayed, ReplayOrder
+from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.sandbox import Limits, Mount, driver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object
 
@@ -73,7 +73,7 @@ def machines_word(state: Path) -> dict[str, Any]:
     return {"clock": clock if whole else [], "train": train if isinstance(train, dict) else {}}
 
 
-def compare(job: Job, order: ReplayOrder) -> Replayed:
+def compare(job: Job, order: ReplayOrder) -> ReplayResult:
     """Compare the last checkpoint that the replay wrote with the claimed one."""
     work = job.workspace
     steps = [step for name in list_folder(work.out, FOLDER) if (step := step_of(name)) is not None]
@@ -91,7 +91,7 @@ def compare(job: Job, order: ReplayOrder) -> Replayed:
     process = job.run(driver("none"), trusted(job, command, limits), output=answer)
     try:
         found = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
-        return Replayed.model_validate({"step": max(steps), **(found or {})})
+        return ReplayResult.model_validate({"step": max(steps), **(found or {})})
     except ValidationError as error:
         raise Failed(f"The comparison could not work on this node (exit code {process.poll()}).") from error
 

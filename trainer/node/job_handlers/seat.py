@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.node.job_handlers.swarm import box
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Seated, SeatOrder
+from trainer.protocol import SeatOrder, WorkerResult
 from trainer.sandbox import driver
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -50,5 +50,5 @@ def outcome(last: dict[str, Any], seconds: float) -> Outcome:
         raise Failed(why or "The coordinator could not be reached from this machine.")
     facts = {name: last[name] for name in ("bytes_in", "bytes_out") if isinstance(last.get(name), int)}
     stage = last.get("stage")
-    seated = Seated(stage=stage if isinstance(stage, int) else None, seconds=seconds, why=why, **facts)
+    seated = WorkerResult(stage=stage if isinstance(stage, int) else None, seconds=seconds, why=why, **facts)
     return Outcome("done", result=seated.model_dump())

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trainer.node.datasets import PYTHON, trusted
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Smoked, SmokeOrder
+from trainer.protocol import SmokeOrder, SmokeResult
 from trainer.sandbox import Limits, driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
@@ -60,6 +60,6 @@ def outcome(code: int | None, answer: bytes) -> Outcome:
     if code not in ANSWERS or found is None:
         raise Failed(f"The smoke run could not work on this node (exit code {code}); the log says why.")
     try:
-        return Outcome("done", result=Smoked.model_validate(found).model_dump())
+        return Outcome("done", result=SmokeResult.model_validate(found).model_dump())
     except ValidationError as error:
         raise Failed("The smoke run's answer is not what it should be.") from error

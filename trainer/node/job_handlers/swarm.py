@@ -16,7 +16,7 @@ from trainer.node.datasets import PYTHON, dataset, trusted
 from trainer.node.job_handlers.train import FILES, RESULT_BYTES
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Checkpoint, Message, SwarmOrder, encode
+from trainer.protocol import Checkpoint, Message, SwarmOrder, encode_message
 from trainer.sandbox import Box, Limits, Mount, Process, driver
 from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
 
@@ -62,7 +62,7 @@ def box(job: Job, module: str, order: Message, words: list[str]) -> Box:
     """A box for one of a swarm's processes: network, the order in a file, limits that are metered."""
     file = job.workspace.scratch / "order.json"
     file.touch(mode=0o600)
-    file.write_text(encode(order))
+    file.write_text(encode_message(order))
     command = [*PYTHON, "-m", module, "--order", str(file), *words]
     made = trusted(job, command, Limits(**job.spec.limits.model_dump()))
     # A socket's path may have about a hundred characters: not in the workspace.

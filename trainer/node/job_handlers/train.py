@@ -13,7 +13,7 @@ from trainer.node.checkpoints import FOLDER, CheckpointLoop
 from trainer.node.datasets import PYTHON, dataset
 from trainer.node.metrics import MetricsLoop
 from trainer.node.outcome import Failed, Outcome
-from trainer.protocol import Base, Checkpoint, Probes, TrainOrder
+from trainer.protocol import BaseWeights, Checkpoint, ProbeComparison, TrainOrder
 from trainer.sandbox import Box, Limits, Mount, Process
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -62,7 +62,7 @@ def run(job: Job) -> Outcome:
     if ended.outcome != "done":
         return ended
     # Whatever the training process says about its own node's speed is put aside.
-    found = Probes(before=before, after=probes.after(job, order.probe)).model_dump() if order.probe else None
+    found = ProbeComparison(before=before, after=probes.after(job, order.probe)).model_dump() if order.probe else None
     return replace(ended, result={**ended.result, "probes": found})
 
 
@@ -87,7 +87,7 @@ def configure(job: Job, config: dict[str, Any], start: Path | None) -> None:
     job.workspace.config.write_text(json.dumps(own | ({"from": str(start)} if start else {})))
 
 
-def lay_out_base(job: Job, base: Base | None) -> Path | None:
+def lay_out_base(job: Job, base: BaseWeights | None) -> Path | None:
     """Fetch the weights that the run starts from; return the folder of their checkpoint, in one of their run."""
     if base is None:
         return None

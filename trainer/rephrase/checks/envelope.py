@@ -15,7 +15,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff
 
 
 def envelope(
-    result: protocol.Rephrased, chunks: Sequence[protocol.Chunk], order: protocol.RephraseOrder
+    result: protocol.RephrasedPacket, chunks: Sequence[protocol.Chunk], order: protocol.RephraseOrder
 ) -> tuple[str, ...]:
     """Return the reasons against a whole result, keys of `checks.REASONS`; none if it fits what was given out."""
     made_with = {
@@ -36,7 +36,7 @@ def envelope(
     return tuple(dict.fromkeys(reasons))
 
 
-def against(output: protocol.Output, chunk: protocol.Chunk) -> list[str]:
+def against(output: protocol.RephraseOutput, chunk: protocol.Chunk) -> list[str]:
     """Return the reasons against one output as it was sent."""
     if UNPRINTABLE.search(output.text):
         return ["not_text"]
