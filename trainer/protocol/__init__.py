@@ -1,4 +1,4 @@
-"""The protocol: what the server, the node and the processes it starts exchange. `version.py` has its rules."""
+"""Messages between the server, the nodes and the processes that nodes start. `version.py` has the version rules."""
 
 from __future__ import annotations
 

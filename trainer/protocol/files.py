@@ -1,4 +1,4 @@
-"""Files by content, and what is made of them: checkpoints, base weights, datasets."""
+"""Content-addressed files, and what consists of them: checkpoints, base weights, datasets."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class FileRef(Message):
     """A file by content. Its bytes are at `GET /api/node/v1/leases/<lease>/blobs/<sha256>`.
 
-    After a break `Range: bytes=<first>-` asks for the rest; whoever does not know ranges sends all of them again.
+    An interrupted download resumes with `Range: bytes=<first>-`; a server without ranges sends the whole file.
     """
 
     path: str = Field(max_length=200)
-    """Where it belongs, relative to the folder it is part of; forward slashes, never `..`."""
+    """Relative to the folder that the file is part of; forward slashes, no `..`."""
     sha256: Sha256
     size: int = Field(ge=0)
 
 
 class Checkpoint(Message):
-    """All it takes to go on, or to re-score: the files of one folder `checkpoints/step-XXXXXXXX`."""
+    """The files of one folder `checkpoints/step-XXXXXXXX`: enough to resume or to score."""
 
     step: int = Field(ge=0)
     files: tuple[FileRef, ...]
 
 
 class BaseWeights(Message):
-    """Weights that a run starts from: what another run ended with."""
+    """The final weights of another run, as a starting point."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
-    """What `run.json` calls it, under `from`."""
+    """Its name in `run.json`, under `from`."""
     run: FileRef
     """Its `run.json`."""
     checkpoint: Checkpoint
 
 
 class DatasetPin(Message):
-    """A dataset by name and by hash. A node whose copy has another hash refuses the job."""
+    """A dataset by name and hash. A node whose copy has another hash rejects the job."""
 
     corpus: str
     """`python-library`, `fineweb-edu` or `files:<glob>`."""
     tokenizer: str
     """`bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`."""
     limit_bytes: int | None = None
-    """Only this much text is taken from the start of the corpus; None takes all."""
+    """Use only this much text from the start of the corpus; None: all."""
     hash: Sha256

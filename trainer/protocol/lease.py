@@ -1,4 +1,4 @@
-"""Lease to server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads, the end."""
+"""From a lease to the server, under `/api/node/v1/leases/<lease>`: heartbeats, metrics, logs, uploads, the end."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class Heartbeat(Message):
 
     phase: Literal["preparing", "running", "uploading"]
     seconds: float
-    """Wall seconds the job's processes have run under this lease, metered by the agent."""
+    """Wall-clock seconds that the job's processes have run under this lease, metered by the agent."""
     health: Health | None = None
 
 
 class HeartbeatReply(Message):
     stop: Literal["", "finish", "cancel"] = ""
-    """"finish": keep the next checkpoint, upload it, hand the job back. "cancel": kill it now, nothing is kept."""
+    """"finish": upload the next checkpoint, then release the job. "cancel": kill the job now, keep nothing."""
     reason: str = ""
 
 
 class MetricsBatch(Message):
-    """POST /metrics: lines of `metrics.jsonl`. Batches are numbered from 1 within a lease; a repeat does nothing."""
+    """POST /metrics: lines of `metrics.jsonl`. Batches are numbered from 1 within a lease; repeats are ignored."""
 
     sequence: int = Field(ge=1)
     rows: tuple[dict[str, Any], ...] = Field(max_length=500)
 
 
 class LogChunk(Message):
-    """POST /log: text of the job's output, at a byte offset within this lease; a repeat does nothing."""
+    """POST /log: text of the job's output, at a byte offset within this lease; repeats are ignored."""
 
     offset: int = Field(ge=0)
     text: str = Field(max_length=64_000)
 
 
 class Acknowledgment(Message):
-    """How much the server has: the last sequence number, or the byte after the last."""
+    """How much the server has received: the last sequence number, or the offset after the last byte."""
 
     received: int
 
 
 class BlobQuery(Message):
-    """POST /blobs: which of these does the server still want? Then `PUT /blobs/<sha256>` sends one, as raw bytes.
+    """POST /blobs: query which of these files the server lacks. `PUT /blobs/<sha256>` then sends one, as raw bytes.
 
-    A large one may come in pieces, in order, each with `Content-Range: bytes <first>-<last>/<size>` and answered with
-    `Acknowledged`, how far the server has it. `HEAD /blobs/<sha256>` asks for that after a break: `Upload-Offset`.
+    A large file may be sent in pieces, in order, each with `Content-Range: bytes <first>-<last>/<size>`. The reply to
+    each is an `Acknowledgment`. After an interruption, `HEAD /blobs/<sha256>` returns the offset in `Upload-Offset`.
     """
 
     files: tuple[FileRef, ...]
@@ -62,26 +62,26 @@ class MissingBlobs(Message):
 
 
 class CheckpointUploaded(Message):
-    """POST /checkpoints: every file has been sent; the checkpoint counts from now on."""
+    """POST /checkpoints: all files have been sent; the checkpoint is valid from now on."""
 
     checkpoint: Checkpoint
     files: tuple[FileRef, ...] = ()
-    """Small files that stay with the job: `run.json`, so that others can start from a checkpoint of a run that goes on,
-    and its weights can be released."""
+    """Small files stored with the job: `run.json`, which others need to start from a checkpoint of an unfinished run or
+    to publish its weights."""
 
 
 class FinishLease(Message):
-    """POST /finish: the end of a lease, once."""
+    """POST /finish: ends the lease, once."""
 
     outcome: Literal["done", "failed", "released"]
-    """"released": not finished, not failed; the job goes back to the queue and on from its last checkpoint."""
+    """"released": neither done nor failed; the job returns to the queue and resumes from its last checkpoint."""
     cause: Cause = "infrastructure"
     reason: str = Field(default="", max_length=500)
-    """A sentence that the contributor understands."""
+    """A sentence for the contributor."""
     result: dict[str, Any] = {}
-    """The kind's own: `result.json` of a training and its `Probes`, the JSON of `dailytrain score`, `Replayed`,
-    `Smoked`, `Executed`, `Generated`, `Sat`, `Seated`."""
+    """By kind of job: `result.json` of a training run with its `ProbeComparison`, the JSON of `dailytrain score`,
+    `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult` or `WorkerResult`."""
     files: tuple[FileRef, ...] = ()
-    """Files that stay with the job (`run.json`, what a notebook left in `model/`), uploaded like blobs."""
+    """Files stored with the job (`run.json`, a notebook's files in `model/`), uploaded like blobs."""
     seconds: float | None = None
-    """As in the heartbeat, once nothing runs any more; None: the last heartbeat's word stands."""
+    """As in the heartbeat, after all processes have ended; None: use the last heartbeat's value."""

@@ -1,4 +1,4 @@
-"""Node to server, under `/api/node/v1`: registering, polling, hardware and health."""
+"""From a node to the server, under `/api/node/v1`: registering, polling, hardware, health."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.protocol.version import VERSION, Message
 
 
 class Gpu(Message):
-    """One GPU, as NVIDIA's driver tells it."""
+    """One GPU, as NVIDIA's driver reports it."""
 
     name: str = Field(max_length=80)
     memory_bytes: int = Field(default=0, ge=0)
@@ -21,17 +21,17 @@ class Gpu(Message):
 
 
 class Rephraser(Message):
-    """What a node that rephrases does it with."""
+    """The back end that a node rephrases with."""
 
     back_end: str = Field(max_length=80)
     models: tuple[Annotated[str, Field(max_length=200)], ...] | None = Field(default=None, max_length=64)
-    """Those it serves; None: whatever a campaign asks for, it fetches."""
+    """The models it serves; None: it downloads the model of any campaign."""
     campaign: str = Field(default="", max_length=80)
-    """The only one that its owner wants to work for; empty: any."""
+    """The only campaign it accepts; empty: any."""
 
 
 class Hardware(Message):
-    """What the node found out about itself."""
+    """What the node detected about itself."""
 
     hostname: str = Field(max_length=200)
     platform: str = Field(max_length=200)
@@ -40,53 +40,49 @@ class Hardware(Message):
     memory_bytes: int
     disk_free_bytes: int
     gpus: tuple[str, ...] = ()
-    """Their names."""
+    """Names."""
     sandboxes: tuple[str, ...] = ()
-    """Sandbox drivers that work here; the first is the one in use."""
+    """Working sandbox drivers; the first is in use."""
     gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)
     """The same GPUs, in the same order."""
     cuda: str = Field(default="", max_length=20)
-    """The newest CUDA that the driver knows."""
+    """The newest CUDA version that the driver supports."""
     network_bytes_per_second: float | None = Field(default=None, ge=0, lt=1e15)
-    """As its own transfers to and from the site went lately, the slower direction; None until there was a large one."""
+    """Measured on recent transfers with the server, the slower direction; None before the first large transfer."""
     found_labels: tuple[Annotated[str, Field(max_length=40)], ...] = Field(default=(), max_length=64)
-    """What follows from all that: `2x3090`, `2x24gb`, `500gb`."""
+    """Derived from the hardware: `2x3090`, `2x24gb`, `500gb`."""
     kinds: tuple[Annotated[str, Field(max_length=40)], ...] | None = Field(default=None, max_length=64)
-    """Kinds of order that its agent can carry out; None: it does not say, and gets any."""
+    """Kinds of order that its agent supports; None: any."""
     rephraser: Rephraser | None = None
-    """None: it has nothing to rephrase with, and `kinds` does not name it."""
+    """None: it cannot rephrase, and `kinds` does not include "rephrase"."""
     swarm_run: int | None = Field(default=None, ge=0, lt=2**63)
-    """The only run whose seats it takes; None: any."""
-
-    def gpus_of(self, lane: int, lanes: int) -> tuple[Gpu, ...]:
-        """Return the GPUs of one of the node's lanes."""
-        return split_evenly(self.gpu_details, lane, lanes)
+    """The only swarm run it joins; None: any."""
 
 
 T = TypeVar("T")
 
 
-def split_evenly(things: Sequence[T], lane: int, lanes: int) -> tuple[T, ...]:
-    """Return a lane's even share, lanes counted from 0: neighbours stay together, the first lanes get what is over."""
-    cuts = (-(-number * len(things) // lanes) for number in (lane, lane + 1))
-    return tuple(things[slice(*cuts)])
+def split_evenly(items: Sequence[T], part: int, parts: int) -> tuple[T, ...]:
+    """Return contiguous part `part` (from 0) of `parts` nearly equal ones; the first parts get the remainder."""
+    bounds = (-(-number * len(items) // parts) for number in (part, part + 1))
+    return tuple(items[slice(*bounds)])
 
 
 class Health(Message):
-    """How the node is just now. None: it cannot tell."""
+    """The node's current condition. None: unknown."""
 
     temperature_celsius: float | None = Field(default=None, gt=-100, lt=1000)
-    """Of its hottest GPU."""
+    """Of the hottest GPU."""
     throttled: bool = False
-    """Some GPU is slowed down by heat or by its power supply."""
+    """A GPU is slowed down by heat or by its power supply."""
     gpu_used_bytes: int | None = Field(default=None, ge=0)
-    """Memory in use, all GPUs together."""
+    """Memory in use on all GPUs together."""
     idle_gpu: bool = False
-    """A job runs, and its GPUs have had nothing to do for minutes."""
+    """A job is running, but its GPUs have been idle for minutes."""
     probe: ProbeReading | None = None
-    """What the last probe found here."""
+    """The result of the last probe on this node."""
     trouble: str = Field(default="", max_length=300)
-    """Why it takes no job until this is mended, in a sentence; empty: nothing."""
+    """Why the node takes no jobs until this is fixed, in a sentence; empty: no problem."""
 
 
 class Register(Message):
@@ -99,9 +95,9 @@ class Register(Message):
 
 
 class RegisterVolunteer(Message):
-    """POST /volunteer, without a token: join for rephrasing only, without an account. Answered with `Registered`.
+    """POST /volunteer, without a token: join for rephrasing only, without an account. The reply is a `RegisterReply`.
 
-    Whoever signs in gets a join token instead, and is credited: that is a `Register`.
+    Volunteers with an account use a join token and `Register` instead, and get credit.
     """
 
     version: int = VERSION
@@ -112,56 +108,56 @@ class RegisterVolunteer(Message):
 class RegisterReply(Message):
     node: int
     token: str
-    """The node's own credential, shown once; every later call carries it."""
+    """The node's credential, sent once; required in every later call."""
     public_key: str
     """Base64 of the site's Ed25519 key; the agent pins it."""
 
 
 class Poll(Message):
-    """POST /poll, `Authorization: Bearer <node token>`: the node is free and asks what to do."""
+    """POST /poll, `Authorization: Bearer <node token>`: a free node requests work."""
 
     version: int = VERSION
     hardware: Hardware
     wait_seconds: float = Field(default=20, ge=0, le=60)
-    """How long the server may hold the question open before it answers "idle"."""
+    """How long the server may hold the request open before it replies "idle" (long polling)."""
     abandoned: tuple[int, ...] = ()
-    """Leases that this node held before it was restarted: the server puts their jobs back in the queue at once."""
+    """Leases that this node held before it was restarted. The server requeues their jobs at once."""
     lane: int = Field(default=0, ge=0, lt=64)
-    """Which of the node's lanes is free, counted from 0."""
+    """Index of the free slot, from 0."""
     lanes: int | None = Field(default=None, ge=1, le=64)
-    """How many it runs; None: an agent that knows no lanes."""
+    """How many slots the node runs; None: an agent without slots."""
     lanes_wished: int | None = Field(default=None, ge=1, le=64)
-    """What the sponsor's command line says; None: as many as the site says."""
+    """Number of slots set on the sponsor's command line; None: the server decides."""
     health: Health | None = None
 
 
 class Lease(Message):
     lease: int
     token: str
-    """This lease's own short-lived credential; the job process never sees it."""
+    """Short-lived credential of this lease; never visible to the job process."""
     seconds: float
-    """The lease ends this long after its last heartbeat."""
+    """The lease expires this long after its last heartbeat."""
     spec: str
-    """JSON of a `JobSpec`, the signed bytes themselves."""
+    """JSON of a `JobSpec`, exactly as signed."""
     signature: str
     """Base64, Ed25519."""
 
 
 class PollReply(Message):
-    """The server's answer to a poll. It sets the pace."""
+    """The server's reply to a poll, which also sets the poll interval."""
 
     action: Literal["job", "idle", "pause", "stop"]
     wait_seconds: float = 0
-    """Ask again after this long (plus jitter)."""
+    """Poll again after this long, plus jitter."""
     reason: str = ""
     """A sentence for the sponsor."""
     lease: Lease | None = None
     lanes: int | None = None
-    """Told to a node that runs another number of lanes: so many are wished. No job is given before it runs them."""
+    """Set if the node runs another number of slots than configured: the number to run before it gets a job."""
 
 
 class ErrorDetail(Message):
-    """Body of every answer of 400 and above."""
+    """Body of every reply with a status of 400 or above."""
 
     detail: str
-    """A sentence: what happened, what is safe, what to do."""
+    """What happened, what is safe and what to do, in a sentence."""

@@ -1,4 +1,4 @@
-"""Orders: what a job asks a node to do, one model per kind, and the signed job spec around it."""
+"""Orders: the work of a job, one class per kind, and the signed job spec that contains them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.protocol.version import VERSION, Message
 
 
 class ProbeSpec(Message):
-    """How to measure: training steps of the site's small model (`trainer.accounting.probe`), never of an entry's."""
+    """How to measure a node's speed: training steps of our own small model (`trainer.accounting.probe`)."""
 
     seconds: float = Field(gt=0, le=60)
-    """Of measuring; starting the process comes on top."""
+    """Measuring time, without starting the process."""
     width: int = Field(default=256, ge=64, le=16384, multiple_of=64)
     sequence_length: int = Field(default=256, ge=8, le=2**20)
     batch: int = Field(default=8, ge=1, le=4096)
-    """Rows a step."""
+    """Rows per step."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=1024)
 
@@ -33,7 +33,7 @@ class TrainOrder(Message):
     resume: Checkpoint | None = None
     probe: ProbeSpec | None = None
     base: BaseWeights | None = None
-    """What it starts from; None: from scratch. No configuration says so: its `from` is not read on a node."""
+    """What the run starts from; None: from scratch. Nodes ignore `from` in `config`."""
 
 
 class ScoreOrder(Message):
@@ -43,59 +43,59 @@ class ScoreOrder(Message):
     """`run.json` of the run."""
     checkpoint: Checkpoint
     suite: tuple[str, ...] = ()
-    """lm-eval task names; a task whose data this node lacks is left out and named."""
+    """lm-eval task names; a task whose data this node lacks is skipped and reported."""
     suite_limit: int | None = Field(default=None, ge=1)
-    """Only the first so many items of each task; None takes all."""
+    """Use only the first so many items of each task; None: all."""
 
 
 class ReplayOrder(Message):
-    """Train a stretch of a run once more, and compare what comes out with what another node said came out."""
+    """Repeat a segment of a run and compare the resulting weights with those that another node claimed."""
 
     kind: Literal["replay"] = "replay"
     dataset: DatasetPin
     config: dict[str, Any]
     """As in the `TrainOrder` of that run."""
     start: Checkpoint | None = None
-    """Where the stretch begins; None: with the first weights."""
+    """Start of the segment; None: the initial weights."""
     base: BaseWeights | None = None
     """As in that order."""
     claimed: Checkpoint
-    """Where it ended, as its node said. The entry's code never sees it."""
+    """End of the segment, as claimed by the other node. Never visible to the entry's code."""
 
 
 class SmokeOrder(Message):
-    """Find an entry's mistakes on a CPU, before anything trains on a GPU (`trainer.smoke`)."""
+    """Find an entry's mistakes on a CPU before it trains on a GPU (`trainer.smoke`)."""
 
     kind: Literal["smoke"] = "smoke"
     config: dict[str, Any]
-    """As in the `TrainOrder` of the run it is about, whose size is counted: what is trained here is small."""
+    """As in the `TrainOrder` of the run. Parameters are counted at this size; the test trains a small model."""
     tokenizer: str
-    """As in a `DatasetPin`: how many tokens that run's vocabulary has."""
+    """As in a `DatasetPin`; determines the vocabulary size."""
     memory_bytes: float | None = Field(default=None, gt=0)
-    """Of the machines that run is for: their GPUs', all together, or the job's; None: not known."""
+    """GPU memory of the run's target machines, all GPUs together, or the job's memory limit; None: unknown."""
     peak: float | None = Field(default=None, gt=0)
-    """FLOP/s of those; None: not known."""
+    """Peak FLOP/s of those machines; None: unknown."""
 
 
 class NotebookOrder(Message):
-    """Run one notebook of the entry's files, from its first cell to its last (`trainer.notebook`)."""
+    """Run one of the entry's notebooks from its first to its last cell (`trainer.notebook`)."""
 
     kind: Literal["notebook"] = "notebook"
     notebook: FileRef
-    """Its place in the entry's files, and exactly the bytes that were approved."""
+    """Its path among the entry's files, and the hash of the approved bytes."""
     dataset: DatasetPin | None = None
-    """Laid out for it, without the test split; None: it brings all it needs."""
+    """Provided without the test split; None: the notebook needs no dataset."""
     part: int = Field(default=1, ge=1)
-    """Of so many `parts`, each a job of its own."""
+    """Part number, from 1 to `parts`. Each part is a job."""
     parts: int = Field(default=1, ge=1)
     seconds: float = Field(gt=0)
-    """All its cells together."""
+    """Time limit of all cells together."""
     model: tuple[FileRef, ...] = Field(default=(), max_length=500)
-    """What the part before left in the folder `model/`, paths below that; this one finds it there."""
+    """Files that the previous part left in the folder `model/`, with paths below it. They are restored there."""
 
 
 class GenerateOrder(Message):
-    """Continue a prompt with a run's model (`trainer.inference.generate`). The text comes as metrics of kind "text"."""
+    """Continue a prompt with a run's model (`trainer.inference.generate`). Sends metrics of kind "text"."""
 
     kind: Literal["generate"] = "generate"
     dataset: DatasetPin
@@ -105,7 +105,7 @@ class GenerateOrder(Message):
     checkpoint: Checkpoint
     prompt: str = Field(max_length=4000)
     tokens: int = Field(ge=1, le=4096)
-    """At most so many; fewer where the model ends its text."""
+    """Maximum; fewer if the model ends its text."""
     temperature: float = Field(default=0.8, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -126,7 +126,7 @@ Order = Annotated[
 
 
 class JobLimits(Message):
-    """What the sandbox allows the job's processes, all of them together. Units: seconds, bytes."""
+    """Sandbox limits for all of the job's processes together. Units: seconds, bytes."""
 
     wall_seconds: float
     memory_bytes: int
@@ -135,7 +135,7 @@ class JobLimits(Message):
 
 
 class JobSpec(Message):
-    """One job for one node, signed by the site (Ed25519 over the exact bytes of its JSON)."""
+    """One job for one node, signed by the server (Ed25519 over the exact bytes of its JSON)."""
 
     version: Literal[1] = VERSION
     job: int
@@ -143,10 +143,10 @@ class JobSpec(Message):
     node: int
     attempt: int
     release: FileRef
-    """The site's release of `trainer/`: a tar of the package."""
+    """The server's release of `trainer/`: a tar of the package."""
     entry: FileRef | None = None
-    """The entry's files: a tar of `trainer/models/` only, laid over the release."""
+    """The entry's files: a tar with only `trainer/models/`, extracted over the release."""
     order: Order
     limits: JobLimits
     issued_at: float
-    """Seconds since 1970, the server's clock."""
+    """Unix time in seconds, by the server's clock."""

@@ -1,4 +1,4 @@
-"""Dataset swarm: rephrasing sessions and the packets they work through."""
+"""Dataset swarm: rephrasing sessions and their packets."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ Style = Literal["easy", "medium", "hard", "qa"]
 
 
 class Sampling(Message):
-    """How a campaign's model is asked to write."""
+    """Sampling parameters of a campaign's model."""
 
     temperature: float = Field(default=0.8, ge=0, le=2)
     top_p: float = Field(default=0.95, gt=0, le=1)
     max_tokens: int = Field(default=2048, ge=1, le=32768)
-    """Of one answer."""
+    """Per output."""
 
 
 class RephraseOrder(Message):
-    """Sit down for a campaign: take packets, rephrase their chunks, hand them in, until none is left or time is up."""
+    """Run a session of a campaign: take packets, rephrase their chunks, submit them, until none or no time is left."""
 
     kind: Literal["rephrase"] = "rephrase"
     campaign: str = Field(max_length=80)
-    """Its slug: its page is `/rephrase/<slug>/`."""
+    """Slug; the campaign's page is `/rephrase/<slug>/`."""
     model: str = Field(max_length=200)
-    """A name at the Hub, or any other that a volunteer's back end serves it under."""
+    """Name on the Hugging Face Hub, or another name under which a back end serves it."""
     revision: str = Field(default="", max_length=80)
     """Empty: not pinned."""
     sampling: Sampling = Sampling()
     styles: tuple[Style, ...] = Field(min_length=1, max_length=4)
     prompt_version: int = Field(ge=1)
-    """Of `trainer.rephrase.prompts`."""
+    """Version of `trainer.rephrase.prompts`."""
     language: str = Field(default="en", pattern=r"^[a-z]{2,3}$|^$")
-    """ISO 639 code of source and outputs; empty: each output in the language of its source."""
+    """ISO 639 code of sources and outputs; empty: each output in the language of its source."""
     thresholds: dict[Style, dict[str, float]] | None = None
-    """What differs from the start values of `trainer.rephrase.checks`, as `dailytrain rephrase calibrate` writes it."""
+    """Overrides of the defaults of `trainer.rephrase.checks`, as written by `dailytrain rephrase calibrate`."""
 
 
 class Chunk(Message):
-    """About 300 tokens of a document, cut at a sentence's end."""
+    """About 300 tokens of a document, cut at the end of a sentence."""
 
     index: int = Field(ge=0)
-    """In its document, counted from 0."""
+    """In its document, from 0."""
     text: str = Field(min_length=1, max_length=40_000)
     sha256: Sha256
-    """Of the text in UTF-8."""
+    """Hash of the text in UTF-8."""
     styles: tuple[Style, ...] = Field(min_length=1, max_length=4)
-    """Those still wanted: a packet that is tried again asks only for what it lacks."""
+    """Styles still missing; a retried packet lists only those."""
 
 
 class Packet(Message):
-    """A document, or some chunks of a long one."""
+    """A document, or some chunks of a long document."""
 
     packet: int
     document: str = Field(max_length=200)
-    """Where it is from, for people."""
+    """Human-readable origin."""
     chunks: tuple[Chunk, ...] = Field(min_length=1, max_length=256)
 
 
 class TakePackets(Message):
-    """POST /packets/take, under the sitting's lease.
+    """POST /packets/take, under the session's lease.
 
-    What the lease holds and `held` does not name comes first in the answer, once more: an answer may have been lost.
+    The reply starts with packets that the lease holds and `held` does not name, because an earlier reply may be lost.
     """
 
     count: int = Field(ge=1, le=256)
-    """New ones, at most."""
+    """Maximum number of new packets."""
     held: tuple[int, ...] = Field(default=(), max_length=4096)
-    """Packets in hand, those whose handing in is not yet confirmed among them."""
+    """Packets that the client has, including those whose submission is not yet confirmed."""
 
 
 class TakePacketsReply(Message):
     packets: tuple[Packet, ...] = ()
     wait_seconds: float = 0
-    """Nothing waits just now: ask again after this long."""
+    """If there are no packets now: ask again after this long."""
     done: str = ""
-    """A sentence why there will be none in this sitting (paused, finished, the volunteer is set aside); else empty."""
+    """Why this session gets no more packets (campaign paused or finished, volunteer excluded); else empty."""
 
 
 class RephraseOutput(Message):
@@ -91,20 +91,20 @@ class RephraseOutput(Message):
     text: str = Field(default="", max_length=100_000)
     """Cleaned up (`checks.clean`)."""
     sha256: Sha256
-    """Of the text in UTF-8."""
+    """Hash of the text in UTF-8."""
     ended: Literal["stop", "length", "none"] = "stop"
-    """"length": `max_tokens` cut it off. "none": nothing was written, `trouble` says why."""
+    """"length": truncated at `max_tokens`. "none": no text; `trouble` has the reason."""
     trouble: str = Field(default="", max_length=300)
-    """A reason of `trainer.rephrase.checks`: why nothing was written ("prompt_too_long"), or what the volunteer's own
-    checks have against the last of its tries; empty: none."""
+    """A reason of `trainer.rephrase.checks`: why there is no text ("prompt_too_long"), or why the volunteer's checks
+    rejected the last attempt; empty: none."""
     tokens: int = Field(default=0, ge=0, lt=2**31)
-    """Written by the model, as its back end counts."""
+    """Tokens generated, as counted by the back end."""
     tries: int = Field(default=1, ge=0, le=100)
-    """How often the model was asked before the volunteer's own checks were content, or it stopped trying."""
+    """Number of attempts until the volunteer's own checks passed or it gave up."""
 
 
 class RephrasedPacket(Message):
-    """A packet as it is handed in: one output for every chunk and style asked for, and what they were made with."""
+    """A submitted packet: one output for every requested chunk and style, and how they were generated."""
 
     packet: int
     prompt_version: int = Field(ge=1)
@@ -112,51 +112,51 @@ class RephrasedPacket(Message):
     revision: str = Field(default="", max_length=80)
     sampling: Sampling
     back_end: str = Field(default="", max_length=200)
-    """`vllm`, `endpoint` or `transformers`, with a version where it is known."""
+    """`vllm`, `endpoint` or `transformers`, with its version if known."""
     outputs: tuple[RephraseOutput, ...] = Field(max_length=1024)
 
 
 class SubmitPackets(Message):
-    """POST /packets/submit. A packet that was handed in under this lease before gets the same answer, and no more."""
+    """POST /packets/submit. A packet that was submitted before under this lease only gets the same verdict again."""
 
     results: tuple[RephrasedPacket, ...] = Field(min_length=1, max_length=256)
 
 
 class OutputVerdict(Message):
-    """The site's word on one output, by the same checks."""
+    """The server's verdict on one output, by the same checks."""
 
     chunk: int
     style: Style
     accepted: bool
     reasons: tuple[str, ...] = ()
-    """Of `trainer.rephrase.checks`."""
+    """Reasons of `trainer.rephrase.checks`."""
 
 
 class PacketVerdict(Message):
     packet: int
     state: Literal["taken", "refused", "gone"]
-    """"taken": judged output by output. "refused": the envelope does not fit, `reasons` say how. "gone": this lease
-    does not hold it any more; nothing was kept."""
+    """"taken": each output was checked. "refused": the envelope does not match the packet, see `reasons`. "gone": this
+    lease no longer holds the packet; nothing was stored."""
     reasons: tuple[str, ...] = ()
     outputs: tuple[OutputVerdict, ...] = ()
 
 
 class SubmitPacketsReply(Message):
-    """One verdict for every result, in their order."""
+    """One verdict for each result, in the same order."""
 
     verdicts: tuple[PacketVerdict, ...]
 
 
 class RephraseResult(Message):
-    """The result of a sitting. Told by the volunteer: credit follows the site's own verdicts."""
+    """Reported by the volunteer; credit follows the server's own verdicts."""
 
     version: Literal[1] = 1
     packets: int = Field(ge=0)
-    """Handed in."""
+    """Submitted."""
     outputs: int = Field(ge=0)
     accepted: int = Field(ge=0)
-    """Outputs, by the site's verdicts."""
+    """Accepted outputs, by the server's verdicts."""
     tokens: int = Field(ge=0)
-    """Written, those thrown away among them."""
+    """Generated, including discarded attempts."""
     seconds: float = Field(ge=0, lt=1e9)
     back_end: str = Field(default="", max_length=200)

@@ -1,16 +1,16 @@
-"""What the server, the agent and the processes it starts say to each other. Versioned, frozen, checked on both sides.
+"""Base class of all messages, and the rules of compatibility. Both sides validate; messages are immutable.
 
-Agents are older than their site, or as old, never newer. So that a site can move on before its nodes do:
+A node agent is never newer than its server. The server can be updated first because:
 
-- What nodes send is read strictly: a field that the site does not know is refused.
-- The site's answers may hold fields that an older agent does not know: it passes over them (`heard`).
-- A signed spec is read strictly, from the very bytes that were signed: nobody carries out a part of an order. What is
-  None is not written (`encode`), so a new field that is None by default reaches an older agent only in a job that needs
-  it; that agent hands the job back, asks to be updated, and has run nothing.
-- A new kind of order goes to agents that know it (`Hardware.kinds`).
+- The server rejects unknown fields in messages from nodes.
+- The agent ignores unknown fields in the server's replies (`parse_lenient`).
+- The agent rejects unknown fields in a signed job spec, parsed from the exact bytes that were signed. Fields that are
+  None are left out (`encode_message`), so a new field with default None reaches an older agent only in a job that uses
+  it. That agent releases the job without running anything and reports that it needs an update.
+- A new kind of order is sent only to agents that list it (`Hardware.kinds`).
 
-So a new optional field (None) and a new kind keep `VERSION`. Anything else raises it, and a node of another version is
-told to update (`Register.version`, `Poll.version`).
+A new optional field (None) or a new kind keeps `VERSION`. Any other change increments it, and the server rejects nodes
+of another version (`Register.version`, `Poll.version`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def encode_message(message: Message) -> str:
-    """Canonical JSON: what is signed and hashed. Optional fields that are None are left out."""
+    """Return canonical JSON, the form that is signed and hashed. Fields that are None are left out."""
     return message.model_dump_json(exclude_none=True)
 
 
 def parse_lenient(kind: type[MessageT], content: str | bytes) -> MessageT:
-    """Read an answer of the site's, which may be newer than we are: what we do not know, at any depth, is passed over.
+    """Parse a reply of a server that may be newer than this agent. Ignores unknown fields at any depth.
 
-    Raises pydantic's ValidationError. Never for a signed spec.
+    Raises pydantic's ValidationError. Not for signed specs.
     """
     return kind.model_validate_json(content, extra="ignore")
