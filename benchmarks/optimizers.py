@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel, Recipe
 from trainer.optim import optimizers as optim
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     device = torch.device(options.device)
-    module = architecture("gpt")
+    module = load_architecture("gpt")
     config = module.Config.sized(2, 8192, 64) if options.smoke else module.Config.sized(12, 50304, 1024)
     model = module.Model(config).to(device)
     recipe = module.recipe(config)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from trainer.distributed.devices import memory_bytes, used_bytes
-from trainer.models import architecture, gpt, rwkv5
+from trainer.models import gpt, load_architecture, rwkv5
 from trainer.models.base import LanguageModel
 from trainer.training.objective import Objective
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tiny() -> rwkv5.Model:
-    config = architecture("rwkv5-tiny").Config.sized(4, VOCABULARY, 256)
+    config = load_architecture("rwkv5-tiny").Config.sized(4, VOCABULARY, 256)
     return rwkv5.Model(config)  # type: ignore[arg-type]
 
 
@@ -108,9 +108,9 @@ def forms(rounds: int) -> dict[str, Any]:
     seconds = in_turns(
         {
             "naive": lambda: forward(naive),
-            "chunked": lambda: forward(rwkv5.chunked),
+            "chunked": lambda: forward(rwkv5.chunked_recurrence),
             "naive, backward too": lambda: both(naive),
-            "chunked, backward too": lambda: both(rwkv5.chunked),
+            "chunked, backward too": lambda: both(rwkv5.chunked_recurrence),
         },
         rounds,
     )

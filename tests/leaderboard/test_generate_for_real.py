@@ -29,11 +29,11 @@ def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
     """Return run.json, the files of a checkpoint and the tokenizer of a model as small as can be."""
     from trainer.checkpoint.store import save
     from trainer.data.tokenizer import train_bpe
-    from trainer.models import architecture
+    from trainer.models import load_architecture
 
     tokenizer = train_bpe([TEXT], 280)
     tokenizer.save(folder / "tokenizer.json")
-    module = architecture("gpt")
+    module = load_architecture("gpt")
     sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
     save(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
     record = json.dumps({"format": 1, "arch": "gpt", "model": sizes}).encode()

@@ -29,7 +29,7 @@ from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
 from trainer.config.train_config import Resolved, TrainConfig
 from trainer.distributed.devices import memory_bytes
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import muon, optimizers
 from trainer.training import precision
@@ -99,7 +99,7 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     from trainer.training.setup import arrange
 
     resolved = resolution(spec)
-    module = architecture(spec.name)
+    module = load_architecture(spec.name)
     config = sized(module, spec.shape)
     fabric = make_fabric(resolved, None)
     model = module.Model(config).to(fabric.device)
@@ -231,7 +231,7 @@ class Contender:
 def import_what_it_needs(spec: Spec) -> None:
     """Have libraries in memory before it is measured: litgpt alone brings two hundred megabytes."""
     if spec.ours:
-        architecture(spec.name)
+        load_architecture(spec.name)
         importlib.import_module("trainer.training.setup")
         importlib.import_module("lightning.fabric")
     elif spec.name == "litgpt":

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.distributed.sharding import fill_optimizer, fill_weights, is_part, optimizer_state, whole
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
@@ -217,7 +217,7 @@ def load_model(run_folder: Path, checkpoint: Path | None = None, device: str | t
         raise CheckpointError(f"{run_folder} has no whole checkpoint to load")
     verified(folder, ("model.safetensors", "state.json"))
     run = read_run(run_folder)
-    module = architecture(run["arch"])
+    module = load_architecture(run["arch"])
     model = module.Model(module.Config(**run["model"]))
     fill(folder, model)
     return model.to(device).eval()

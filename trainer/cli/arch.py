@@ -10,7 +10,7 @@ from typing import TypedDict
 import torch
 
 from trainer.cli.parser import Parser
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, load_architecture
 
 DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256
 """The size that parameters are counted at: what a CPU trains by default."""
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(name: str) -> Row:
     """Describe an architecture by the first sentence of its file and its size at the default dial."""
-    module = architecture(name)
+    module = load_architecture(name)
     with torch.device("meta"):
         model = module.Model(module.Config.sized(DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH))
     return {

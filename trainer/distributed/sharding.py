@@ -51,7 +51,7 @@ def shard(objective: Objective, mesh: DeviceMesh, again: bool = True) -> Objecti
     scalar = next((name for name, weight in objective.model.named_parameters() if weight.ndim == 0), None)
     if scalar is not None:
         raise ModelError(f"fsdp cannot cut {scalar}, which has no dimension: give it the shape (1,).")
-    for block in objective.model.repeated():
+    for block in objective.model.repeated_blocks():
         fully_shard(block, mesh=mesh["data_parallel"], reshard_after_forward=again)
     fully_shard(objective, mesh=mesh["data_parallel"])
     return objective

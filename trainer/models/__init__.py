@@ -1,9 +1,11 @@
-"""The architectures on the board: one file and one line each."""
+"""The architectures: one file and one line each."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, cast
+
+from trainer.errors import UserError
 
 if TYPE_CHECKING:
     from trainer.models.base import Architecture
@@ -17,18 +19,21 @@ ARCHITECTURES = {
 }
 
 PRESETS = {f"rwkv5-{size}": ("rwkv5", size) for size in ("tiny", "169m", "430m", "1b5", "3b", "7b")}
-"""Architectures at a fixed size: their own and the name of the size, which its `preset` knows."""
+"""Architectures at a fixed size: name -> (architecture, argument of its `build_preset`)."""
 
 
-class UnknownArchitecture(ValueError):
+class UnknownArchitectureError(UserError):
     """There is no architecture of that name."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no architecture {name!r}; the known ones are {', '.join(ARCHITECTURES)}")
 
-def architecture(name: str) -> Architecture:
-    """Import the module of an architecture; raise `UnknownArchitecture` for a name that is not in the dicts."""
+
+def load_architecture(name: str) -> Architecture:
+    """Import the module of an architecture; raise `UnknownArchitectureError` for an unknown name."""
     if name in PRESETS:
         family, size = PRESETS[name]
-        return cast("Architecture", importlib.import_module(ARCHITECTURES[family]).preset(size))
+        return cast("Architecture", importlib.import_module(ARCHITECTURES[family]).build_preset(size))
     if name not in ARCHITECTURES:
-        raise UnknownArchitecture(f"there is no architecture {name!r}; the known ones are {', '.join(ARCHITECTURES)}")
+        raise UnknownArchitectureError(name)
     return cast("Architecture", importlib.import_module(ARCHITECTURES[name]))

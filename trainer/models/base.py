@@ -4,7 +4,7 @@ An architecture is one file beside this one. It has
 - `Config`: a frozen dataclass of plain values (it is saved as JSON), one sentence under each field, with the
   classmethod `sized(depth, vocabulary_size, sequence_length)` that computes every field from one dial;
 - `Model(config)`: a `LanguageModel`;
-- `recipe(config) -> Recipe`: how it wants to be optimized.
+- `recipe(config) -> Recipe`: its optimizer settings.
 The first sentence of the file's docstring is its description on the board. The dict in `__init__.py` gets one line.
 """
 
@@ -18,11 +18,16 @@ import torch
 from torch import Tensor, nn
 
 
+def pad_vocabulary(size: int) -> int:
+    """Return the rows of an embedding or head: a multiple of 64, since odd sizes are slow on GPUs."""
+    return math.ceil(size / 64) * 64
+
+
 class LanguageModel(nn.Module):
     """Text in, a distribution over the next token out.
 
-    Causal: the answer at position t depends on tokens 0..t only. Stateless: the same tokens get the same answer,
-    whatever was asked before and whatever shares the batch. The scorer tests both and refuses a model that breaks them.
+    Causal: the output at position t depends on tokens 0..t only. Stateless: the same tokens get the same output,
+    whatever ran before and whatever else is in the batch. The scorer tests both and rejects a model that breaks them.
     """
 
     def features(self, tokens: Tensor) -> Tensor:
@@ -30,17 +35,17 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return unnormalised log-probabilities `[B, T, V]`, V being exactly the vocabulary size."""
+        """Return unnormalized log-probabilities `[B, T, V]`, V being exactly the vocabulary size."""
         raise NotImplementedError
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.features(tokens))
 
-    def repeated(self) -> list[nn.Module]:
-        """Return the parts that may be computed again going backward, gathered or translated one by one.
+    def repeated_blocks(self) -> list[nn.Module]:
+        """Return the modules that activation checkpointing, FSDP and compilation each treat as one unit.
 
-        Here: what stands in a `ModuleList`, and not below another part. What a block is called with and what it
-        returns must not be changed in place.
+        Default: every child of a `ModuleList` that lies in no other unit. A block's inputs and outputs must not be
+        changed in place.
         """
         found: list[nn.Module] = []
         for module in self.modules():
@@ -49,24 +54,23 @@ class LanguageModel(nn.Module):
         return found
 
     bounded: ClassVar[bool] = True
-    """Is there a longest text that `advance` can go on with, the training row? No for a state that does not grow.
+    """Whether `advance` works only up to the length of a training row. False for a state of fixed size.
 
-    Such a state is made of tensors in lists and dataclasses, and `advance` leaves the one it is given as it is."""
+    A state of fixed size consists of tensors in lists and dataclasses, and `advance` does not change its argument."""
 
     def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Return the features `[B, T, D]` of the tokens `[B, T]` that follow a state, and the state after them.
 
-        The state before all tokens is None; what a state is is the model's own business, and one that was advanced from
-        must not be used again. Piece by piece the features are those of `features` over the whole text. For generation:
-        a model with a cache of keys and values, or a recurrent one, answers without looking at everything again, which
-        this default does.
+        Used for generation. The state before all tokens is None. Its type is the model's own, and a state that was
+        passed in must not be used again. Piece by piece the features equal those of `features` over the whole text.
+        This default recomputes all earlier tokens; a KV cache or a recurrent state avoids that.
         """
-        seen = tokens if state is None else torch.cat((state, tokens), dim=1)
-        return self.features(seen)[:, -tokens.size(1) :], seen
+        text = tokens if state is None else torch.cat((state, tokens), dim=1)
+        return self.features(text)[:, -tokens.size(1) :], text
 
 
 class ArchitectureConfig(Protocol):
-    """What every `Config` has."""
+    """Fields and methods that every `Config` has."""
 
     vocabulary_size: int
     sequence_length: int
@@ -83,7 +87,7 @@ class Architecture(Protocol):
     Model: type[LanguageModel]
 
     def recipe(self, config: Any) -> Recipe:
-        """How this size wants to be optimized."""
+        """Return the optimizer settings for this size."""
 
 
 @dataclass(frozen=True)
@@ -94,24 +98,24 @@ class ParameterGroup:
     match: tuple[str, ...]
     """Shell patterns over parameter names. The first group that matches takes a parameter; each must find a group."""
     optimizer: Literal["muon", "adamw", "adamw8bit"]
-    """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with its state in 8 bits,
-    from bitsandbytes: a quarter of the memory, which large embedding tables feel; it makes no step faster."""
+    """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with 8-bit state from
+    bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster."""
     learning_rate: float
-    """At the schedule's top."""
+    """Peak learning rate."""
     weight_decay: float = 0.0
     """Decoupled: each step shrinks weights by `learning rate x weight_decay`."""
     momentum: float = 0.95
     """Muon only."""
     normalised: bool = False
-    """Muon only: even out how far each neuron moves, by the running mean of its squared update (NorMuon)."""
+    """Muon only: divide each neuron's update by the root of its running mean square (NorMuon)."""
     variance_momentum: float = 0.95
-    """Muon only: how slowly that mean follows."""
+    """Muon only: decay of that running mean."""
     cautious: bool = False
-    """Decay a weight only where the update moves it towards zero, too (cautious weight decay)."""
+    """Decay a weight only where the update also moves it towards zero (cautious weight decay)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW only."""
     epsilon: float = 1e-10
-    """AdamW only. Small, since zero-initialised projections see tiny gradients at first."""
+    """AdamW only. Small, since zero-initialized projections see tiny gradients at first."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay", "epsilon"):
@@ -130,21 +134,21 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over the used fraction of the budget. Every shape ends low, so every run ends annealed."""
+    """The learning rate as a function of the used budget fraction. Every shape ends low, so every run is annealed."""
 
     warmup: float = 0.02
-    """Fraction of the budget in which the rate climbs."""
+    """Fraction of the budget in which the rate rises."""
     warmdown: float = 0.6
-    """Fraction of the budget, at its end, in which a trapezoid's rate falls; a cosine falls from the warmup on."""
+    """Fraction of the budget, at its end, in which a trapezoid's rate falls. A cosine falls from the warmup on."""
     final: float = 0.0
-    """What is left of the rate at the very end."""
+    """Rate at the end, as a fraction of the peak."""
     shape: Literal["trapezoid", "cosine"] = "trapezoid"
-    """Up, flat and a straight way down; or up and half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
+    """`trapezoid`: up, flat, linearly down. `cosine`: up, then half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
     top: float = 1.0
-    """Factor on the rates of all groups: a model that has learned most of it already wants a tenth or less."""
+    """Factor on the rates of all groups. Use a tenth or less to fine-tune a trained model."""
     warmup_steps: int = 0
-    """Steps in which the rate climbs from a fifth of what it would be, beside `warmup`: RWKV-LM's way, for budgets in
-    which a step is next to nothing. 0: none."""
+    """Steps in which the rate also rises from a fifth of its value, as in RWKV-LM: for budgets in which one step is a
+    tiny fraction. 0: none."""
 
     def __post_init__(self) -> None:
         down = self.warmdown if self.shape == "trapezoid" else 0.0
@@ -158,7 +162,7 @@ class Schedule:
             raise ValueError(f"a schedule's top must be above 0, not {self.top}")
 
     def scale(self, fraction: float, steps: int | None = None) -> float:
-        """Return the factor on every learning rate for a used budget fraction in [0, 1], after so many steps."""
+        """Return the factor on every learning rate at a used budget fraction in [0, 1] and after `steps` steps."""
         top = self.top
         if steps is not None and steps < self.warmup_steps:
             top *= 0.2 + 0.8 * steps / self.warmup_steps
@@ -168,7 +172,7 @@ class Schedule:
         return top * (self.final + (1 - self.final) * self.height(min(fraction, 1.0)))
 
     def height(self, fraction: float) -> float:
-        """Return where between its end (0) and its top (1) the rate is after the warmup."""
+        """Return the rate after the warmup, on a scale from its end (0) to its peak (1)."""
         if self.shape == "cosine":
             return (1 + math.cos(math.pi * (fraction - self.warmup) / max(1 - self.warmup, 1e-9))) / 2
         left = 1 - fraction
@@ -177,15 +181,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an architecture is optimized: declared beside it, free to change, shown on the run's page."""
+    """How an architecture is optimized. Declared in its file, free to change, shown on the run's page."""
 
     groups: tuple[ParameterGroup, ...]
     schedule: Schedule = Schedule()
     clip: float | None = None
     """Largest global norm of a step's gradient; a longer one is scaled down to it. None leaves gradients alone."""
     l2wrap: float = 0.0
-    """Adds to the gradient of each position's largest logit this many times that logit (RWKV-LM has 1e-4): logits stay
-    near zero. The loss that is reported is without it."""
+    """Adds this many times each position's largest logit to that logit's gradient, which keeps logits near zero
+    (RWKV-LM uses 1e-4). The reported loss does not include it."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:

@@ -1,8 +1,8 @@
-"""The plain GPT-2 shape with tuned AdamW, as in nanoGPT: what the baseline's parts are measured against.
+"""The plain GPT-2 shape with tuned AdamW, as in nanoGPT: the reference for the baseline's parts.
 
 GPT-2 (Radford et al. 2019, https://github.com/openai/gpt-2) in nanoGPT's form (https://github.com/karpathy/nanoGPT):
 learned positions, LayerNorm before each branch and at the end, GELU in a 4x MLP, biases, a tied head, initial values of
-standard deviation 0.02. Queries, keys and values come out of one matrix product.
+standard deviation 0.02. Queries, keys and values come from one matrix product.
 
 Not covered: dropout (nanoGPT trains without), longer rows than the position table has.
 """
@@ -17,13 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
 from trainer.ops.attention import attention
 
-PADDING = 64
-"""As in the baseline: the embedding has a multiple of this many rows."""
-
-Past = tuple[Tensor, Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 """A block's keys and values so far, `[B, H, T, D]` each."""
 
 
@@ -32,7 +29,7 @@ class Config:
     vocabulary_size: int
     """Token ids are 0 .. vocabulary_size - 1."""
     sequence_length: int
-    """Tokens in a training row, and the longest the model can read."""
+    """Tokens in a training row, and the maximum context."""
     depth: int = 12
     """Blocks."""
     width: int = 768
@@ -48,11 +45,11 @@ class Config:
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
-        """GPT-2's own proportions at depth 12, 768 wide with 12 heads: as many heads as blocks, each 64 wide."""
+        """As many heads as blocks, each 64 wide: at depth 12 GPT-2's 768 with 12 heads."""
         return cls(vocabulary_size, sequence_length, depth=depth, width=64 * depth, heads=depth)
 
 
-class Block(nn.Module):
+class NanoGPTBlock(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.width
@@ -63,7 +60,7 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
+    def forward(self, x: Tensor, past: KeysAndValues | None = None) -> tuple[Tensor, KeysAndValues]:
         joint = self.query_key_value(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = (each.transpose(1, 2) for each in joint.unbind(-3))
         if past is not None:
@@ -76,14 +73,14 @@ class Model(LanguageModel):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(math.ceil(config.vocabulary_size / PADDING) * PADDING, config.width)
+        self.embedding = nn.Embedding(pad_vocabulary(config.vocabulary_size), config.width)
         self.positions = nn.Embedding(config.sequence_length, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(NanoGPTBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
-        self.initialise()
+        self.initialize()
 
-    def initialise(self) -> None:
-        """GPT-2's: 0.02, less where branches end, by the root of how many there are; biases at zero."""
+    def initialize(self) -> None:
+        """GPT-2's initialization: std 0.02, over sqrt(branches) where a branch ends; biases zero."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith(("output", "down"))
@@ -92,19 +89,15 @@ class Model(LanguageModel):
                 nn.init.zeros_(module.bias)
 
     def features(self, tokens: Tensor) -> Tensor:
-        return self.read(tokens, [None] * len(self.blocks))[0]
+        return self.advance(tokens)[0]
 
-    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, list[Past]]:
-        return self.read(tokens, state or [None] * len(self.blocks))
-
-    def read(self, tokens: Tensor, before: list[Past | None] | list[Past]) -> tuple[Tensor, list[Past]]:
-        """Return the features of tokens after what the blocks have seen, and what they have seen then."""
-        start = before[0][0].size(2) if before[0] is not None else 0
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, list[KeysAndValues]]:
+        start = state[0][0].size(2) if state else 0
         x = self.embedding(tokens) + self.positions.weight[start : start + tokens.size(1)]
         after = []
-        for block, past in zip(self.blocks, before, strict=True):
-            x, seen = block(x, past)
-            after.append(seen)
+        for block, past in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
+            x, present = block(x, past)
+            after.append(present)
         return self.norm(x), after
 
     def logits(self, features: Tensor) -> Tensor:
@@ -112,9 +105,9 @@ class Model(LanguageModel):
 
 
 def recipe(config: Config) -> Recipe:
-    """nanoGPT's: weight decay on all matrices, a cosine to a tenth, gradients clipped at 1.
+    """Return nanoGPT's settings: weight decay on all matrices, a cosine to a tenth, gradients clipped at 1.
 
-    The rate is its 6e-4 at width 768 and ~ 1/sqrt(width) below: of 6e-4, 9e-4, 1.2e-3, 2.4e-3 and 4.8e-3 the third was
+    The rate is its 6e-4 at width 768 and ~ 1/sqrt(width) below: of 6e-4, 9e-4, 1.2e-3, 2.4e-3 and 4.8e-3, 1.2e-3 was
     best at width 192 (depth 3, 255 steps of 2,048 tokens of Gutenberg, one seed).
     """
     rate = 6e-4 * (768 / config.width) ** 0.5

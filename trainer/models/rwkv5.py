@@ -1,17 +1,17 @@
-"""RWKV-5 ("Eagle"): attention's place is taken by a state of fixed size, a 64 x 64 matrix a head, that forgets at a
-learned rate (arXiv 2404.05892, section 4, there version 5.2).
+"""RWKV-5 ("Eagle"): a recurrent state of fixed size instead of attention.
+
+Each head has a 64 x 64 matrix that decays at a learned rate (arXiv 2404.05892, section 4, which describes version 5.2).
 
 Two forms of one model: the parallel one, by chunks of `CHUNK` tokens, for training and scoring, and the recurrent one
 (`Model.step`) for generation, at constant memory and time per token. Versions:
-- 5.0: decay and bonus are one number a head; the bonus is exp(time_first); no gate; 4x channel mix;
+- 5.0: decay and bonus are one number per head; the bonus is exp(time_first); no gate; 4x channel mix;
 - 5.1: the bonus is time_faaaa as it is, and the time mix has a gate; 3.5x channel mix;
-- 5.2: as 5.1, with decay and bonus of their own for every channel.
-Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), which are not ours to
-choose; so a checkpoint is in the official layout as it stands.
+- 5.2: as 5.1, with a decay and a bonus per channel.
+Parameters have the names and shapes of the official weights (https://github.com/BlinkDL/RWKV-LM), so a checkpoint is in
+the official layout. `trainer.checkpoint.surgery` converts weights to a later version.
 
-Not covered: a kernel of its own for GPUs, carrying the state from one training row to the next (within a row
-`train.chunk` does, see `trainer.training.chunked_bptt`). How weights of one version become those of a
-later one: `trainer.checkpoint.surgery`.
+Not covered: a custom GPU kernel; carrying the state from one training row to the next (`train.chunk` does so within a
+row, see `trainer.training.chunked_bptt`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +31,10 @@ HEAD = 64
 """Channels in a head, fixed in all published models."""
 
 CHUNK = 64
-"""Tokens whose pairs are looked at together; a power of two. The state is passed from chunk to chunk."""
+"""Tokens per chunk, a power of two. The state is passed from chunk to chunk."""
 
 BLOCK = 8
-"""Tokens whose pairs are found by one product; a power of two."""
+"""Tokens whose pairwise scores come from one matrix product, a power of two."""
 
 VERSIONS = (5.0, 5.1, 5.2)
 
@@ -54,11 +54,11 @@ class Config:
     vocabulary_size: int
     """Token ids are 0 .. vocabulary_size - 1."""
     sequence_length: int
-    """Tokens in a training row. The model itself has no longest row."""
+    """Tokens in a training row. The model has no maximum context."""
     depth: int = 4
-    """Blocks, at least 2: initial values go from the first block's to the last one's."""
+    """Blocks, at least 2: initial values interpolate between the first and the last block."""
     width: int = 256
-    """Size of the residual stream, a multiple of 64 (a head)."""
+    """Size of the residual stream, a multiple of 64, the size of a head."""
     version: float = 5.2
     """5.0, 5.1 or 5.2."""
 
@@ -74,7 +74,7 @@ class Config:
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:
-        """As the baseline: width is 64 x depth."""
+        """Width is 64 x depth, as in the baseline."""
         return cls(vocabulary_size, sequence_length, depth=depth, width=HEAD * depth)
 
     @property
@@ -82,7 +82,7 @@ class Config:
         return self.width // HEAD
 
     @property
-    def gated(self) -> bool:
+    def has_gate(self) -> bool:
         return self.version > 5.0
 
     @property
@@ -91,49 +91,51 @@ class Config:
         return 4 * self.width if self.version == 5.0 else int(3.5 * self.width) // 32 * 32
 
     @property
-    def decays(self) -> tuple[int, ...]:
+    def decay_shape(self) -> tuple[int, ...]:
         """Shape of the decay and of the bonus."""
         return (self.heads, HEAD) if self.version == 5.2 else (self.heads,)
 
     @property
-    def bonus(self) -> str:
-        """Official name of the bonus. It differs, since 5.0 keeps the bonus's logarithm."""
+    def bonus_name(self) -> str:
+        """Official name of the bonus parameter. In 5.0 it holds the logarithm."""
         return "time_first" if self.version == 5.0 else "time_faaaa"
 
 
-def preset(name: str) -> SimpleNamespace:
-    """Return this architecture with the dial set to one of `SHAPES`: it is that size whatever depth is asked for."""
+def build_preset(name: str) -> SimpleNamespace:
+    """Return this architecture at a size of `SHAPES`, whatever depth is requested."""
     depth, width = SHAPES[name]
 
-    class Preset(Config):
+    class PresetConfig(Config):
         @classmethod
         def sized(cls, _depth: int, vocabulary_size: int, sequence_length: int) -> Self:
             return cls(vocabulary_size, sequence_length, depth=depth, width=width)
 
-    return SimpleNamespace(Config=Preset, Model=Model, recipe=recipe)
+    return SimpleNamespace(Config=PresetConfig, Model=Model, recipe=recipe)
 
 
 # --- the state and its two forms --------------------------------------------------------------------------------------
 
 
 def recurrence(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Read and update the state for one token: the definition.
+    """Read and update the state for one token. This is the definition.
 
-    `r, k, v [B, H, N]`; `rate, bonus [H, N]` or `[H, 1]`, a channel's decay being exp(-rate); `state [B, H, N, N]`, the
-    key's channel before the value's. Returns what is read, `[B, H, N]`, and the next state:
+    `r, k, v [B, H, N]`; `rate, bonus [H, N]` or `[H, 1]`, a channel's decay is exp(-rate); `state [B, H, N, N]`, with
+    the key's channel before the value's. Returns the output `[B, H, N]` and the next state:
     `y = r (S + diag(bonus) k v)`, `S' = diag(exp(-rate)) S + k v`.
     """
     pair = k[..., :, None] * v[..., None, :]
-    read = torch.einsum("bhi,bhij->bhj", r, state + bonus[..., None] * pair)
-    return read, torch.exp(-rate)[..., None] * state + pair
+    output = torch.einsum("bhi,bhij->bhj", r, state + bonus[..., None] * pair)
+    return output, torch.exp(-rate)[..., None] * state + pair
 
 
-def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the recurrence for a row of tokens, `r, k, v [B, H, T, N]`, in matrix products.
+def chunked_recurrence(
+    r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute `recurrence` for a row of tokens, `r, k, v [B, H, T, N]`, with matrix products.
 
-    Nothing can overflow, however strong the decay: its powers have exponents of at least 0, but for `pairs`' blocks.
-    A short row is filled up to a whole chunk: smaller products would round differently, and a row's beginning would
-    get slightly other answers than the same tokens alone.
+    Nothing can overflow, however strong the decay: its powers have exponents of at least 0, except inside the blocks
+    of `pairwise_scores`. A short row is padded to a whole chunk, since smaller products would round differently and
+    the start of a row would get slightly different results than the same tokens alone.
     """
     length, size = r.size(2), CHUNK
     missing = -length % size
@@ -142,12 +144,12 @@ def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state:
     r, k, v = (x.unflatten(2, (-1, size)) for x in (r, k, v))  # [B, H, chunks, size, N]
     exponents = torch.arange(size, device=rate.device, dtype=rate.dtype)
     powers = torch.exp(-rate[:, None, :] * exponents[:, None])  # [H, size, N or 1]
-    within = pairs(r, k, rate, powers, bonus) @ v
-    # The last token of a chunk is not yet decayed, the one before once, and so on.
-    brought = (k[:, :, :-1] * powers.flip(1)[:, None]).mT @ v[:, :, :-1]
+    within = pairwise_scores(r, k, rate, powers, bonus) @ v
+    # The last token of a chunk is not decayed yet, the one before it once, and so on.
+    updates = (k[:, :, :-1] * powers.flip(1)[:, None]).mT @ v[:, :, :-1]
     decay, states = torch.exp(-rate * size)[..., None], [state]
-    for added in brought.unbind(2):
-        states.append(torch.addcmul(added, decay, states[-1]))
+    for update in updates.unbind(2):
+        states.append(torch.addcmul(update, decay, states[-1]))
     before = (r * powers[:, None]) @ torch.stack(states, dim=2)
     real = size - missing
     keys = k[:, :, -1, :real] * powers[:, :real].flip(1)
@@ -155,33 +157,33 @@ def chunked(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state:
     return (within + before).flatten(2, 3)[:, :, :length], state
 
 
-def pairs(r: Tensor, k: Tensor, rate: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
-    """Return how much each token of a chunk reads of each, `[B, H, chunks, size, size]`, zero above the diagonal.
+def pairwise_scores(r: Tensor, k: Tensor, rate: Tensor, powers: Tensor, bonus: Tensor) -> Tensor:
+    """Return the weight of each token's value for each token, `[B, H, chunks, size, size]`, zero above the diagonal.
 
-    On the diagonal the bonus; below it, `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. A block of 2m tokens is its two halves
-    and the square where the second half reads the first: with the square's exponent split at the middle, t-1-s =
-    (t - middle) + (middle-1 - s), both parts are at least 0. Blocks of `BLOCK` tokens come whole, of such a product
-    with parts from -BLOCK/2 up: rates are cut there at what can be formed, exp(-20) in fp32, less than its rounding.
+    On the diagonal: the bonus. Below it: `sum_i r_t[i] k_s[i] decay_i^(t-1-s)`. A block of 2m tokens is its two halves
+    and the square where the second half reads the first. The square's exponent is split at the middle, t-1-s =
+    (t - middle) + (middle-1 - s), so both parts are at least 0. A block of `BLOCK` tokens is one such product with
+    parts from -BLOCK/2 up. There rates are clamped to what fp32 can represent: exp(-20), below its rounding error.
     """
     scores = r.new_zeros(*r.shape[:4], r.size(3))
-    middle, places = BLOCK // 2, torch.arange(BLOCK, device=rate.device, dtype=rate.dtype)
-    most = 0.9 * math.log(torch.finfo(rate.dtype).max) / middle
-    cut = rate.clamp(max=most)[:, None, None, None, :]
-    queries = r.unflatten(3, (-1, BLOCK)) * torch.exp(-cut * (places - middle)[:, None])
-    keys = k.unflatten(3, (-1, BLOCK)) * torch.exp(-cut * (middle - 1 - places)[:, None])
-    blocks(scores, BLOCK).copy_((queries @ keys.mT).tril(-1))
+    middle, positions = BLOCK // 2, torch.arange(BLOCK, device=rate.device, dtype=rate.dtype)
+    limit = 0.9 * math.log(torch.finfo(rate.dtype).max) / middle
+    clamped = rate.clamp(max=limit)[:, None, None, None, :]
+    queries = r.unflatten(3, (-1, BLOCK)) * torch.exp(-clamped * (positions - middle)[:, None])
+    keys = k.unflatten(3, (-1, BLOCK)) * torch.exp(-clamped * (middle - 1 - positions)[:, None])
+    diagonal_blocks(scores, BLOCK).copy_((queries @ keys.mT).tril(-1))
     scores.diagonal(dim1=-2, dim2=-1).copy_((r * bonus[:, None, None] * k).sum(-1))
     m = BLOCK
     while m < r.size(3):
         queries, keys = (x.unflatten(3, (-1, 2, m)) for x in (r, k))
         later = queries[..., 1, :, :] * powers[:, None, None, :m]
         earlier = keys[..., 0, :, :] * powers[:, None, None, :m].flip(3)
-        blocks(scores, 2 * m)[..., m:, :m].copy_(later @ earlier.mT)
+        diagonal_blocks(scores, 2 * m)[..., m:, :m].copy_(later @ earlier.mT)
         m *= 2
     return scores
 
 
-def blocks(scores: Tensor, size: int) -> Tensor:
+def diagonal_blocks(scores: Tensor, size: int) -> Tensor:
     """Return a view `[..., blocks, size, size]` of the squares on the diagonal of `[..., S, S]`."""
     count = scores.size(-1) // size
     squares = scores.unflatten(-1, (count, size)).unflatten(-3, (count, size))
@@ -189,42 +191,46 @@ def blocks(scores: Tensor, size: int) -> Tensor:
 
 
 @dataclass
-class BlockState:
-    """What a block remembers of a row: the only thing that generation carries along."""
+class RWKV5State:
+    """A block's state: all that generation carries from token to token."""
 
     time_shift: Tensor
     """The last token's input to the time mix, `[B, D]`."""
     channel_shift: Tensor
     """The last token's input to the channel mix, `[B, D]`."""
     heads: Tensor
-    """The heads' matrices `[B, H, N, N]`, fp32 (or fp64) whatever the weights are."""
+    """One matrix per head, `[B, H, N, N]`, in fp32 (or fp64) for every weight type."""
 
-
-State = list[BlockState]
-"""A model's state: one entry a block."""
+    @classmethod
+    def empty(cls, config: Config, x: Tensor) -> Self:
+        """Return the state before the first token, for block inputs like `x [B, T, D]`."""
+        shift = x.new_zeros(x.size(0), config.width)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        heads = torch.zeros(x.size(0), config.heads, HEAD, HEAD, dtype=wide, device=x.device)
+        return cls(shift, shift, heads)
 
 
 # --- the layers -------------------------------------------------------------------------------------------------------
 
 
-def shifted(x: Tensor, last: Tensor) -> Tensor:
-    """Return each position's predecessor in `x [B, T, D]`; `last [B, D]` comes before the first."""
+def shift_tokens(x: Tensor, last: Tensor) -> Tensor:
+    """Return each position's predecessor in `x [B, T, D]`. `last [B, D]` precedes the first."""
     return torch.cat((last[:, None].to(x.dtype), x[:, :-1]), dim=1)
 
 
-class Mix(nn.Module):
-    """What time mix and channel mix share: inputs that are part this token's, part the one's before."""
+class TokenShiftMix(nn.Module):
+    """Base of time mix and channel mix: interpolates inputs between the current and the previous token."""
 
     def add_ratios(self, **ratios: Tensor) -> None:
         for name, ratio in ratios.items():
             self.register_parameter(f"time_mix_{name}", nn.Parameter(ratio[None, None]))
 
-    def mixed(self, name: str, x: Tensor, before: Tensor) -> Tensor:
+    def interpolate(self, name: str, x: Tensor, before: Tensor) -> Tensor:
         return torch.lerp(before, x, self.get_parameter(f"time_mix_{name}").to(x.dtype))
 
 
-class TimeMix(Mix):
-    """Where tokens meet: each head writes key-value pairs into its state and reads it."""
+class TimeMix(TokenShiftMix):
+    """The replacement of attention: each head writes key-value pairs into its state and reads it."""
 
     def __init__(self, config: Config, block: int) -> None:
         super().__init__()
@@ -232,60 +238,61 @@ class TimeMix(Mix):
         width, last = config.width, block / (config.depth - 1)
         ramp, steps = torch.arange(width) / width, 1 - block / config.depth
         self.add_ratios(k=ramp**steps, v=ramp**steps + 0.3 * last, r=ramp ** (steps / 2))
-        if config.gated:
+        if config.has_gate:
             self.add_ratios(g=ramp ** (steps / 2))
-        count = math.prod(config.decays)
-        place = torch.arange(count) / max(count - 1, 1)  # a single head is the first one
-        self.time_decay = nn.Parameter((-6 + 5 * place ** (0.7 + 1.3 * last)).view(config.decays))
-        self.register_parameter(config.bonus, nn.Parameter(self.first_bonus(place, last).view(config.decays)))
+        count = math.prod(config.decay_shape)
+        position = torch.arange(count) / max(count - 1, 1)  # a single head counts as the first one
+        self.time_decay = nn.Parameter((-6 + 5 * position ** (0.7 + 1.3 * last)).view(config.decay_shape))
+        self.register_parameter(
+            config.bonus_name, nn.Parameter(self.initial_bonus(position, last).view(config.decay_shape))
+        )
         self.receptance = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
-        if config.gated:
-            self.gate = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, width, bias=False) if config.has_gate else None
         # The official code divides by 8 before a norm with epsilon 1e-5: the same as 64 times that epsilon.
         self.ln_x = nn.GroupNorm(config.heads, width, eps=64e-5)
 
-    def first_bonus(self, place: Tensor, last: float) -> Tensor:
-        """Return the initial bonus for channels or heads at `place`, 0 to 1."""
+    def initial_bonus(self, position: Tensor, last: float) -> Tensor:
+        """Return the initial bonus of channels or heads. `position` and `last` (of the block) go from 0 to 1."""
         if self.config.version == 5.0:
-            return torch.full_like(place, -3.0)
-        zigzag = 0.1 * ((torch.arange(len(place)) + 1) % 3 - 1) if self.config.version == 5.2 else 0.0
-        return last * (1 - place) + zigzag
+            return torch.full_like(position, -3.0)
+        zigzag = 0.1 * ((torch.arange(len(position)) + 1) % 3 - 1) if self.config.version == 5.2 else 0.0
+        return last * (1 - position) + zigzag
 
-    def rates(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return decay rate and bonus, `[H, N]` or `[H, 1]`: the decay of a channel is exp(-rate)."""
-        rate, bonus = self.time_decay.to(dtype).exp(), self.get_parameter(self.config.bonus).to(dtype)
+    def decay_and_bonus(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return decay rates and bonus, `[H, N]` or `[H, 1]`. A channel's decay is exp(-rate)."""
+        rate, bonus = self.time_decay.to(dtype).exp(), self.get_parameter(self.config.bonus_name).to(dtype)
         bonus = bonus.exp() if self.config.version == 5.0 else bonus
         return rate.view(self.config.heads, -1), bonus.view(self.config.heads, -1)
 
-    def forward(self, x: Tensor, state: BlockState) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: RWKV5State) -> tuple[Tensor, Tensor]:
         """Return `[B, T, D]` and the heads' next state."""
-        before = shifted(x, state.time_shift)
+        before = shift_tokens(x, state.time_shift)
         r, k, v = (
-            layer(self.mixed(name, x, before)).unflatten(-1, (self.config.heads, HEAD)).transpose(1, 2)
+            layer(self.interpolate(name, x, before)).unflatten(-1, (self.config.heads, HEAD)).transpose(1, 2)
             for name, layer in (("r", self.receptance), ("k", self.key), ("v", self.value))
         )
-        # Autocast stays out: a sum over a whole row does not fit into bf16's eight bits.
+        # No autocast: a sum over a whole row does not fit into bf16's eight bits.
         with torch.autocast(x.device.type, enabled=False):
             dtype = state.heads.dtype
             r, k, v = r.to(dtype), k.to(dtype), v.to(dtype)
-            rate, bonus = self.rates(dtype)
+            rate, bonus = self.decay_and_bonus(dtype)
             if x.size(1) == 1:
-                read, heads = recurrence(r[:, :, 0], k[:, :, 0], v[:, :, 0], rate, bonus, state.heads)
-                read = read[:, :, None]
+                output, heads = recurrence(r[:, :, 0], k[:, :, 0], v[:, :, 0], rate, bonus, state.heads)
+                output = output[:, :, None]
             else:
-                read, heads = chunked(r, k, v, rate, bonus, state.heads)
-            flat = read.transpose(1, 2).flatten(-2)
+                output, heads = chunked_recurrence(r, k, v, rate, bonus, state.heads)
+            flat = output.transpose(1, 2).flatten(-2)
             normed = self.ln_x(flat.flatten(0, 1).to(self.ln_x.weight.dtype)).view_as(flat)
         normed = normed.to(x.dtype)
-        if self.config.gated:
-            normed = normed * F.silu(self.gate(self.mixed("g", x, before)))
+        if self.gate is not None:
+            normed = normed * F.silu(self.gate(self.interpolate("g", x, before)))
         return self.output(normed), heads
 
 
-class ChannelMix(Mix):
+class ChannelMix(TokenShiftMix):
     """The MLP, with ReLU^2 and a gate."""
 
     def __init__(self, config: Config, block: int) -> None:
@@ -296,28 +303,27 @@ class ChannelMix(Mix):
         self.receptance = nn.Linear(config.width, config.width, bias=False)
         self.value = nn.Linear(config.hidden, config.width, bias=False)
 
-    def forward(self, x: Tensor, state: BlockState) -> Tensor:
-        before = shifted(x, state.channel_shift)
-        hidden = F.relu(self.key(self.mixed("k", x, before))).square()
-        return torch.sigmoid(self.receptance(self.mixed("r", x, before))) * self.value(hidden)
+    def forward(self, x: Tensor, state: RWKV5State) -> Tensor:
+        before = shift_tokens(x, state.channel_shift)
+        hidden = F.relu(self.key(self.interpolate("k", x, before))).square()
+        return torch.sigmoid(self.receptance(self.interpolate("r", x, before))) * self.value(hidden)
 
 
-class Block(nn.Module):
+class RWKV5Block(nn.Module):
     def __init__(self, config: Config, block: int) -> None:
         super().__init__()
-        if block == 0:
-            self.ln0 = nn.LayerNorm(config.width)  # of the embedding; official weights have it here
+        self.ln0 = nn.LayerNorm(config.width) if block == 0 else None  # for the embedding, as in official weights
         self.ln1 = nn.LayerNorm(config.width)
         self.ln2 = nn.LayerNorm(config.width)
         self.att = TimeMix(config, block)
         self.ffn = ChannelMix(config, block)
 
-    def forward(self, x: Tensor, state: BlockState) -> tuple[Tensor, BlockState]:
+    def forward(self, x: Tensor, state: RWKV5State) -> tuple[Tensor, RWKV5State]:
         time = self.ln1(x)
         mixed, heads = self.att(time, state)
         x = x + mixed
         channel = self.ln2(x)
-        return x + self.ffn(channel, state), BlockState(time[:, -1], channel[:, -1], heads)
+        return x + self.ffn(channel, state), RWKV5State(time[:, -1], channel[:, -1], heads)
 
 
 class Model(LanguageModel):
@@ -327,41 +333,45 @@ class Model(LanguageModel):
         super().__init__()
         self.config = config
         self.emb = nn.Embedding(config.vocabulary_size, config.width)
-        self.blocks = nn.ModuleList(Block(config, block) for block in range(config.depth))
+        self.blocks = nn.ModuleList(RWKV5Block(config, block) for block in range(config.depth))
         self.ln_out = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        self.initialise()
+        self.initialize()
 
-    def initialise(self) -> None:
-        """The official initial values: orthogonal matrices, and zeros where branches end or open."""
+    def initialize(self) -> None:
+        """The official initial values: orthogonal matrices, and zeros where branches begin or end."""
         config = self.config
         nn.init.uniform_(self.emb.weight, -1e-4, 1e-4)  # ln0 brings it to size as soon as it has grown a little
         nn.init.orthogonal_(self.head.weight, gain=0.5 * math.sqrt(max(config.vocabulary_size / config.width, 1)))
         for number, block in enumerate(self.blocks):
             for matrix in (block.att.receptance, block.att.key, block.att.value):
                 nn.init.orthogonal_(matrix.weight)
-            if config.gated:
+            if config.has_gate:
                 nn.init.orthogonal_(block.att.gate.weight)
             nn.init.orthogonal_(block.ffn.key.weight, gain=math.sqrt(config.hidden / config.width))
             for matrix in (block.att.output, block.ffn.value, block.ffn.receptance):
                 nn.init.zeros_(matrix.weight)
             nn.init.constant_(block.att.ln_x.weight, ((1 + number) / config.depth) ** 0.7)
 
-    def empty(self, rows: int) -> State:
-        """Return the state before the first token."""
-        weight, config = self.emb.weight, self.config
-        shift = weight.new_zeros(rows, config.width)
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        heads = torch.zeros(rows, config.heads, HEAD, HEAD, dtype=wide, device=weight.device)
-        return [BlockState(shift, shift, heads) for _ in self.blocks]
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.blocks[0].ln0(self.emb(tokens))
 
-    def advance(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the features of the tokens `[B, T]` that follow a state, and the state after them."""
-        x = self.blocks[0].ln0(self.emb(tokens))
+    def run_blocks(
+        self, start: int, stop: int, x: Tensor, states: list[RWKV5State] | None = None
+    ) -> tuple[Tensor, list[RWKV5State]]:
+        """Run blocks start to stop - 1 on `x [B, T, D]`; return their output and their states after it.
+
+        `states`: of these blocks, before x. None: x starts a row.
+        """
+        states = states or [RWKV5State.empty(self.config, x)] * (stop - start)
         after = []
-        for block, before in zip(self.blocks, state or self.empty(tokens.size(0)), strict=True):
-            x, following = block(x, before)
-            after.append(following)
+        for number, before in zip(range(start, stop), states, strict=True):
+            x, state = self.blocks[number](x, before)
+            after.append(state)
+        return x, after
+
+    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, list[RWKV5State]]:
+        x, after = self.run_blocks(0, len(self.blocks), self.embed(tokens), state)
         return self.ln_out(x), after
 
     def features(self, tokens: Tensor) -> Tensor:
@@ -370,17 +380,17 @@ class Model(LanguageModel):
     def logits(self, features: Tensor) -> Tensor:
         return self.head(features)
 
-    def step(self, token: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the logits `[B, V]` after one more token `[B]`, and the next state; None is the state before all."""
+    def step(self, token: Tensor, state: Any = None) -> tuple[Tensor, list[RWKV5State]]:
+        """Return the logits `[B, V]` after one more token `[B]`, and the next state."""
         features, after = self.advance(token[:, None], state)
         return self.logits(features)[:, 0], after
 
 
 def recipe(config: Config) -> Recipe:
-    """The official groups: decay at twice the rate, 5.0's bonus at three times; weight decay on matrices only.
+    """Return the official groups: decay at twice the rate, 5.0's bonus at three times; weight decay on matrices only.
 
-    The rate fits the official ones: 6e-4 at width 768, 3e-4 at 2048, 2e-4 at 4096; below that it is a guess. The
-    published sizes, from width 768 up, get all of RWKV-LM's recipe: 10 steps of warm-up, a cosine down to 1e-5 / 6e-4,
+    The rate fits the official ones: 6e-4 at width 768, 3e-4 at 2048, 2e-4 at 4096. Below 768 it is a guess. The
+    published sizes, from width 768 up, get RWKV-LM's whole recipe: 10 steps of warm-up, a cosine down to 1e-5 / 6e-4,
     gradients clipped at 1.0, L2Wrap. Smaller models get a trapezoid, which fits short budgets.
     """
     rate = 6e-4 * (768 / config.width) ** 0.65

@@ -1,7 +1,7 @@
-"""Element-wise parts of models, written with few passes over memory: on a CPU their time is that of the memory.
+"""Element-wise parts of models with few passes over memory, which on a CPU limits their speed.
 
-Each is what its definition says, forward and backward, in fp32 inside whatever the autocast; a test compares both with
-the plain formula. torch.compile sees through them. None hides a matrix product.
+All compute in fp32, with or without autocast. A test compares forward and backward with the plain formula.
+torch.compile traces through them. None contains a matrix product.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 EPSILON = 1e-6
-"""Added to the mean square: a row of zeros stays one."""
+"""Added to the mean square, so that a row of zeros stays zero."""
 
 
-class Norm(torch.autograd.Function):
-    """x / sqrt(mean(x^2) + epsilon) x gain, rows being the last dimension and the gain one number for each of the rows
-    that the second to last dimension counts."""
+class RMSNormFunction(torch.autograd.Function):
+    """x / sqrt(mean(x^2) + epsilon) x gain over the last dimension, with one gain per index of the second to last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None) -> Tensor:
@@ -32,7 +31,7 @@ class Norm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, inverse, gain = ctx.saved_tensors
         wide, g = x.float(), gradient.float()
-        along = (g * wide).sum(-1, keepdim=True) * inverse  # [..., 1]: gradient times normalised row
+        along = (g * wide).sum(-1, keepdim=True) * inverse  # [..., 1]: gradient times normalized row
         of_gain = None if gain is None else along.flatten(0, -3).sum(0).squeeze(-1).to(gain.dtype)
         scale = inverse if gain is None else inverse * gain[:, None]
         of_x = (g * scale).addcmul_(wide, scale * inverse * along / x.size(-1), value=-1)
@@ -41,26 +40,26 @@ class Norm(torch.autograd.Function):
 
 def norm(x: Tensor, gain: Tensor | None = None) -> Tensor:
     """RMSNorm over the last dimension (arXiv 1910.07467, eq. 4), without parameters, or with one gain per head `[H]`
-    for `x [B, T, H, D]`. The gain is free: its gradient falls out of the norm's own."""
-    return Norm.apply(x, gain)
+    for `x [B, T, H, D]`. The gain costs nothing extra: its gradient is a by-product of the norm's."""
+    return RMSNormFunction.apply(x, gain)
 
 
-class Rotation(torch.autograd.Function):
-    """Pairs (i, i + D/2) turned by an angle; the gradient is turned back."""
+class RotationFunction(torch.autograd.Function):
+    """Rotate pairs (i, i + D/2) by an angle, and their gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return turned(x, cosine, sine, 1)
+        return rotate_pairs(x, cosine, sine, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return turned(gradient, cosine, sine, -1), None, None
+        return rotate_pairs(gradient, cosine, sine, -1), None, None
 
 
-def turned(x: Tensor, cosine: Tensor, sine: Tensor, direction: int) -> Tensor:
+def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, direction: int) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     result = x * cosine
     left, right = result.chunk(2, dim=-1)
@@ -70,14 +69,14 @@ def turned(x: Tensor, cosine: Tensor, sine: Tensor, direction: int) -> Tensor:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of `x [B, T, H, D]` by its position's angle (RoFormer, arXiv 2104.09864, eq. 34).
+    """Rotate each pair (i, i + D/2) of `x [B, T, H, D]` by its position's angle (RoFormer, arXiv 2104.09864, eq. 34).
 
-    The tables are fp32: `cosine [T, 1, D]`, each angle's twice, and `sine [T, 1, D/2]`.
+    The tables are fp32: `cosine [T, 1, D]`, each value twice, and `sine [T, 1, D/2]`.
     """
-    return Rotation.apply(x, cosine, sine)
+    return RotationFunction.apply(x, cosine, sine)
 
 
-class SquaredReLU(torch.autograd.Function):
+class SquaredReLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         positive = x.relu()
@@ -93,10 +92,10 @@ class SquaredReLU(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2 (Primer, arXiv 2109.08668, section 4.2)."""
-    return SquaredReLU.apply(x)
+    return SquaredReLUFunction.apply(x)
 
 
-class Cap(torch.autograd.Function):
+class SoftcapFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cap: float) -> Tensor:
         capped = x.float().sigmoid().mul_(2 * cap).sub_(cap)
@@ -113,10 +112,10 @@ class Cap(torch.autograd.Function):
         return slope.mul_(gradient).to(ctx.dtype), None
 
 
-def capped(x: Tensor, cap: float) -> Tensor:
-    """cap x tanh(x / 2), fp32, as a sigmoid, which takes a CPU a seventh of a tanh's time.
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap x tanh(x / 2) in fp32, computed as a sigmoid, which takes a CPU a seventh of the time of tanh.
 
-    The soft cap on logits, cap x tanh(y / cap) (Gemma 2, arXiv 2408.00118, section 2), is this of 2 y / cap: multiply
-    before the head, where it is a small tensor.
+    For the soft cap on logits y, cap x tanh(y / cap) (Gemma 2, arXiv 2408.00118, section 2), pass x = 2 y / cap. Apply
+    the factor 2 / cap before the head, where the tensor is small.
     """
-    return Cap.apply(x, cap)
+    return SoftcapFunction.apply(x, cap)

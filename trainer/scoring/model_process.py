@@ -59,12 +59,12 @@ def load(run: Path, checkpoint: Path) -> nn.Module:
     import torch
 
     from trainer.checkpoint.store import fill, read_run
-    from trainer.models import architecture
+    from trainer.models import load_architecture
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     record = read_run(run)
-    module = architecture(record["arch"])
+    module = load_architecture(record["arch"])
     model = module.Model(module.Config(**record["model"]))
     fill(checkpoint, model)
     return model.eval().float()

@@ -34,7 +34,7 @@ from trainer.config.recipe_overrides import overridden
 from trainer.config.train_config import TrainConfig, resolve
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
-from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitecture, architecture
+from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
 from trainer.train import BASE, fit_and_finish
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exception(failure.__cause__ or failure)
         find.failed(sentence(failure), failure.__cause__)
         return errors.ExitCode.MODEL_ERROR
-    except UnknownArchitecture as error:
+    except UnknownArchitectureError as error:
         find.failed(f"{capital(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
         return errors.ExitCode.USER_ERROR
     except Exception as error:
@@ -162,9 +162,9 @@ def sized(flag: str) -> bool:
 def imported(name: str) -> tuple[Architecture, float]:
     """Return the architecture, and what it computed on the way."""
     if name not in ARCHITECTURES and name not in PRESETS:
-        architecture(name)  # names the known ones
+        load_architecture(name)  # names the known ones
     with attribute_to_model(f"while the architecture {name} was imported"), flops.Meter() as meter:
-        module = architecture(name)
+        module = load_architecture(name)
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
         file = ARCHITECTURES[name].replace(".", "/") + ".py"

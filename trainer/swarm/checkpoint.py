@@ -30,7 +30,7 @@ from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import CheckpointError, as_os_error, reference, sync
 from trainer.data.dataset import Dataset
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.stage import whole_model
@@ -165,7 +165,7 @@ def spent_of(config: SwarmConfig, model: LanguageModel, steps: int, seconds: flo
 
 def described(config: SwarmConfig, dataset: Dataset, model: LanguageModel, spent: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `run.json`. The recipe is the swarm's own: one AdamW for everything."""
-    manifest, model_config = dataset.manifest, architecture(config.arch).Config(**config.model)
+    manifest, model_config = dataset.manifest, load_architecture(config.arch).Config(**config.model)
     content = {
         "format": 1,
         "arch": config.arch,

@@ -32,7 +32,7 @@ from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import MANIFEST, reference
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, SwarmOrder, encode_message
 from trainer.swarm import checkpoint
 from trainer.swarm.config import SwarmConfig
@@ -64,7 +64,7 @@ def config_of(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
     count = int(own.setdefault("micro_batches", 8))
     own.setdefault("micro_batch", max(1, int(train.get("batch", 8 * count)) // count))
     own.setdefault("checkpoint_every", max(1, int(budget.amount) // CHECKPOINTS))
-    shape = architecture(given["arch"]).Config.sized(
+    shape = load_architecture(given["arch"]).Config.sized(
         int(model.pop("depth", 4)), dataset.tokenizer.vocabulary_size, length
     )
     if unknown := sorted(model.keys() - {field.name for field in dataclasses.fields(shape)}):

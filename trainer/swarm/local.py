@@ -26,7 +26,7 @@ from trainer.cli.parser import Parser
 from trainer.cli.prepare import parse_size
 from trainer.config.presets import values_of
 from trainer.data.dataset import Dataset, prepare
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.swarm import reference
 from trainer.swarm.chaos import Fault
 from trainer.swarm.config import SwarmConfig
@@ -327,7 +327,7 @@ def configured(args: argparse.Namespace, dataset: Dataset) -> SwarmConfig:
     length = int(values["train.sequence_length"])
     cut_of(args.arch)  # says so if it cannot be cut
     depth = max(int(values["model.depth"]), args.stages)
-    model = architecture(args.arch).Config.sized(depth, dataset.tokenizer.vocabulary_size, length)
+    model = load_architecture(args.arch).Config.sized(depth, dataset.tokenizer.vocabulary_size, length)
     return SwarmConfig(
         arch=args.arch,
         model=dict(vars(model)),

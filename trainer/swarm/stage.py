@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.loader import NOT_LEARNED
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim.optimizers import assign
 from trainer.swarm.adamw import PIECE, AdamW
@@ -255,7 +255,7 @@ def squared_norm(mean: Tensor) -> float:
 
 def whole_model(config: SwarmConfig) -> LanguageModel:
     """Build the model as `dailytrain train` does from the same seed; other random numbers are left alone."""
-    module = architecture(config.arch)
+    module = load_architecture(config.arch)
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return module.Model(module.Config(**config.model)).train()
@@ -299,7 +299,7 @@ def model_width(model: LanguageModel) -> int:
 
 def decayed_names(config: SwarmConfig, model: LanguageModel) -> frozenset[str]:
     """Return whose weights decay: those whose group does in the architecture's own recipe."""
-    module = architecture(config.arch)
+    module = load_architecture(config.arch)
     groups = assign(model, module.recipe(module.Config(**config.model)))
     return frozenset(name for group, parameters in groups if group.weight_decay for name in parameters)
 

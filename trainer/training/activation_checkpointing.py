@@ -17,14 +17,14 @@ from trainer.models.base import LanguageModel
 
 def recompute(model: LanguageModel) -> None:
     """Have every block do so, whenever gradients are asked for. Names of parameters stay."""
-    for block in model.repeated():
+    for block in model.repeated_blocks():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @contextmanager
 def not_recomputed(model: LanguageModel) -> Iterator[None]:
     """In here blocks keep what they compute, as they did at first."""
-    changed = {block: vars(block).pop("forward") for block in model.repeated() if "forward" in vars(block)}
+    changed = {block: vars(block).pop("forward") for block in model.repeated_blocks() if "forward" in vars(block)}
     try:
         yield
     finally:

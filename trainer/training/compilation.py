@@ -53,7 +53,7 @@ def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> N
     """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
     model = objective.model
     if resolved.sharded:
-        for block in model.repeated():
+        for block in model.repeated_blocks():
             block.compile(dynamic=False, backend=BACKEND)
     else:
         objective.features = torch.compile(model.features, dynamic=False, fullgraph=whole, backend=BACKEND)

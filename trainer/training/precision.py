@@ -98,5 +98,5 @@ def use_fp8(model: nn.Module) -> None:
     def suits(module: nn.Module, name: str) -> bool:
         return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
 
-    for block in model.repeated():
+    for block in model.repeated_blocks():
         convert_to_float8_training(block, module_filter_fn=suits)

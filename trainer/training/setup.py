@@ -28,7 +28,7 @@ from trainer.data.prefetch import Prefetched, loader
 from trainer.data.tokenizer import Tokenizer
 from trainer.distributed.devices import make_fabric, pick_device, set_threads
 from trainer.errors import ModelError, attribute_to_model
-from trainer.models import ARCHITECTURES, PRESETS, architecture
+from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora, muon
 from trainer.optim import optimizers as optim
@@ -54,9 +54,9 @@ def setup(config: TrainConfig, console: Console, guard: entry_integrity.Guard) -
     before = kept_identity(config.out).get("train", {})
     resolved = resolve(config, device, settled(config, device, before))
     if config.arch not in ARCHITECTURES:
-        architecture(config.arch)  # names the known ones
+        load_architecture(config.arch)  # names the known ones
     with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.Meter() as imported:
-        module = architecture(config.arch)
+        module = load_architecture(config.arch)
     logger = outside_logger(config.logger, config.out)
     base = None if config.from_ is None else finetune.find(config.from_)
     dataset = open_dataset(config, device)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trainer
 from trainer.accounting.budget import Budget
-from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitecture
+from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError
 
 BASELINE = "gpt"
 RUNGS = (0.25, 0.5, 1.0, 2.0)
@@ -117,7 +117,7 @@ def source(arch: str) -> Path:
     """Return an architecture's file. Raises `UnknownArchitecture`."""
     name = PRESETS[arch][0] if arch in PRESETS else arch
     if name not in ARCHITECTURES:
-        raise UnknownArchitecture(f"there is no architecture {arch!r}; the known ones are {', '.join(ARCHITECTURES)}")
+        raise UnknownArchitectureError(arch)
     spec = importlib.util.find_spec(ARCHITECTURES[name])
     if spec is None or spec.origin is None:
         raise PlanError(f"{arch} has no file: {ARCHITECTURES[name]} is in the dict of trainer/models, but is not there")

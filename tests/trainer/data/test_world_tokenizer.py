@@ -21,7 +21,7 @@ from trainer.data import world
 from trainer.data.dataset import prepare
 from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
 from trainer.inference import generate
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
 from trainer.scoring.runs import Run as ScoredRun
 
@@ -164,7 +164,7 @@ def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -
 
 def untrained(run: Path, tokenizer: Tokenizer) -> Path:
     """A run of RWKV-5 that has learned nothing, as an agent lays it out, with a visitor's order."""
-    module, sizes = architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
+    module, sizes = load_architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
     sizes |= {"depth": 2, "width": 64}
     torch.manual_seed(0)
     save(run / "checkpoints" / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})

@@ -12,7 +12,7 @@ from trainer.checkpoint.store import load_model, save
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.inference import generate
 from trainer.inference.sampling import continuation
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
 
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     tokenizer = train_bpe([TEXT], 280)
     tokenizer.save(folder / "tokenizer.json")
-    module = architecture("gpt")
+    module = load_architecture("gpt")
     sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
     torch.manual_seed(0)
     save(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.cli import sample
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.inference.sampling import Reader, Sampler, continuation, pieces, stream
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 
 
@@ -87,7 +87,7 @@ def test_a_state_that_does_not_grow_reads_each_token_once_and_forgets_nothing(to
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @torch.no_grad()
 def test_a_model_that_goes_on_answers_as_one_that_reads_everything(name: str) -> None:
-    module = architecture(name)
+    module = load_architecture(name)
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, 300, 24)).eval()
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The architecture in CONTRIBUTING.md is one: it trains as it stands there."""
+"""The architecture in CONTRIBUTING.md trains exactly as printed there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.paths import REPOSITORY
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, load_architecture
 
 PAGE = REPOSITORY / "CONTRIBUTING.md"
 NAME = "waves_of_contributing"
@@ -29,11 +29,11 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(NAME, None)
 
 
-def test_it_is_short(example: str) -> None:
+def test_contributing_example_is_short(example: str) -> None:
     assert 40 < len([line for line in example.splitlines() if line.strip()]) <= 60
 
 
-def test_it_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
+def test_contributing_example_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
     from trainer.train import command
 
     flags = ["--arch", "waves", "--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "30steps"]
@@ -46,8 +46,8 @@ def test_it_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_it_is_causal(example: str) -> None:
-    module: Any = architecture("waves")
+def test_contributing_example_is_causal(example: str) -> None:
+    module: Any = load_architecture("waves")
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, 64, 32))
     torch.nn.init.normal_(model.head.weight)

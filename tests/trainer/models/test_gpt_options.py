@@ -1,4 +1,4 @@
-"""The baseline: each of its parts, on its own and with the others."""
+"""The baseline with each option alone and with all together."""
 
 from __future__ import annotations
 
@@ -9,42 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
+from tests.support.gpt_models import OPTIONS, SIZE, SWITCHES, T, V, build_random_model, sample_tokens
 from trainer.accounting import flops
 from trainer.models import gpt, smear
 from trainer.optim import optimizers
-
-V, T, END = 96, 24, 7
-SIZE = {"depth": 4, "width": 32, "heads": 2, "end_of_text": END}
-SWITCHES = [field.name for field in dataclasses.fields(gpt.Config) if field.type == "bool"]
-OPTIONS: dict[str, dict[str, Any]] = {
-    "all defaults": {},
-    **{f"{name} the other way": {name: not getattr(gpt.Config(V, T), name)} for name in SWITCHES},
-    "nothing": {**dict.fromkeys(SWITCHES, False), "softcap": 0.0},
-    "everything": {**dict.fromkeys(SWITCHES, True), "windows": "SSSL", "short_window": 6, "mlp": "swiglu"},
-    "swiglu": {"mlp": "swiglu"},
-    "no cap": {"softcap": 0.0},
-    "windows": {"windows": "SL", "short_window": 5},
-    "one block": {"depth": 1},
-}
-
-
-def built(seed: int = 0, **fields: Any) -> gpt.Model:
-    """A model all of whose parts do something: some start at zero."""
-    torch.manual_seed(seed)
-    model = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), **{**SIZE, **fields}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def row(seed: int = 0, rows: int = 2) -> Tensor:
-    """Tokens with an end of text in the middle."""
-    tokens = torch.randint(8, V, (rows, T), generator=torch.Generator().manual_seed(seed))
-    tokens[:, [0, T // 2]] = END
-    return tokens
 
 
 @pytest.fixture(params=OPTIONS)
@@ -52,12 +21,12 @@ def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
     return OPTIONS[request.param]
 
 
-def test_there_is_a_switch_for_every_part() -> None:
+def test_switches_cover_every_option() -> None:
     assert len(SWITCHES) == 11
 
 
-def test_every_parameter_gets_a_gradient(fields: dict[str, Any]) -> None:
-    model, tokens = built(**fields), row()
+def test_backward_with_option_reaches_every_parameter(fields: dict[str, Any]) -> None:
+    model, tokens = build_random_model(**fields), sample_tokens()
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
@@ -66,8 +35,8 @@ def test_every_parameter_gets_a_gradient(fields: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_it_is_causal_and_answers_all_positions(fields: dict[str, Any]) -> None:
-    model, tokens = built(**fields), row()
+def test_logits_with_option_are_causal(fields: dict[str, Any]) -> None:
+    model, tokens = build_random_model(**fields), sample_tokens()
     answers = model(tokens)
     assert answers.shape == (2, T, V)
     assert answers.dtype == torch.float32
@@ -79,23 +48,23 @@ def test_it_is_causal_and_answers_all_positions(fields: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_it_is_stateless(fields: dict[str, Any]) -> None:
-    model, tokens = built(**fields), row()
+def test_logits_with_option_are_stateless(fields: dict[str, Any]) -> None:
+    model, tokens = build_random_model(**fields), sample_tokens()
     first = model(tokens)
-    model(row(seed=1))
+    model(sample_tokens(seed=1))
     assert torch.equal(model(tokens), first)
     torch.testing.assert_close(model(tokens[1:]), first[1:], rtol=1e-5, atol=1e-5)
 
 
-def test_untrained_it_scores_the_uniform_rate(fields: dict[str, Any]) -> None:
+def test_untrained_model_with_option_predicts_uniform(fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model, tokens = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), **{**SIZE, **fields})), row()
+    model, tokens = gpt.Model(dataclasses.replace(gpt.Config.sized(2, V, T), **{**SIZE, **fields})), sample_tokens()
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(V), rel=0.02)
 
 
-def test_the_recipe_takes_every_parameter(fields: dict[str, Any]) -> None:
-    model = built(**fields)
+def test_recipe_with_option_covers_every_parameter(fields: dict[str, Any]) -> None:
+    model = build_random_model(**fields)
     taken = [name for _, mine in optimizers.assign(model, gpt.recipe(model.config)) for name in mine]
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
@@ -104,7 +73,7 @@ def test_the_recipe_takes_every_parameter(fields: dict[str, Any]) -> None:
     ("depth", "width", "heads", "parameters"),
     [(2, 128, 2, 3_539_050), (4, 256, 4, 11_534_650), (12, 768, 6, 135_267_586)],
 )
-def test_one_dial_sizes_it(depth: int, width: int, heads: int, parameters: int) -> None:
+def test_sized_config_has_expected_parameter_count(depth: int, width: int, heads: int, parameters: int) -> None:
     config = gpt.Config.sized(depth, 8192, 256)
     with torch.device("meta"):
         model = gpt.Model(config)
@@ -112,7 +81,7 @@ def test_one_dial_sizes_it(depth: int, width: int, heads: int, parameters: int) 
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_swiglu_has_about_as_many_parameters() -> None:
+def test_swiglu_mlp_has_as_many_parameters_as_relu2() -> None:
     with torch.device("meta"):
         sizes = [
             sum(p.numel() for p in gpt.Model(gpt.Config(64, 16, width=768, heads=6, mlp=mlp)).parameters())
@@ -121,13 +90,13 @@ def test_swiglu_has_about_as_many_parameters() -> None:
     assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
 
 
-def test_the_last_block_sees_everything() -> None:
+def test_window_of_last_block_is_unlimited() -> None:
     config = gpt.Config(V, 2048, depth=8, windows="SSSL", short_window=1024)
     assert [config.window(block) for block in range(8)] == [1024, 1024, 1024, None, 1024, 1024, 1024, None]
     assert dataclasses.replace(config, depth=7).window(6) is None
 
 
-def test_every_second_block_has_value_embeddings_and_the_last_one_does() -> None:
+def test_value_embeddings_are_in_every_second_block_and_the_last() -> None:
     assert [gpt.Config(V, T, depth=5).has_value_embedding(block) for block in range(5)] == [True, False] * 2 + [True]
 
 
@@ -138,21 +107,24 @@ def test_every_second_block_has_value_embeddings_and_the_last_one_does() -> None
         *({"softcap": -1.0}, {"short_window": 0}, {"mlp": "gelu"}),
     ],
 )
-def test_sizes_that_contradict_each_other_are_refused(fields: dict[str, Any]) -> None:
+def test_config_invalid_fields_raise_value_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="gpt: "):
         dataclasses.replace(gpt.Config.sized(4, V, T), **fields)
 
 
 @torch.no_grad()
-def test_logits_stay_below_the_cap() -> None:
-    model = built()
+def test_logits_with_softcap_stay_below_it() -> None:
+    model = build_random_model()
     model.head.weight.mul_(1e4)
-    assert model(row()).abs().max() <= 15
+    assert model(sample_tokens()).abs().max() <= 15
 
 
 @torch.no_grad()
-def test_a_short_window_hides_what_is_further_away() -> None:
-    block, context = built(windows="S", short_window=3).blocks[0].attention, built().context(row(rows=1), None)
+def test_attention_short_window_hides_distant_tokens() -> None:
+    block, context = (
+        build_random_model(windows="S", short_window=3).blocks[0].attention,
+        build_random_model().build_inputs(sample_tokens(rows=1)),
+    )
     x = torch.randn(1, T, 32)
     changed = x.clone()
     changed[:, 0] += 1
@@ -162,36 +134,36 @@ def test_a_short_window_hides_what_is_further_away() -> None:
 
 
 @torch.no_grad()
-def test_a_document_is_read_as_if_it_stood_alone() -> None:
+def test_document_mask_isolates_documents() -> None:
     """Positions differ, which a rotation does not mind: only distances count."""
-    model, tokens = built(document_mask=True, windows="SL", short_window=6), row()
+    model, tokens = build_random_model(document_mask=True, windows="SL", short_window=6), sample_tokens()
     torch.testing.assert_close(model(tokens)[:, T // 2 :], model(tokens[:, T // 2 :]), rtol=1e-4, atol=1e-5)
-    open_model = built(document_mask=False, windows="SL", short_window=6)
+    open_model = build_random_model(document_mask=False, windows="SL", short_window=6)
     assert (open_model(tokens)[:, T // 2 :] - open_model(tokens[:, T // 2 :])).abs().max() > 1e-2
 
 
 @torch.no_grad()
-def test_without_rotation_order_is_not_seen_within_a_block() -> None:
-    attention = built(rotary=False, value_embeddings=False).blocks[0].attention
-    x, context = torch.randn(1, T, 32), built().context(row(rows=1), None)
+def test_attention_without_rotation_ignores_order() -> None:
+    attention = build_random_model(rotary=False, value_embeddings=False).blocks[0].attention
+    x, inputs = torch.randn(1, T, 32), build_random_model().build_inputs(sample_tokens(rows=1))
     shuffled = torch.cat((x[:, : T - 1].flip(1), x[:, T - 1 :]), dim=1)
-    torch.testing.assert_close(attention(x, context)[:, -1], attention(shuffled, context)[:, -1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attention(x, inputs)[:, -1], attention(shuffled, inputs)[:, -1], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_smearing_mixes_each_key_with_the_one_before() -> None:
+def test_smear_attention_mixes_each_key_with_the_previous() -> None:
     torch.manual_seed(0)
-    attention = smear.Attention(smear.Config(V, T, width=32, heads=2), 0)
+    attention = smear.SmearAttention(smear.Config(V, T, width=32, heads=2), 0)
     x = torch.randn(1, 5, 32)
-    plain = attention.split(attention.key(x))
+    plain = attention.split_heads(attention.key(x))
     own = torch.sigmoid(attention.gate)[:, None]
-    smeared = attention.keys(x, None)
+    smeared = attention.compute_keys(x, None)
     torch.testing.assert_close(smeared[0, 0], plain[0, 0])
     torch.testing.assert_close(smeared[0, 3], own * plain[0, 3] + (1 - own) * plain[0, 2])
-    torch.testing.assert_close(attention.keys(x[:, 3:], x[:, 2:3]), smeared[:, 3:])
+    torch.testing.assert_close(attention.compute_keys(x[:, 3:], x[:, 2:3]), smeared[:, 3:])
 
 
-def test_weight_decay_falls_with_the_square_of_a_large_width() -> None:
+def test_recipe_weight_decay_falls_with_square_of_width() -> None:
     rates = {
         width: {group.name: group.weight_decay for group in gpt.recipe(gpt.Config(V, T, width=width)).groups}
         for width in (128, 768, 1536)
@@ -201,8 +173,8 @@ def test_weight_decay_falls_with_the_square_of_a_large_width() -> None:
 
 
 @torch.no_grad()
-def test_in_bf16_it_answers_about_the_same(fields: dict[str, Any]) -> None:
-    model, tokens = built(**fields), row()
+def test_logits_in_bf16_are_close_to_fp32(fields: dict[str, Any]) -> None:
+    model, tokens = build_random_model(**fields), sample_tokens()
     whole = model(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = model(tokens)
@@ -210,25 +182,25 @@ def test_in_bf16_it_answers_about_the_same(fields: dict[str, Any]) -> None:
     assert (mixed - whole).square().mean() < 0.01 * whole.square().mean()
 
 
-def test_windows_and_masks_do_not_change_what_is_counted() -> None:
+def test_flop_count_ignores_windows_and_masks() -> None:
     """Attention counts as if every position saw every other, and element-wise parts as nothing."""
     counts = {
-        flops.count(built(**fields), row(rows=1)).per_token
+        flops.count(build_random_model(**fields), sample_tokens(rows=1)).per_token
         for fields in ({}, {"windows": "S"}, {"document_mask": True}, {"backout": False, "rotary": False})
     }
     assert len(counts) == 1
     # Per token: 6 a parameter of a matrix or gate, and 12 x width x T a block.
     matrices = sum(
         parameter.numel()
-        for name, parameter in built().named_parameters()
+        for name, parameter in build_random_model().named_parameters()
         if parameter.ndim == 2 and "embedding" not in name
     )
     assert counts.pop() == pytest.approx(6 * matrices + 12 * 4 * 32 * T, rel=0.01)
 
 
-def test_it_is_one_graph() -> None:
+def test_features_compile_as_one_graph() -> None:
     """Traced and differentiated as torch.compile does it; what machine code comes of that is torch's business."""
-    model, tokens = built(**{**OPTIONS["everything"], "depth": 1, "mlp": "relu2"}), row()
+    model, tokens = build_random_model(**{**OPTIONS["everything"], "depth": 1, "mlp": "relu2"}), sample_tokens()
     traced = torch.compile(model.features, backend="aot_eager", fullgraph=True, dynamic=False)
     answers, gradients = [], []
     for features in (traced, model.features):

@@ -1,4 +1,4 @@
-"""litgpt's models read piece by piece with litgpt's own cache, and answer as over the whole row."""
+"""litgpt's models with litgpt's own cache, piece by piece, equal one pass over the whole row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CUTS = {"one by one": [1] * T, "in pieces": [5, 1, 9, 2, 7], "at once": [T]}
 
 
-def built(family: str) -> litgpt.Model:
+def build_random_model(family: str) -> litgpt.Model:
     name, fields = FAMILIES[family]
     torch.manual_seed(0)
     model = litgpt.Model(litgpt.Config(V, T, name, {**SMALL, **fields})).eval()
@@ -32,8 +32,8 @@ def built(family: str) -> litgpt.Model:
 @torch.no_grad()
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pieces_are_the_whole(family: str, cuts: str) -> None:
-    model, tokens = built(family), torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
+def test_advance_in_pieces_equals_whole_row(family: str, cuts: str) -> None:
+    model, tokens = build_random_model(family), torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
     parts, state = [], None
     for piece in tokens.split(CUTS[cuts], dim=1):
         features, state = model.advance(piece, state)
@@ -42,8 +42,8 @@ def test_pieces_are_the_whole(family: str, cuts: str) -> None:
 
 
 @torch.no_grad()
-def test_a_cache_is_the_states_and_not_the_models() -> None:
-    model = built("GPT-NeoX")
+def test_litgpt_cache_belongs_to_state_not_model() -> None:
+    model = build_random_model("GPT-NeoX")
     first, second = (torch.randint(V, (1, 8), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     _, one = model.advance(first[:, :4])
     _, other = model.advance(second[:, :4])

@@ -1,4 +1,4 @@
-"""Every architecture keeps the contract of `trainer/models/base.py`."""
+"""Every architecture fulfills the contract of `trainer/models/base.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.models import ARCHITECTURES, UnknownArchitecture, architecture
+from trainer.models import ARCHITECTURES, UnknownArchitectureError, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import optimizers
 
@@ -25,8 +25,8 @@ PARAMETERS = {"gpt": 61_546, "nanogpt": 38_528, "smear": 61_517, "litgpt": 1_288
 V, T = 384, 24
 
 
-def tiny(name: str, **fields: Any) -> tuple[LanguageModel, Any]:
-    module = architecture(name)
+def build_tiny(name: str, **fields: Any) -> tuple[LanguageModel, Any]:
+    module = load_architecture(name)
     config = dataclasses.replace(module.Config.sized(2, V, T), **{**SIZES[name], **fields})
     torch.manual_seed(0)
     model = module.Model(config)
@@ -42,12 +42,12 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_its_size_is_pinned(name: str) -> None:
-    assert sum(p.numel() for p in tiny(name)[0].parameters()) == PARAMETERS[name]
+def test_parameter_count_is_pinned(name: str) -> None:
+    assert sum(p.numel() for p in build_tiny(name)[0].parameters()) == PARAMETERS[name]
 
 
-def test_it_answers_with_logits_for_every_position(name: str) -> None:
-    model, _ = tiny(name)
+def test_logits_cover_every_position(name: str) -> None:
+    model, _ = build_tiny(name)
     tokens = torch.randint(0, V, (3, T))
     features = model.features(tokens)
     assert features.shape[:2] == (3, T)
@@ -55,14 +55,14 @@ def test_it_answers_with_logits_for_every_position(name: str) -> None:
     assert torch.equal(model.logits(features), model(tokens))
 
 
-def test_a_vocabulary_of_odd_size_is_answered_exactly(name: str) -> None:
-    model, _ = tiny(name, vocabulary_size=301)
+def test_logits_with_odd_vocabulary_have_its_size(name: str) -> None:
+    model, _ = build_tiny(name, vocabulary_size=301)
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 301)
 
 
 @torch.no_grad()
-def test_no_position_sees_a_later_token(name: str) -> None:
-    model, _ = tiny(name)
+def test_logits_do_not_depend_on_later_tokens(name: str) -> None:
+    model, _ = build_tiny(name)
     tokens = torch.randint(0, V, (1, T))
     answers = model(tokens)
     for cut in (1, T // 2, T - 1):
@@ -73,8 +73,8 @@ def test_no_position_sees_a_later_token(name: str) -> None:
 
 
 @torch.no_grad()
-def test_every_position_sees_the_earlier_tokens(name: str) -> None:
-    model, _ = tiny(name)
+def test_logits_depend_on_earlier_tokens(name: str) -> None:
+    model, _ = build_tiny(name)
     tokens = torch.randint(0, V, (1, T))
     changed = tokens.clone()
     changed[:, 0] = (changed[:, 0] + 7) % V
@@ -82,16 +82,16 @@ def test_every_position_sees_the_earlier_tokens(name: str) -> None:
 
 
 @torch.no_grad()
-def test_company_and_order_do_not_matter(name: str) -> None:
-    model, _ = tiny(name)
+def test_logits_do_not_depend_on_batch_composition(name: str) -> None:
+    model, _ = build_tiny(name)
     tokens = torch.randint(0, V, (4, T))
     together = model(tokens)
     alone = torch.cat([model(row[None]) for row in tokens.flip(0)]).flip(0)
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
-def test_untrained_it_scores_near_the_uniform_rate(name: str) -> None:
-    module = architecture(name)
+def test_untrained_model_predicts_nearly_uniform(name: str) -> None:
+    module = load_architecture(name)
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, V, T))
     tokens = torch.randint(0, V, (4, T + 1))
@@ -99,37 +99,37 @@ def test_untrained_it_scores_near_the_uniform_rate(name: str) -> None:
     assert loss.item() == pytest.approx(math.log(V), rel=0.06)
 
 
-def test_its_recipe_takes_every_parameter_once(name: str) -> None:
-    model, config = tiny(name)
-    taken = optimizers.assign(model, architecture(name).recipe(config))
+def test_recipe_covers_every_parameter_once(name: str) -> None:
+    model, config = build_tiny(name)
+    taken = optimizers.assign(model, load_architecture(name).recipe(config))
     names = [parameter for _, mine in taken for parameter in mine]
     assert sorted(names) == sorted(dict(model.named_parameters()))
 
 
-def test_its_config_survives_json(name: str) -> None:
-    config = architecture(name).Config.sized(4, V, T)
+def test_config_survives_json_round_trip(name: str) -> None:
+    config = load_architecture(name).Config.sized(4, V, T)
     assert type(config)(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
-def test_an_unknown_architecture_is_told_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitecture, match="gpt, nanogpt, litgpt, smear, rwkv5"):
-        architecture("gtp")
+def test_load_architecture_unknown_name_lists_known_ones() -> None:
+    with pytest.raises(UnknownArchitectureError, match="gpt, nanogpt, litgpt, smear, rwkv5"):
+        load_architecture("gtp")
 
 
-def test_litgpt_refuses_a_name_it_does_not_know() -> None:
-    litgpt: Any = architecture("litgpt")
+def test_litgpt_config_unknown_name_raises_value_error() -> None:
+    litgpt: Any = load_architecture("litgpt")
     with pytest.raises(ValueError, match="no configuration named 'pythia-15m'"):
         litgpt.Config(V, T, "pythia-15m")
 
 
 @torch.no_grad()
-def test_litgpt_answers_what_litgpt_itself_would() -> None:
-    model, config = tiny("litgpt")
+def test_litgpt_logits_equal_litgpt_itself() -> None:
+    model, config = build_tiny("litgpt")
     from litgpt import GPT
 
-    outside = GPT(config.outside()).eval()
+    reference = GPT(config.to_litgpt()).eval()
     weights = {name.removeprefix("gpt."): value for name, value in model.state_dict().items()}
     weights = {name.replace("head.", "lm_head."): value for name, value in weights.items()}
-    outside.load_state_dict(weights)
+    reference.load_state_dict(weights)
     tokens = torch.randint(0, V, (2, T))
-    torch.testing.assert_close(outside(tokens), model(tokens))
+    torch.testing.assert_close(reference(tokens), model(tokens))

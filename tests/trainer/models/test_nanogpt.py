@@ -1,4 +1,4 @@
-"""The plain GPT-2 shape is GPT-2's, to the parameter and to the last answer."""
+"""nanogpt equals GPT-2: parameters, initial values, logits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.models import nanogpt
 from trainer.optim import optimizers as optim
 
 
-def small() -> nanogpt.Model:
+def build_small_model() -> nanogpt.Model:
     torch.manual_seed(0)
     return nanogpt.Model(nanogpt.Config(100, 16, depth=2, width=32, heads=4))
 
 
-def test_depth_12_is_gpt_2() -> None:
+def test_nanogpt_depth_12_has_gpt2_size() -> None:
     config = nanogpt.Config.sized(12, 50257, 1024)
     assert (config.depth, config.width, config.heads) == (12, 768, 12)
     with torch.device("meta"):
@@ -28,20 +28,20 @@ def test_depth_12_is_gpt_2() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_439_808 + 47 * 768
 
 
-def plain(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """GPT-2 once more, from its description, for 2 blocks of 4 heads."""
+def compute_gpt2_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """An independent GPT-2, written from its description, for 2 blocks of 4 heads."""
     x = weights["embedding.weight"][tokens] + weights["positions.weight"][: tokens.size(1)]
 
-    def normed(name: str, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
+    def normalize(name: str, x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
         scale = (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        return centred / scale * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return centered / scale * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     def linear(name: str, x: Tensor) -> Tensor:
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
     for block in ("blocks.0", "blocks.1"):
-        joint = linear(f"{block}.query_key_value", normed(f"{block}.norm_1", x))
+        joint = linear(f"{block}.query_key_value", normalize(f"{block}.norm_1", x))
         heads = []
         for head in range(4):
             query, key, value = (part[..., 8 * head : 8 * head + 8] for part in joint.split(32, dim=-1))
@@ -49,21 +49,21 @@ def plain(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
             later = torch.ones_like(scores, dtype=torch.bool).triu(1)
             heads.append(scores.masked_fill(later, -math.inf).softmax(-1) @ value)
         x = x + linear(f"{block}.output", torch.cat(heads, dim=-1))
-        hidden = linear(f"{block}.up", normed(f"{block}.norm_2", x))
+        hidden = linear(f"{block}.up", normalize(f"{block}.norm_2", x))
         x = x + linear(f"{block}.down", hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2)
-    return normed("norm", x) @ weights["embedding.weight"].T[:, :100]
+    return normalize("norm", x) @ weights["embedding.weight"].T[:, :100]
 
 
 @torch.no_grad()
-def test_it_answers_as_gpt_2_does() -> None:
-    model = small()
+def test_nanogpt_logits_equal_gpt2_reference() -> None:
+    model = build_small_model()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
     tokens = torch.randint(0, 100, (2, 16))
-    torch.testing.assert_close(model(tokens), plain(model.state_dict(), tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(tokens), compute_gpt2_logits(model.state_dict(), tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_initial_values_are_gpt_2s() -> None:
+def test_nanogpt_initial_values_are_gpt2s() -> None:
     torch.manual_seed(0)
     model = nanogpt.Model(nanogpt.Config(512, 256, depth=8, width=128, heads=2))
     block: Any = model.blocks[3]
@@ -73,15 +73,15 @@ def test_initial_values_are_gpt_2s() -> None:
     assert not block.up.bias.any()
 
 
-def test_weight_decay_is_for_matrices() -> None:
-    model = small()
+def test_nanogpt_recipe_decays_only_matrices() -> None:
+    model = build_small_model()
     groups = {group.name: mine for group, mine in optim.assign(model, nanogpt.recipe(model.config))}
     assert all(parameter.ndim == 2 for parameter in groups["matrices"].values())
     assert all(parameter.ndim == 1 for parameter in groups["vectors"].values())
 
 
-def test_it_learns() -> None:
-    model = small()
+def test_nanogpt_training_reduces_loss() -> None:
+    model = build_small_model()
     optimizers = optim.build(model, nanogpt.recipe(model.config))
     tokens = torch.arange(17).repeat(4, 1) * 3 % 100
     losses = []
@@ -96,6 +96,6 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"heads": 3}, {"depth": 0}, {"heads": 0}])
-def test_sizes_that_cannot_be_are_refused(fields: dict[str, int]) -> None:
+def test_nanogpt_config_invalid_sizes_raise_value_error(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="nanogpt: "):
         nanogpt.Config(100, 16, **{"depth": 2, "width": 32, "heads": 4, **fields})

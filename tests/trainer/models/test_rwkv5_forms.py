@@ -1,4 +1,4 @@
-"""RWKV-5's chunked form is its recurrence: the same answers, the same gradients, at any strength of decay."""
+"""RWKV-5's chunked form equals its recurrence, values and gradients, at any strength of decay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ V = 50
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These products are too small to share."""
+def single_thread() -> Iterator[None]:
+    """These matrix products are too small for several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,9 @@ def inputs(length: int, decay: float, channels: int) -> list[Tensor]:
     return [tensor.requires_grad_() for tensor in found]
 
 
-def one_by_one(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def run_token_by_token(
+    r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     read = []
     for t in range(r.size(2)):
         y, state = rwkv5.recurrence(r[:, :, t], k[:, :, t], v[:, :, t], rate, bonus, state)
@@ -41,10 +43,10 @@ def one_by_one(r: Tensor, k: Tensor, v: Tensor, rate: Tensor, bonus: Tensor, sta
 
 @pytest.mark.parametrize("channels", [1, 64], ids=["per head", "per channel"])
 @pytest.mark.parametrize(("length", "decay"), [(3, -3.0), (64, -1.0), (131, -2.0), (70, 4.0)])
-def test_chunks_and_their_gradients_are_those_of_the_recurrence(length: int, decay: float, channels: int) -> None:
+def test_chunked_recurrence_values_and_gradients_equal_recurrence(length: int, decay: float, channels: int) -> None:
     given = inputs(length, decay, channels)
     answers, gradients = [], []
-    for form in (rwkv5.chunked, one_by_one):
+    for form in (rwkv5.chunked_recurrence, run_token_by_token):
         r, k, v, exponent, bonus, state = given
         read, after = form(r, k, v, exponent.exp(), bonus, state)
         weights = torch.linspace(-1, 1, read.numel(), dtype=torch.float64).view_as(read)
@@ -54,17 +56,19 @@ def test_chunks_and_their_gradients_are_those_of_the_recurrence(length: int, dec
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)
 
 
-def test_no_decay_is_too_strong_or_too_weak() -> None:
+def test_chunked_recurrence_extreme_decays_stay_finite_and_exact() -> None:
     given = [tensor.detach().float().requires_grad_() for tensor in inputs(130, 0.0, 64)]
     with torch.no_grad():
         given[3].copy_(torch.linspace(-30, 30, 128).view(2, 64))
-    read, after = rwkv5.chunked(*given[:3], given[3].exp(), *given[4:])
+    read, after = rwkv5.chunked_recurrence(*given[:3], given[3].exp(), *given[4:])
     gradients = torch.autograd.grad(read.sum() + after.sum(), given)
     assert all(tensor.isfinite().all() for tensor in (read, after, *gradients))
-    torch.testing.assert_close(read, one_by_one(*given[:3], given[3].exp(), *given[4:])[0], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        read, run_token_by_token(*given[:3], given[3].exp(), *given[4:])[0], rtol=1e-4, atol=1e-3
+    )
 
 
-def restless(version: float) -> rwkv5.Model:
+def build_random_model(version: float) -> rwkv5.Model:
     """A model whose branches are not at their initial zero."""
     torch.manual_seed(0)
     model = rwkv5.Model(rwkv5.Config(V, 80, depth=2, width=128, version=version))
@@ -76,8 +80,8 @@ def restless(version: float) -> rwkv5.Model:
 
 @pytest.mark.parametrize("version", rwkv5.VERSIONS)
 @torch.no_grad()
-def test_token_by_token_it_answers_as_for_the_whole_row(version: float) -> None:
-    model = restless(version)
+def test_step_token_by_token_equals_whole_row(version: float) -> None:
+    model = build_random_model(version)
     tokens = torch.randint(0, V, (2, 80))
     state, answers = None, []
     for token in tokens.unbind(1):
@@ -87,17 +91,17 @@ def test_token_by_token_it_answers_as_for_the_whole_row(version: float) -> None:
 
 
 @torch.no_grad()
-def test_a_row_may_go_on_from_a_state() -> None:
-    model = restless(5.2)
+def test_advance_from_state_equals_whole_row() -> None:
+    model = build_random_model(5.2)
     tokens = torch.randint(0, V, (2, 80))
-    first, state = model.advance(tokens[:, :37], model.empty(2))
+    first, state = model.advance(tokens[:, :37])
     second, _ = model.advance(tokens[:, 37:], state)
     torch.testing.assert_close(torch.cat((first, second), 1), model.features(tokens), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
-def test_a_beginning_is_answered_the_same_whatever_follows() -> None:
-    model = restless(5.2)
+def test_logits_of_prefix_do_not_depend_on_what_follows() -> None:
+    model = build_random_model(5.2)
     tokens = torch.randint(0, V, (2, 80))
     whole = model(tokens)
     for cut in (2, 17, 64, 79):
@@ -105,13 +109,13 @@ def test_a_beginning_is_answered_the_same_whatever_follows() -> None:
 
 
 @torch.no_grad()
-def test_the_state_stays_in_fp32_where_the_weights_or_products_are_bf16() -> None:
-    model = restless(5.2)
+def test_state_with_bf16_weights_or_autocast_stays_fp32() -> None:
+    model = build_random_model(5.2)
     tokens = torch.randint(0, V, (1, 20))
     exact = model(tokens)
     with torch.autocast("cpu", torch.bfloat16):
-        features, state = model.advance(tokens, model.empty(1))
+        features, state = model.advance(tokens)
         mixed = model.logits(features)
     assert {block.heads.dtype for block in state} == {torch.float32}
     assert (mixed - exact).abs().mean() < 0.05 * exact.std()
-    assert {block.heads.dtype for block in model.bfloat16().advance(tokens, model.empty(1))[1]} == {torch.float32}
+    assert {block.heads.dtype for block in model.bfloat16().advance(tokens)[1]} == {torch.float32}

@@ -12,25 +12,29 @@ import torch
 
 from trainer.config.train_config import TrainConfig, resolve
 from trainer.data.tokenizer import train_bpe
-from trainer.models import PRESETS, architecture, rwkv5
+from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
 from trainer.training.setup import configure
 
 
-def count(config: Any) -> int:
+def count_parameters(config: Any) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in rwkv5.Model(config).parameters())
 
 
 @pytest.mark.parametrize(("version", "parameters"), [(5.0, 7_517_655_040), (5.1, 7_517_786_112), (5.2, 7_518_044_160)])
-def test_the_large_one_has_as_many_parameters_as_the_published(version: float, parameters: int) -> None:
-    config = architecture("rwkv5-7b").Config.sized(4, 65536, 4096)
-    assert count(dataclasses.replace(config, version=version)) == parameters  # type: ignore[type-var]
+def test_rwkv5_7b_has_published_parameter_count(version: float, parameters: int) -> None:
+    config = load_architecture("rwkv5-7b").Config.sized(4, 65536, 4096)
+    assert count_parameters(dataclasses.replace(config, version=version)) == parameters  # type: ignore[type-var]
 
 
-def test_every_preset_has_its_size_at_any_dial() -> None:
+def test_rwkv5_presets_ignore_depth() -> None:
     assert {name.removeprefix("rwkv5-") for name in PRESETS} == set(rwkv5.SHAPES)
-    counts = {name: count(architecture(name).Config.sized(9, 65536, 1024)) for name in PRESETS if name != "rwkv5-7b"}
+    counts = {
+        name: count_parameters(load_architecture(name).Config.sized(9, 65536, 1024))
+        for name in PRESETS
+        if name != "rwkv5-7b"
+    }
     assert counts == {
         "rwkv5-tiny": 36_977_664,
         "rwkv5-169m": 192_807_936,
@@ -40,11 +44,11 @@ def test_every_preset_has_its_size_at_any_dial() -> None:
     }
 
 
-def test_a_track_that_sets_the_dial_leaves_a_preset_its_size() -> None:
+def test_configure_preset_with_depth_keeps_preset_size() -> None:
     config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
     tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
     resolved = resolve(config, "cpu")
-    made = configure(architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
+    made = configure(load_architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
     assert isinstance(made, rwkv5.Config)
     assert (made.depth, made.width, made.version) == (4, 256, 5.1)
 
@@ -59,12 +63,12 @@ def test_a_track_that_sets_the_dial_leaves_a_preset_its_size() -> None:
         ({"vocabulary_size": 0}, "vocabulary of 0"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_with_a_sentence(fields: dict[str, Any], sentence: str) -> None:
+def test_rwkv5_config_invalid_fields_raise_value_error(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"rwkv5: .*{sentence}"):
         rwkv5.Config(**{"vocabulary_size": 50, "sequence_length": 8, **fields})
 
 
-def test_it_starts_at_the_official_values() -> None:
+def test_rwkv5_initial_values_are_official() -> None:
     torch.manual_seed(0)
     config = rwkv5.Config(300, 8, depth=3, width=128)
     start = rwkv5.Model(config).state_dict()
@@ -90,7 +94,7 @@ def test_it_starts_at_the_official_values() -> None:
     torch.testing.assert_close(head.T @ head, torch.eye(128) * 0.25 * 300 / 128, rtol=0, atol=1e-4)
 
 
-def test_the_first_version_starts_with_small_equal_bonuses() -> None:
+def test_rwkv5_version_50_starts_with_equal_bonuses() -> None:
     start = rwkv5.Model(rwkv5.Config(50, 8, depth=2, width=192, version=5.0)).state_dict()
     assert start["blocks.0.att.time_first"].tolist() == [-3.0] * 3
     assert start["blocks.0.att.time_decay"].tolist() == pytest.approx([-6, -6 + 5 * 0.5**0.7, -1])
@@ -98,7 +102,7 @@ def test_the_first_version_starts_with_small_equal_bonuses() -> None:
 
 
 @pytest.mark.parametrize("version", rwkv5.VERSIONS)
-def test_its_groups_are_the_official_ones(version: float) -> None:
+def test_rwkv5_recipe_groups_are_official(version: float) -> None:
     config = rwkv5.Config(50, 8, depth=2, width=64, version=version)
     taken = {group.name: (group, mine) for group, mine in optimizers.assign(rwkv5.Model(config), rwkv5.recipe(config))}
     rates = {name: group.learning_rate / taken["matrices"][0].learning_rate for name, (group, _) in taken.items()}
@@ -112,26 +116,26 @@ def test_its_groups_are_the_official_ones(version: float) -> None:
             assert weights == (name == "matrices")
 
 
-def test_its_rates_fit_the_published_ones() -> None:
+def test_rwkv5_recipe_rates_fit_published_ones() -> None:
     for width, rate in {768: 6e-4, 2048: 3e-4, 4096: 2e-4}.items():
         fitted = rwkv5.recipe(rwkv5.Config(50, 8, width=width)).groups[0].learning_rate
         assert math.isclose(fitted, rate, rel_tol=0.06)
 
 
-def test_the_published_sizes_have_the_official_recipe_and_small_ones_a_shorter_one() -> None:
+def test_rwkv5_recipe_depends_on_published_or_small_size() -> None:
     large, small = (rwkv5.recipe(rwkv5.Config(50, 8, width=width)) for width in (768, 256))
     assert (large.schedule.shape, large.schedule.warmup_steps, large.clip, large.l2wrap) == ("cosine", 10, 1.0, 1e-4)
     assert 6e-4 * large.schedule.scale(1.0, 1000) == pytest.approx(1e-5)
     assert (small.schedule.shape, small.clip, small.l2wrap) == ("trapezoid", None, 0.0)
 
 
-def test_the_long_run_is_the_published_one() -> None:
+def test_preset_rwkv5_7b_has_published_settings() -> None:
     from trainer.config.parsing import parse
     from trainer.config.recipe_overrides import overridden
 
     config = parse(["--out", "run", "--preset", "rwkv5-7b"])
-    shape = architecture(config.arch).Config.sized(4, 65536, 4096)
-    recipe = overridden(architecture(config.arch).recipe(shape), config.recipe)
+    shape = load_architecture(config.arch).Config.sized(4, 65536, 4096)
+    recipe = overridden(load_architecture(config.arch).recipe(shape), config.recipe)
     rates = {group.name: group.learning_rate for group in recipe.groups}
     assert (rates["matrices"], rates["decay"], rates["vectors"]) == (2e-4, 4e-4, 2e-4)
     ends = [2e-4 * recipe.schedule.scale(*place) for place in ((0.0, 0), (0.0, 10), (1.0, 10**6))]

@@ -1,4 +1,4 @@
-"""The element-wise parts are their definitions, forward and backward."""
+"""Element-wise parts equal their definitions, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.models.gpt import rotation
-from trainer.ops.elementwise import capped, norm, rotate, squared_relu
+from trainer.models.gpt import rotary_tables
+from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
 
-COSINE, SINE = rotation(3, 10, 8, 100.0, torch.device("cpu"))
+COSINE, SINE = rotary_tables(3, 10, 8, 100.0, torch.device("cpu"))
 
 
-def turned(x: Tensor) -> Tensor:
-    """By complex numbers."""
+def rotate_complex(x: Tensor) -> Tensor:
+    """Rotate by multiplication with complex numbers."""
     first, second = x.chunk(2, dim=-1)
     result = torch.complex(first, second) * torch.complex(COSINE[..., :4], SINE)
     return torch.cat((result.real, result.imag), dim=-1)
@@ -31,14 +31,14 @@ PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor
         [torch.randn(2, 7, 3, 8), GAIN],
     ),
     "norm of zeros": (norm, lambda x: F.rms_norm(x, (8,), eps=1e-6), [torch.zeros(2, 7, 8)]),
-    "rotate": (lambda x: rotate(x, COSINE, SINE), turned, [torch.randn(2, 7, 3, 8)]),
+    "rotate": (lambda x: rotate(x, COSINE, SINE), rotate_complex, [torch.randn(2, 7, 3, 8)]),
     "squared_relu": (squared_relu, lambda x: F.relu(x).square(), [torch.randn(5, 8)]),
-    "capped": (lambda x: capped(2 * x / 5.0, 5.0), lambda x: 5.0 * torch.tanh(x / 5.0), [10 * torch.randn(5, 8)]),
+    "softcap": (lambda x: softcap(2 * x / 5.0, 5.0), lambda x: 5.0 * torch.tanh(x / 5.0), [10 * torch.randn(5, 8)]),
 }
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_values_and_gradients_are_the_plain_formulas(name: str) -> None:
+def test_elementwise_values_and_gradients_equal_plain_formula(name: str) -> None:
     ours, plain, tensors = PAIRS[name]
     tensors = [tensor.clone().requires_grad_() for tensor in tensors]
     one, two = ours(*tensors), plain(*tensors)
@@ -51,9 +51,9 @@ def test_values_and_gradients_are_the_plain_formulas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_half_precision_is_computed_in_whole(name: str) -> None:
+def test_elementwise_bf16_input_computes_in_fp32(name: str) -> None:
     ours, plain, tensors = PAIRS[name]
     x, *rest = tensors
     answer = ours(x.bfloat16(), *rest)
     torch.testing.assert_close(answer.float(), plain(x.bfloat16().float(), *rest), rtol=1e-2, atol=1e-2)
-    assert answer.dtype == (torch.float32 if name == "capped" else torch.bfloat16)
+    assert answer.dtype == (torch.float32 if name == "softcap" else torch.bfloat16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.cli import sample
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.ops.quantize import Load, quantised
 
 
@@ -29,7 +29,7 @@ def test_answers_stay_near_those_of_the_whole_weights(
     load: Load, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    module = architecture("gpt")
+    module = load_architecture("gpt")
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, 300, 32)).eval()
     for parameter in model.parameters():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.checkpoint import store
 from trainer.config.train_config import Lora
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
 
@@ -47,7 +47,7 @@ def dev_losses(run: Path) -> list[float]:
 
 def small(name: str) -> LanguageModel:
     torch.manual_seed(1)
-    module = architecture(name)
+    module = load_architecture(name)
     return module.Model(module.Config.sized(2, 300, 16))
 
 
@@ -81,7 +81,7 @@ def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path
     plain = store.load_model(adapted_run)
     assert not lora.is_adapted(plain)
     record = store.read_run(adapted_run)
-    module = architecture("gpt")
+    module = load_architecture("gpt")
     adapted = module.Model(module.Config(**record["model"]))
     lora.adapt(adapted, Lora(rank=4), 320)
     store.fill(folder, adapted)

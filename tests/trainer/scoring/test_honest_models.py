@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from tests.support.in_process_scorer import Nearby, written_run
 from tests.support.scoring_models import documents, examined, held_out, needs_sandbox, write_run
 from trainer.checkpoint import store
-from trainer.models import ARCHITECTURES, architecture
+from trainer.models import ARCHITECTURES, load_architecture
 from trainer.sandbox import driver
 from trainer.scoring.door import Door
 from trainer.scoring.examine import examine
@@ -26,7 +26,7 @@ def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
     """A run of one of our own architectures, with weights that are not at rest."""
     write_run(folder)
     run = json.loads((folder / "run.json").read_text())
-    module = architecture(arch)
+    module = load_architecture(arch)
     config = module.Config.sized(2, run["model"]["vocabulary_size"], run["model"]["sequence_length"])
     torch.manual_seed(seed)
     model = module.Model(config)
@@ -106,7 +106,7 @@ RANGES = {
 
 def drawn(arch: str, run: Run, dice: random.Random) -> torch.nn.Module:
     """A small model of random shape, its weights far from rest."""
-    module = architecture(arch)
+    module = load_architecture(arch)
     config = module.Config.sized(2, run.vocabulary_size, run.sequence_length)
     known = {field.name for field in dataclasses.fields(config)}
     chosen = {

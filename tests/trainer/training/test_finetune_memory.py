@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.config.presets import PRESETS
-from trainer.models import architecture
+from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.training.objective import CHUNK
 
@@ -24,7 +24,7 @@ VALUES = PRESETS["finetune-1b5-2x24gb"].values
 
 
 def on_shapes(arch: str, **fields: Any) -> LanguageModel:
-    module = architecture(arch)
+    module = load_architecture(arch)
     sized = module.Config.sized(24, 65_536, VALUES["train.sequence_length"])
     with SHAPES:
         return module.Model(type(sized)(**{**vars(sized), **fields}))

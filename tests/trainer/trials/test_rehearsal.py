@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.try_idea import main
-from trainer.models import UnknownArchitecture
+from trainer.models import UnknownArchitectureError
 from trainer.scoring.multiplier import compare, parse
 from trainer.trials import plot
 from trainer.trials.plan import Entry, Plan, PlanError, plan
@@ -67,7 +67,7 @@ def test_a_ladder_that_says_nothing_is_refused(tmp_path: Path, wrong: dict[str, 
 
 
 def test_an_unknown_architecture_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(UnknownArchitecture, match="no architecture 'gtp'"):
+    with pytest.raises(UnknownArchitectureError, match="no architecture 'gtp'"):
         laid(tmp_path, Entry(arch="gtp"))
 
 

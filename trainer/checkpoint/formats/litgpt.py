@@ -48,7 +48,7 @@ def configuration(folder: Path, vocabulary_size: int = 0, sequence_length: int |
         raise FormatError(f"cannot read {file}: {error.strerror}") from error
     except (TypeError, ValueError, AssertionError, ZeroDivisionError, yaml.YAMLError) as error:
         raise FormatError(f"{file} is not a configuration of litgpt's: {one_line(error)}") from error
-    usual = OutsideConfig.from_name(made.name) if litgpt.is_known(made.name) else OutsideConfig()
+    usual = OutsideConfig.from_name(made.name) if litgpt.is_known_config(made.name) else OutsideConfig()
     apart = ("name", "vocab_size", "block_size", "hf_config")
     fields = {
         name: value
@@ -125,7 +125,7 @@ def export(run: Path, out: Path, chosen: Path | None = None) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": weights}, out / WEIGHTS)
-        (out / DESCRIPTION).write_text(yaml.safe_dump(dataclasses.asdict(model.config.outside())), encoding="utf-8")
+        (out / DESCRIPTION).write_text(yaml.safe_dump(dataclasses.asdict(model.config.to_litgpt())), encoding="utf-8")
         (out / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes())
     except (OSError, RuntimeError) as error:
         raise FormatError(f"cannot write {out}: {one_line(error)}") from error

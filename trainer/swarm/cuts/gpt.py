@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.gpt import Config, Model
-from trainer.ops.elementwise import norm
 from trainer.swarm.cuts.base import CutError
 
 Held = Sequence[tuple[nn.Module, str]]
@@ -44,23 +43,19 @@ def streams(config: Config, done: int) -> int:
 
 
 def embed(model: Model, tokens: Tensor) -> Tensor:
-    x = model.embed(model.context(tokens, None), None)
+    x = model.embed(model.build_inputs(tokens))
     return together(model.config, 0, x, x, x)
 
 
 def through(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    context = model.context(tokens, None)
     x, x0, middle = apart(model.config, start, hidden)
-    for number in range(start, stop):
-        x = model.blocks[number](x, x0, context)
-        if number == model.config.depth // 2 - 1:
-            middle = x
+    x, middle = model.run_blocks(start, stop, x, x0, middle, model.build_inputs(tokens))
     return together(model.config, stop, x, x0, middle)
 
 
 def finish(model: Model, hidden: Tensor) -> Tensor:
     x, _, middle = apart(model.config, model.config.depth, hidden)
-    return norm(x - model.backout_lambda * middle if model.config.backout else x)
+    return model.finish(x, middle)
 
 
 def together(config: Config, done: int, x: Tensor, x0: Tensor, middle: Tensor) -> Tensor:

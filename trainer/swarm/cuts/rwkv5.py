@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from trainer.models.rwkv5 import HEAD, BlockState, Config, Model
+from trainer.models.rwkv5 import Config, Model
 
 Held = Sequence[tuple[nn.Module, str]]
 
@@ -29,21 +28,11 @@ def streams(config: Config, done: int) -> int:
 
 
 def embed(model: Model, tokens: Tensor) -> Tensor:
-    return model.blocks[0].ln0(model.emb(tokens))
+    return model.embed(tokens)
 
 
 def through(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    for number in range(start, stop):
-        hidden, _ = model.blocks[number](hidden, empty(model.config, hidden))
-    return hidden
-
-
-def empty(config: Config, hidden: Tensor) -> BlockState:
-    """Return a block's state before the first token, as `Model.empty` makes it."""
-    shift = hidden.new_zeros(hidden.size(0), config.width)
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    heads = torch.zeros(hidden.size(0), config.heads, HEAD, HEAD, dtype=wide, device=hidden.device)
-    return BlockState(shift, shift, heads)
+    return model.run_blocks(start, stop, hidden)[0]
 
 
 def finish(model: Model, hidden: Tensor) -> Tensor:
