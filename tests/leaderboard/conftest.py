@@ -20,7 +20,7 @@ from leaderboard.models import Entry, Night, Run, Season, Track
 from scheduler import storage
 from scheduler.kinds import kind_of
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
-from tests.support import github_server
+from tests.support import boards, github_server, scene
 from tests.support.github_server import GitHub
 from tests.support.nights import MONDAY, tonight
 from trainer import protocol
@@ -255,3 +255,12 @@ def after_monday(monday: Night, node: Node) -> Night:
     monday.track.season.baseline = monday.run.entry
     monday.track.season.save()
     return monday
+
+
+@pytest.fixture
+def full_track(db: None) -> Track:
+    """A track with a full ladder and an unrelated node that can confirm records."""
+    track, baseline = boards.small()
+    boards.climb(baseline)
+    scene.node("unrelated", owner=User.objects.create(username="uma"))
+    return track

@@ -14,6 +14,11 @@ from tests.leaderboard.test_confirmations import confirm, entry
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture
+def track(full_track: Track) -> Track:
+    return full_track
+
+
 def offer(track: Track, above: float = 1.1, **fields: object) -> Bounty:
     return Bounty.objects.create(track=track, above=above, reward="A railway lamp", **fields)
 

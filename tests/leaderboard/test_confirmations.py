@@ -18,12 +18,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def track() -> Track:
-    """A full ladder, and somebody who could confirm."""
-    made, baseline = boards.small()
-    boards.climb(baseline)
-    scene.node("unrelated", owner=User.objects.create(username="uma"))
-    return made
+def track(full_track: Track) -> Track:
+    return full_track
 
 
 def entry(track: Track, multiplier: float, title: str = "Better", seeds: int = 3, **fields: object) -> Entry:

@@ -138,7 +138,7 @@ def test_a_burst_ends_on_the_sponsors_own_clock(client: Client, ada: User) -> No
 
 
 def test_a_node_can_be_lent_to_one_track(client: Client, ada: User, settings: Settings) -> None:
-    settings.POOL_TRACKS = "test_lending.two_tracks"
+    settings.POOL_TRACKS = "tests.scheduler.test_lending.two_tracks"
 
     node = lent(client, serves="track", serves_track="small")
 

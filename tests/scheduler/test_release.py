@@ -43,4 +43,4 @@ def test_the_release_of_this_installation_is_kept_once() -> None:
     blob = storage.release()
     assert storage.release() == blob
     with tarfile.open(fileobj=io.BytesIO(storage.read(blob))) as archive:
-        assert "trainer/protocol" in archive.getnames()
+        assert "trainer/protocol/version.py" in archive.getnames()
