@@ -23,7 +23,7 @@ from trainer.cli.try_idea import PRESET
 from trainer.config.parsing import parse as configuration
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import cache_folder, prepare
-from trainer.scoring.multiplier import Board, compare, parse
+from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 from trainer.train import main as train
 from trainer.training.interruption import Interruption
 from trainer.trials.plan import Entry, Trial, plan
@@ -64,7 +64,7 @@ def main() -> int:
             records[trial.folder] = {**trained(trial, dataset.folder), "entry": name}
             console.print(f"{name}, {trial.budget}, seed {trial.seed}", highlight=False)
             write(list(records.values()), options.out)
-    sys.stdout.write(table(compare(parse(list(records.values())), "gpt")) + "\n")
+    sys.stdout.write(table(compare_entries(parse_results(list(records.values())), "gpt")) + "\n")
     return 0
 
 
@@ -111,7 +111,7 @@ def write(records: list[dict[str, Any]], out: Path) -> None:
     out.write_text(json.dumps({"runs": records}, indent=1))
 
 
-def table(board: Board) -> str:
+def table(board: TrackComparison) -> str:
     lines = ["| | multiplier | 95 % interval | bits per byte |", "|---|---|---|---|"]
     for row in board.entries:
         interval = "" if row.low is None or row.high is None else f"{row.low:.2f} to {row.high:.2f}"

@@ -135,7 +135,7 @@ def make(root: Path, idea: Idea, part: float, seed: int, dataset: Path) -> None:
     if not failure.is_file() and not (out / "score.json").is_file():
         suite = ["--suite", SUITE, "--suite-limit", str(SUITE_LIMIT)] if part == 1 else []
         limits = ["--limit-tokens", str(SCORED_TOKENS), *suite]
-        answer = call("trainer.scoring", str(out), "--dataset", str(dataset), *limits, "--json")
+        answer = call("trainer.cli", "score", str(out), "--dataset", str(dataset), *limits, "--json")
         (out / "score.json").write_text(answer)
 
 

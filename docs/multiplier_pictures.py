@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.scoring.multiplier.reading import read
+from trainer.scoring.multiplier.estimates import estimate_multipliers
 
 if TYPE_CHECKING:
     from multiplier_simulation import Coverage, Pretender, Setting
@@ -54,7 +54,7 @@ def ladder(rng: np.random.Generator, setting: Setting) -> str:
     """One night: the baseline's runs and curve, a variant, and the distance that is its multiplier."""
     fitted, losses = setting.ladders(rng, 1)
     new = setting.entry(rng, 1, 1.35, 3)
-    reading = read(fitted, new.loss, 1.0, 3)
+    reading = estimate_multipliers(fitted, new.loss, 1.0, 3)
     low, high = reading.interval(fitted)
 
     def across(x: float) -> float:

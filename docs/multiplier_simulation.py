@@ -15,9 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.scoring.multiplier.estimates import (
+    CONFIDENCE,
+    MAX_SLOPE_VARIATION,
+    estimate_multipliers,
+    log_multiplier_difference,
+)
 from trainer.scoring.multiplier.ladder import Array, Ladder
-from trainer.scoring.multiplier.reading import CONFIDENCE, SLOPE_DOUBT, difference, read
-from trainer.scoring.multiplier.records import LEVEL, Standing, challenge
+from trainer.scoring.multiplier.records import LEVEL, RecordCandidate, run_record_test
 
 DOCS = Path(__file__).resolve().parent
 TRIALS = 40_000
@@ -82,10 +87,10 @@ class Setting:
 
     def entry(
         self, rng: np.random.Generator, trials: int, multiplier: float, runs: int, compute: float = 1.0
-    ) -> Standing:
+    ) -> RecordCandidate:
         """Return an entry whose true multiplier is known, run so many times."""
         truth = self.curve(np.asarray(math.log(compute * multiplier)))
-        return Standing(truth + self.sigma * self.noise(rng, (trials, runs)).mean(axis=-1), compute, runs)
+        return RecordCandidate(truth + self.sigma * self.noise(rng, (trials, runs)).mean(axis=-1), compute, runs)
 
 
 DESIGN = Setting("the design's ladder")
@@ -134,9 +139,9 @@ def coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs
     held, widths, resolved = 0, [], 0
     for size in batches(trials):
         ladder, _ = setting.ladders(rng, size)
-        reading = read(ladder, setting.entry(rng, size, multiplier, runs).loss, 1.0, runs)
+        reading = estimate_multipliers(ladder, setting.entry(rng, size, multiplier, runs).loss, 1.0, runs)
         low, high = reading.interval(ladder)
-        sure = reading.doubt <= SLOPE_DOUBT
+        sure = reading.doubt <= MAX_SLOPE_VARIATION
         held += int(np.sum(sure & (low <= multiplier) & (multiplier <= high)))
         resolved += int(np.sum(sure))
         widths.append(np.sqrt(high[sure] / low[sure]) - 1)
@@ -187,23 +192,23 @@ def false_records(
         record = record_of(rng, pretender, size, losses, setting)
         if pretender.looks == 1:
             new = setting.entry(rng, size, pretender.multiplier, pretender.runs, pretender.compute)
-            won += int(np.sum(challenge(ladder, new, record, level).won))
+            won += int(np.sum(run_record_test(ladder, new, record, level).won))
             continue
         runs = [setting.entry(rng, size, pretender.multiplier, 1).loss for _ in range(pretender.looks)]
-        looks = [Standing(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, pretender.looks + 1)]
-        won += int(np.sum(np.any([challenge(ladder, look, record, level).won for look in looks], axis=0)))
+        looks = [RecordCandidate(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, pretender.looks + 1)]
+        won += int(np.sum(np.any([run_record_test(ladder, look, record, level).won for look in looks], axis=0)))
     return won / trials
 
 
 def record_of(
     rng: np.random.Generator, pretender: Pretender, trials: int, losses: Array, setting: Setting
-) -> Standing | None:
+) -> RecordCandidate | None:
     if pretender.against == "nothing":
         return None
     if pretender.against == "record":
         return setting.entry(rng, trials, pretender.multiplier, 3)
     full = setting.compute == 1.0
-    return Standing(losses[:, full].mean(axis=-1), 1.0, int(full.sum()))
+    return RecordCandidate(losses[:, full].mean(axis=-1), 1.0, int(full.sum()))
 
 
 def false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[int, int], trials: int) -> float:
@@ -212,10 +217,10 @@ def false_separations(rng: np.random.Generator, multiplier: float, runs: tuple[i
     for size in batches(trials):
         ladder, _ = DESIGN.ladders(rng, size)
         one, other = (
-            read(ladder, DESIGN.entry(rng, size, multiplier, count, compute).loss, compute, count)
+            estimate_multipliers(ladder, DESIGN.entry(rng, size, multiplier, count, compute).loss, compute, count)
             for count, compute in zip(runs, (1.0, 0.8), strict=True)
         )
-        gap, error = difference(ladder, one, other)
+        gap, error = log_multiplier_difference(ladder, one, other)
         apart += int(np.sum(np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error))
     return apart / trials
 

@@ -14,7 +14,7 @@ from leaderboard.judging.judged import name_of
 from leaderboard.judging.standings import Standings
 from leaderboard.models import Run, Score
 from leaderboard.reproducing import recipe
-from trainer.scoring.multiplier import Board, Ratio
+from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 ALIKE = ("format", "identity", "config", "seed", "budget", "arch")
 """Of `run.json`: what stands elsewhere, or twice."""
@@ -73,7 +73,7 @@ def differences(runs: Sequence[Run]) -> tuple[list[Difference], list[Difference]
 class Cell:
     """How one entry does against another."""
 
-    ratio: Ratio | None
+    ratio: MultiplierRatio | None
 
     @property
     def verdict(self) -> str:
@@ -117,12 +117,13 @@ def pairs(runs: Sequence[Run], table: Standings | None) -> Pairs | None:
     return Pairs(entries, cells, told(entries, cells), sentences.scale(table))
 
 
-def cells_of(board: Board, names: Sequence[str]) -> list[list[Cell | None]]:
+def cells_of(board: TrackComparison, names: Sequence[str]) -> list[list[Cell | None]]:
     """Return how each does against each other. What b needs for a is one over what a needs for b."""
     pairs = list(combinations(names, 2))
     ratios = dict(zip(pairs, board.ratios(pairs), strict=True))
     back = {
-        (two, one): found and Ratio(1 / found.cm, 1 / found.high, 1 / found.low) for (one, two), found in ratios.items()
+        (two, one): found and MultiplierRatio(1 / found.cm, 1 / found.high, 1 / found.low)
+        for (one, two), found in ratios.items()
     }
     known = ratios | back
     return [[None if one == two else Cell(known[one, two]) for two in names] for one in names]

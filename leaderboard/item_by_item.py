@@ -14,7 +14,7 @@ from django.core.cache import cache
 from leaderboard.models import Run
 from scheduler import storage
 from scheduler.models import Blob, JobFile
-from trainer.scoring import items, paired
+from trainer.scoring import items, paired_bootstrap
 
 ITEMS = "items.jsonl.gz"
 MOST = 4
@@ -30,11 +30,11 @@ class Against:
     """A run against the first."""
 
     run: Run
-    differences: list[paired.Difference]
+    differences: list[paired_bootstrap.MetricDifference]
     problem: str = ""
 
     @property
-    def clear(self) -> list[paired.Difference]:
+    def clear(self) -> list[paired_bootstrap.MetricDifference]:
         return [difference for difference in self.differences if difference.p < CERTAIN]
 
 
@@ -53,11 +53,11 @@ def compared(first: Run, second: Run, blobs: dict[int, Blob]) -> Against:
             return Against(second, [], f"Run {run.pk} left no answers to single items.")
     one, two = blobs[first.pk], blobs[second.pk]
     key = f"paired:{one.sha256[:32]}:{two.sha256[:32]}"
-    known: list[paired.Difference] | None = cache.get(key)
+    known: list[paired_bootstrap.MetricDifference] | None = cache.get(key)
     if known is None:
         try:
-            known = paired.compare(load(one), load(two))
-        except (items.ItemsError, paired.NothingInCommon) as error:
+            known = paired_bootstrap.compare_items(load(one), load(two))
+        except (items.ItemsError, paired_bootstrap.NoCommonItemsError) as error:
             return Against(second, [], str(error))
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
             return Against(second, [], "The answers of one of them cannot be read.")
@@ -65,8 +65,8 @@ def compared(first: Run, second: Run, blobs: dict[int, Blob]) -> Against:
     return Against(second, known)
 
 
-def load(blob: Blob) -> dict[items.Key, dict[str, Any]]:
+def load(blob: Blob) -> dict[items.ItemKey, dict[str, Any]]:
     if blob.size > MOST_BYTES:
         raise items.ItemsError(f"The answers are {blob.size:,} bytes: compare them with `dailytrain compare`.")
     with storage.open_blob(blob) as file:
-        return items.load(file, ITEMS, 8 * MOST_BYTES)
+        return items.parse_items(file, ITEMS, 8 * MOST_BYTES)

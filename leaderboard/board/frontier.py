@@ -16,7 +16,7 @@ from leaderboard.judging.judged import CROWNED
 from leaderboard.judging.standings import Row, Standings
 from leaderboard.pictures.charts import Tick, padded
 from leaderboard.pictures.multiplier_pictures import Scale, end
-from trainer.scoring.multiplier import Verdict
+from trainer.scoring.multiplier import MultiplierVerdict
 
 MOST_OTHERS = 300
 """So many entries are drawn that hold no record, best first."""
@@ -97,7 +97,7 @@ def broken(standings: Standings) -> list[Record]:
 def leader(standings: Standings) -> Row | None:
     """Return who is ahead while there is no record: the first that is surely better than the baseline."""
     first = next((row for row in standings.rows if row.estimate and row.estimate.rank), None)
-    return first if first and first.estimate and first.estimate.verdict is Verdict.BETTER else None
+    return first if first and first.estimate and first.estimate.verdict is MultiplierVerdict.BETTER else None
 
 
 def since(row: Row) -> datetime | None:

@@ -12,7 +12,7 @@ from leaderboard.judging.judged import NOT_RELIED_ON, Judged, compute, name_of, 
 from leaderboard.judging.standings import Standings
 from leaderboard.pictures.charts import Tick, padded
 from leaderboard.pictures.multiplier_pictures import Scale, end
-from trainer.scoring.multiplier import Estimate, ResultsError, compare, parse
+from trainer.scoring.multiplier import EntryMultiplier, ResultsError, compare_entries, parse_results
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class AtScale:
     runs: tuple[Judged, ...]
     amount: float
     """Compute, in the unit of the axis: the geometric mean over the runs."""
-    estimate: Estimate | None
+    estimate: EntryMultiplier | None
 
     @property
     def bits_per_byte(self) -> float:
@@ -99,14 +99,16 @@ def part_of(standings: Standings, budget: str, amount: float) -> str:
     return figures.rung(float(f"{part:.2g}")) if part else figures.budget(budget)
 
 
-def read(standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judged], amount: float) -> Estimate | None:
+def read(
+    standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judged], amount: float
+) -> EntryMultiplier | None:
     """Read this scale's multiplier off the baseline's runs; None where that cannot be done."""
     if standings.board is None or standings.baseline in (None, runs[0].entry):
         return None
     assert standings.baseline is not None
     try:
-        board = compare(
-            parse([record(run) for run in [*rungs, *runs]]), name_of(standings.baseline), standings.axis, amount
+        board = compare_entries(
+            parse_results([record(run) for run in [*rungs, *runs]]), name_of(standings.baseline), standings.axis, amount
         )
         return board[name_of(runs[0].entry)]
     except ResultsError:
@@ -123,7 +125,7 @@ def picture(scales: Sequence[AtScale]) -> ScalePicture | None:
     heights = Scale(math.exp(low), math.exp(high))
     left, right = padded(math.log(known[0][0].amount), math.log(known[-1][0].amount))
 
-    def mark(at: AtScale, estimate: Estimate, multiplier: float) -> Mark:
+    def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> Mark:
         y, low, high = (
             round(100 - heights.at(value), 2) for value in (multiplier, end(estimate, "low"), end(estimate, "high"))
         )

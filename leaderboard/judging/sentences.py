@@ -8,7 +8,7 @@ from leaderboard.figures import MISSING, SPACE, budget, share
 from leaderboard.judging.judged import NOT_RELIED_ON
 from leaderboard.judging.standings import Row, Standings
 from leaderboard.models import Run
-from trainer.scoring.multiplier import Estimate, Verdict
+from trainer.scoring.multiplier import EntryMultiplier, MultiplierVerdict
 
 WIDE = 0.2
 """Beyond 20 % an interval is written as its two ends: around a logarithm's middle they lie far from even."""
@@ -24,16 +24,21 @@ TRUST = {
 }
 """What the badges mean; `leaderboard.judging.trust` has the rules."""
 
-OF_THE_LADDER = (Verdict.ONE_RUNG, Verdict.NOT_FALLING, Verdict.NO_REPEATS, Verdict.NO_NOISE)
+OF_THE_LADDER = (
+    MultiplierVerdict.ONE_RUNG,
+    MultiplierVerdict.NOT_FALLING,
+    MultiplierVerdict.NO_REPEATS,
+    MultiplierVerdict.NO_NOISE,
+)
 """What is wrong with the ladder itself is said once above the table, not in every row."""
 
 
-def multiplier(estimate: Estimate | None) -> str:
+def multiplier(estimate: EntryMultiplier | None) -> str:
     """1.031"""
     return MISSING if estimate is None or estimate.cm is None else f"{estimate.cm:.3f}"
 
 
-def interval(estimate: Estimate | None) -> str:
+def interval(estimate: EntryMultiplier | None) -> str:
     """± 2.2 %, or 0.71 to 0.97 where that is wide; empty where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
@@ -46,7 +51,7 @@ def per_cent(part: float) -> str:
     return f"{part * 100:.{1 if part < 0.0995 else 0}f}{SPACE}%"
 
 
-def ends(estimate: Estimate | None) -> str:
+def ends(estimate: EntryMultiplier | None) -> str:
     """1.009 to 1.054"""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
@@ -69,11 +74,11 @@ def note(row: Row, standings: Standings) -> str:
         return f"{row.trust.label.lower()}: not compared"
     if estimate is None or estimate.verdict in OF_THE_LADDER:
         return ""
-    if estimate.verdict is Verdict.VOID and row.voided:
+    if estimate.verdict is MultiplierVerdict.VOID and row.voided:
         return f"time voided: {row.voided}"
-    if estimate.verdict is Verdict.BASELINE or not estimate.verdict.resolved:
+    if estimate.verdict is MultiplierVerdict.BASELINE or not estimate.verdict.resolved:
         return str(estimate.verdict)
-    if estimate.verdict is Verdict.TIED:
+    if estimate.verdict is MultiplierVerdict.TIED:
         return f"provisional, {resolution(estimate)}"
     if names := tied_names(estimate, standings):
         return f"{estimate.verdict}; tied with {names}"
@@ -86,20 +91,20 @@ def brief(row: Row, standings: Standings) -> str:
     compared = estimate is not None and row.trust not in NOT_RELIED_ON and estimate.verdict.resolved
     if not compared or estimate is None:
         return note(row, standings)
-    if estimate.verdict is Verdict.TIED:
+    if estimate.verdict is MultiplierVerdict.TIED:
         return "level" if estimate.seeds_needed is None else f"level so far, {seeds(estimate.seeds_needed)}"
     baseline = standings.board.baseline if standings.board else ""
     others = sum(name != baseline for name in estimate.tied_with)
     return f"tied with {others} other{'' if others == 1 else 's'}" if others and not row.is_baseline else ""
 
 
-def resolution(estimate: Estimate) -> str:
+def resolution(estimate: EntryMultiplier) -> str:
     if estimate.seeds_needed is None:
         return "tied with the baseline; more seeds will not settle it"
     return f"needs {seeds(estimate.seeds_needed)} to resolve"
 
 
-def tied_names(estimate: Estimate, standings: Standings) -> str:
+def tied_names(estimate: EntryMultiplier, standings: Standings) -> str:
     """Return the titles of those it cannot be told from, the baseline aside."""
     baseline = standings.board.baseline if standings.board else ""
     names = [name for name in estimate.tied_with if name != baseline]
@@ -142,12 +147,12 @@ def standing(row: Row, standings: Standings) -> str:
         number = "" if estimate.cm is None else f"Indicative multiplier {multiplier(estimate)} {where}. "
         return f"{number}{capital(str(estimate.verdict))}."
     number = f"multiplier {multiplier(estimate)} {interval(estimate)} {where}"
-    if estimate.verdict is Verdict.TIED:
+    if estimate.verdict is MultiplierVerdict.TIED:
         return f"Provisional {number}: {resolution(estimate)}."
     return f"{capital(number)}: {meaning(estimate)}."
 
 
-def meaning(estimate: Estimate) -> str:
+def meaning(estimate: EntryMultiplier) -> str:
     """the baseline would need 3.1 % more compute to get as far"""
     assert estimate.cm is not None
     more = "more" if estimate.cm > 1 else "less"
@@ -172,14 +177,14 @@ def next_step(row: Row, standings: Standings) -> str:
         more = standings.seeds - len(row.runs)
         return f"The track gives every entry {standings.seeds} runs. {further(more)} while nodes are free."
     if estimate.seeds_needed:
-        what = "of it " if estimate.verdict is Verdict.TIED else "of it and of its nearest tie "
+        what = "of it " if estimate.verdict is MultiplierVerdict.TIED else "of it and of its nearest tie "
         them = "it" if estimate.seeds_needed == 1 else "them"
         return (
             f"{capital(seeds(estimate.seeds_needed))} {what}would settle it: a maintainer queues {them} in the admin."
         )
     if estimate.extrapolated:
         return "It is read off beyond the ladder: a larger rung would make it firm."
-    if estimate.verdict is Verdict.BETTER and row.trust is Run.Trust.SCORED:
+    if estimate.verdict is MultiplierVerdict.BETTER and row.trust is Run.Trust.SCORED:
         return "Confirmed by another seed on an unrelated, trusted node it may be a record."
     return ""
 

@@ -36,7 +36,14 @@ from leaderboard.judging.judged import (
 from leaderboard.models import Run, Track
 from scheduler.prepared import Later, Prepared
 from trainer.accounting.budget import Budget
-from trainer.scoring.multiplier import Axis, Board, Estimate, ResultsError, compare, parse
+from trainer.scoring.multiplier import (
+    Axis,
+    EntryMultiplier,
+    ResultsError,
+    TrackComparison,
+    compare_entries,
+    parse_results,
+)
 
 KEPT_SECONDS = 600
 """How long a computed table is kept; a change of any run makes another one at once."""
@@ -99,7 +106,7 @@ class Row:
     runs: tuple[Judged, ...]
     """Those that had the track's whole budget and count, latest first; all disputed ones where none counts."""
     is_baseline: bool
-    estimate: Estimate | None = None
+    estimate: EntryMultiplier | None = None
     """None where the track has no multipliers yet."""
 
     @property
@@ -177,7 +184,7 @@ class Standings:
     left_out: tuple[tuple[Judged, str], ...]
     """Judged runs that do not count, and why."""
     rows: tuple[Row, ...]
-    board: Board | None
+    board: TrackComparison | None
     problem: str
     """Why there are no multipliers; empty where there are."""
     made_in: float = 0.0
@@ -390,14 +397,16 @@ def full_budget(text: str, ladder: Sequence[Judged], axis: Axis) -> float | None
     return math.exp(math.fsum(map(math.log, used)) / len(used)) if used else None
 
 
-def compared(runs: Sequence[Judged], baseline: int | None, axis: Axis, full: float | None) -> tuple[Board | None, str]:
+def compared(
+    runs: Sequence[Judged], baseline: int | None, axis: Axis, full: float | None
+) -> tuple[TrackComparison | None, str]:
     """Return the multipliers, or why there are none."""
     if baseline is None:
         return None, "This season has no baseline yet, so there is nothing to compare with."
     if not any(run.entry == baseline for run in runs):
         return None, "The baseline has not arrived yet; multipliers are read off its runs."
     try:
-        return compare(parse([record(run) for run in runs]), name_of(baseline), axis, full), ""
+        return compare_entries(parse_results([record(run) for run in runs]), name_of(baseline), axis, full), ""
     except ResultsError as error:
         return None, str(error).replace(repr(name_of(baseline)), "").replace("  ", " ")
 
@@ -408,7 +417,7 @@ def shown(counted: Sequence[Judged], left_out: Sequence[tuple[Judged, str]]) -> 
     return [*counted, *(run for run, _ in left_out if (run.entry, run.budget) not in there)]
 
 
-def rows_of(runs: Sequence[Judged], budget: str, baseline: int | None, board: Board | None) -> list[Row]:
+def rows_of(runs: Sequence[Judged], budget: str, baseline: int | None, board: TrackComparison | None) -> list[Row]:
     """Return a row for each entry that ran with the whole budget: by rank, then by multiplier, then by loss."""
     estimates = {} if board is None else {estimate.entry: estimate for estimate in board.entries}
     own: dict[int, list[Judged]] = defaultdict(list)

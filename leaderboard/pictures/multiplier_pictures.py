@@ -16,7 +16,7 @@ from leaderboard import figures
 from leaderboard.judging.judged import Judged, compute
 from leaderboard.judging.standings import Row, Standings
 from leaderboard.pictures.charts import Dot, Tick, Whisker, padded, path, y_steps
-from trainer.scoring.multiplier import Board, Estimate
+from trainer.scoring.multiplier import EntryMultiplier, TrackComparison
 
 REACH = 1.6
 """The scale ends where no multiplier is within this factor, however long a whisker is: it is cut off there."""
@@ -120,7 +120,7 @@ def scale_of(rows: Sequence[Row]) -> Scale | None:
     return Scale(math.exp(below), math.exp(above))
 
 
-def end(estimate: Estimate, side: str) -> float:
+def end(estimate: EntryMultiplier, side: str) -> float:
     """Return an end of the interval; the multiplier itself where there is none."""
     found = estimate.low if side == "low" else estimate.high
     assert estimate.cm is not None
@@ -188,7 +188,7 @@ def middle(row: Row) -> tuple[float, float]:
     return row.estimate.compute or 1.0, row.estimate.loss or row.bits_per_byte
 
 
-def curve(board: Board | None, place: Place) -> str:
+def curve(board: TrackComparison | None, place: Place) -> str:
     """Return the fitted curve from the first rung that was fitted to the last."""
     if board is None or board.ladder.degree == 0:
         return ""

@@ -24,7 +24,7 @@ from leaderboard.review import changes, estimates
 from leaderboard.views.live import NUMBER, about, one, revision_of
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.prepared import Prepared
-from trainer.scoring.multiplier import AXES, Estimate
+from trainer.scoring.multiplier import AXES, EntryMultiplier
 
 MOST_RUNS = 200
 """Of one entry, the latest."""
@@ -43,7 +43,7 @@ class Group:
     part: float
     """Of the track's budget."""
     runs: list[Run]
-    estimate: Estimate | None
+    estimate: EntryMultiplier | None
     """None where it has no multiplier at this scale."""
 
 

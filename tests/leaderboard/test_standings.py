@@ -15,12 +15,12 @@ from leaderboard.judging import sentences, standings
 from leaderboard.judging.judged import Judged, choose, on_one_clock
 from leaderboard.models import Entry, Run, Track
 from tests.support import boards, scene
-from trainer.scoring.multiplier import Axis, Estimate, Verdict
+from trainer.scoring.multiplier import Axis, EntryMultiplier, MultiplierVerdict
 
 pytestmark = pytest.mark.django_db
 
 
-def estimate(track: Track, entry: Entry, axis: Axis = "flops") -> Estimate:
+def estimate(track: Track, entry: Entry, axis: Axis = "flops") -> EntryMultiplier:
     row = standings.of(track, axis).row(entry.pk)
     assert row
     assert row.estimate
@@ -33,8 +33,8 @@ def test_truth_lies_in_the_interval_and_all_seeds_count() -> None:
     assert better.low is not None
     assert better.high is not None
     assert 1 < better.low < 1.2 < better.high
-    assert (better.runs, better.verdict, better.rank) == (3, Verdict.BETTER, 1)
-    assert estimate(track, entries["Worse"]).verdict is Verdict.WORSE
+    assert (better.runs, better.verdict, better.rank) == (3, MultiplierVerdict.BETTER, 1)
+    assert estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
 
 
 def test_what_cannot_be_told_apart_shares_a_rank() -> None:
@@ -88,19 +88,19 @@ def test_voided_seconds_leave_the_other_axis_alone() -> None:
     track, entries = boards.board()
     Run.objects.filter(entry=entries["Worse"]).update(seconds_void="Its node ran at 83.1% of its usual speed.")
     cache.clear()  # an update like this is not the site's own: those count the revision up
-    assert estimate(track, entries["Worse"]).verdict is Verdict.WORSE
+    assert estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
     table = standings.of(track, "seconds")
     row = table.row(entries["Worse"].pk)
     assert row
     assert row.estimate
-    assert row.estimate.verdict is Verdict.VOID
+    assert row.estimate.verdict is MultiplierVerdict.VOID
     assert sentences.note(row, table) == "time voided: Its node ran at 83.1% of its usual speed."
 
 
 def test_time_is_compared_within_the_ladders_class_of_machine() -> None:
     track, _ = boards.board()
     fast = boards.judged(scene.entry(track, "Elsewhere", sha="f" * 40), 1.0, node_class="1 x H100", train_seconds=1.0)
-    assert estimate(track, fast.entry, "seconds").verdict is Verdict.VOID
+    assert estimate(track, fast.entry, "seconds").verdict is MultiplierVerdict.VOID
     assert estimate(track, fast.entry).cm is not None
 
 
@@ -229,7 +229,7 @@ def test_seeds_that_would_settle_it_are_asked_of_a_maintainer() -> None:
 def test_an_interval_is_written_short_while_it_is_narrow(
     low: float | None, cm: float, high: float | None, said: str
 ) -> None:
-    found = Estimate(entry="x", cm=cm, low=low, high=high, verdict=Verdict.TIED)
+    found = EntryMultiplier(entry="x", cm=cm, low=low, high=high, verdict=MultiplierVerdict.TIED)
     assert sentences.interval(found).replace("\xa0", " ") == said
 
 

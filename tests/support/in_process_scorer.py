@@ -9,15 +9,15 @@ import torch
 
 from tests.support.scoring_models import write_run
 from trainer.sandbox import driver
-from trainer.scoring.door import Door
-from trainer.scoring.runs import Run
+from trainer.scoring.model_client import ModelProcessClient
+from trainer.scoring.run_folder import RunFolder
 
 
 class Nearby:
     """A door without a process behind it."""
 
-    def __init__(self, run: Run, model: torch.nn.Module) -> None:
-        self.run, self.space, self.model = run, Door(run, driver("none")).space, model
+    def __init__(self, run: RunFolder, model: torch.nn.Module) -> None:
+        self.run, self.space, self.model = run, ModelProcessClient(run, driver("none")).space, model
 
     def wait(self) -> None: ...
 
@@ -30,6 +30,6 @@ class Nearby:
             return self.model(torch.from_numpy(tokens)).float().numpy()
 
 
-def written_run(folder: Path) -> Run:
+def written_run(folder: Path) -> RunFolder:
     write_run(folder)
-    return Run.open(folder)
+    return RunFolder.open(folder)

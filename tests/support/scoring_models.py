@@ -17,10 +17,10 @@ import trainer
 from trainer.data.corpora import Document
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.sandbox import driver
-from trainer.scoring.door import Door, Patience
-from trainer.scoring.examine import Examination, examine
-from trainer.scoring.heldout import Text, texts
-from trainer.scoring.runs import Run
+from trainer.scoring.heldout_text import EncodedDocument, encode_documents
+from trainer.scoring.model_client import ModelProcessClient, Timeouts
+from trainer.scoring.run_folder import RunFolder
+from trainer.scoring.scorer import ModelScore, score_model
 
 LENGTH, WIDTH, VOCABULARY = 32, 8, 300
 
@@ -125,20 +125,20 @@ def lay_out_models(folder: Path) -> Path:
     return models
 
 
-def held_out(folder: Path) -> tuple[Tokenizer, list[Text]]:
+def held_out(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    return tokenizer, texts(documents(), tokenizer, None)
+    return tokenizer, encode_documents(documents(), tokenizer, None)
 
 
-def examined(folder: Path, answer: float = 20, seed: int = 1) -> Examination:
+def examined(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
     """Score the run in real sandboxes. `answer`: seconds that the model has for each question."""
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     tokenizer, found = held_out(folder)
-    box, source, patience = driver("bubblewrap"), folder / "source", Patience(load=60, answer=answer)
-    doors = [Door(run, box, model_source=source, patience=patience) for _ in range(2)]
+    box, source, patience = driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
+    doors = [ModelProcessClient(run, box, model_source=source, patience=patience) for _ in range(2)]
     with doors[0] as probe, doors[1] as full:
         lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
-        return examine(probe, full, found, lengths, end, lambda stage, fraction: None, random.Random(seed))
+        return score_model(probe, full, found, lengths, end, lambda stage, fraction: None, random.Random(seed))
 
 
 def why_no_sandbox() -> str | None:

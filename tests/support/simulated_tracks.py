@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.paths import REPOSITORY
-from trainer.scoring.multiplier import Board, compare, parse
+from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 
 FULL = 1e18
 SIGMA = 0.00034
@@ -44,8 +44,8 @@ class Night:
             self.records.append(record(name, seed, at, loss))
         return self
 
-    def board(self, baseline: str = "gpt", **options: Any) -> Board:
-        return compare(parse(self.records), baseline, **options)
+    def board(self, baseline: str = "gpt", **options: Any) -> TrackComparison:
+        return compare_entries(parse_results(self.records), baseline, **options)
 
 
 def record(name: str, seed: int, at: float, loss: float) -> Record:

@@ -174,20 +174,27 @@ except ValueError as error:
 Path("result.json").write_text(json.dumps({"cells": 2, "seconds": 0.5, "left": 99}))
 """
 
+COMMAND = """
+import runpy, sys
+
+runpy.run_module(f"trainer.cli.{sys.argv.pop(1)}", run_name="__main__")
+"""
+
 FILES = {
     "trainer/__init__.py": "",
     "trainer/train.py": TRAIN,
     "trainer/accounting/probe.py": PROBE,
-    "trainer/smoke.py": SMOKE,
     "trainer/notebook.py": NOTEBOOK,
     "trainer/training/replay.py": REPLAY,
     "trainer/scoring/compare_replay.py": REPLAY_COMPARE,
     "trainer/data/__init__.py": "",
+    "trainer/cli/__main__.py": COMMAND,
     "trainer/cli/prepare.py": PREPARE,
+    "trainer/cli/score.py": SCORE,
+    "trainer/cli/smoke.py": SMOKE,
     "trainer/models/__init__.py": "",
     "trainer/models/gpt.py": 'NAME = "baseline"\n',
     "trainer/scoring/__init__.py": "",
-    "trainer/scoring/__main__.py": SCORE,
 }
 ENTRY = {"trainer/models/gpt.py": 'NAME = "entry"\n'}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.scoring import items, paired
+from trainer.scoring import items, paired_bootstrap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(argv)
     try:
-        found = paired.compare(items.read(options.first), items.read(options.second))
-    except (items.ItemsError, paired.NothingInCommon) as error:
+        found = paired_bootstrap.compare_items(items.read_items(options.first), items.read_items(options.second))
+    except (items.ItemsError, paired_bootstrap.NoCommonItemsError) as error:
         print(f"dailytrain compare: {error}", file=sys.stderr)  # noqa: T201 (a command's error)
         return 2
     if options.json:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def show(found: Sequence[paired.Difference]) -> None:
+def show(found: Sequence[paired_bootstrap.MetricDifference]) -> None:
     from rich.console import Console
     from rich.table import Table
 

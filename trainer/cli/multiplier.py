@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.scoring.multiplier import AXES, Board, Estimate, ResultsError, compare, load
+from trainer.scoring.multiplier import (
+    AXES,
+    EntryMultiplier,
+    ResultsError,
+    TrackComparison,
+    compare_entries,
+    load_results,
+)
 
 UNITS = {"flops": "FLOPs", "seconds": "seconds"}
 
@@ -19,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the board; return 2, with one line on standard error, for input that cannot be used."""
     try:
         options = arguments(argv)
-        board = compare(load(options.runs), options.baseline, options.axis, options.full)
+        board = compare_entries(load_results(options.runs), options.baseline, options.axis, options.full)
     except ResultsError as error:
         sys.stderr.write(f"dailytrain multiplier: {' '.join(str(error).split())}\n")
         return 2
@@ -59,7 +66,7 @@ def budget(text: str) -> float:
     return value
 
 
-def show(board: Board) -> None:
+def show(board: TrackComparison) -> None:
     """The same for people."""
     from rich import box
     from rich.console import Console
@@ -78,7 +85,7 @@ def show(board: Board) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def cells(row: Estimate, baseline: str) -> tuple[str, ...]:
+def cells(row: EntryMultiplier, baseline: str) -> tuple[str, ...]:
     """Return rank, entry, multiplier, interval, runs and verdict as text."""
     multiplier = "" if row.cm is None else f"{row.cm:.3f}" + ("*" if row.extrapolated else "")
     interval = ""
@@ -88,7 +95,7 @@ def cells(row: Estimate, baseline: str) -> tuple[str, ...]:
     return rank, row.entry, multiplier, interval, str(row.runs), remarks(row, baseline)
 
 
-def remarks(row: Estimate, baseline: str) -> str:
+def remarks(row: EntryMultiplier, baseline: str) -> str:
     """Return the verdict with what would settle it."""
     said = [str(row.verdict)]
     others = [name for name in row.tied_with if name != baseline]
@@ -101,7 +108,7 @@ def remarks(row: Estimate, baseline: str) -> str:
     return "; ".join(said)
 
 
-def notes(board: Board) -> list[str]:
+def notes(board: TrackComparison) -> list[str]:
     """Return what the table rests on: scale, curve, noise."""
     ladder, values = board.ladder, board.to_dict()["ladder"]
     unit = UNITS[board.axis]

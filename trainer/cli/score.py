@@ -17,13 +17,13 @@ from trainer.data.corpora import CorpusError
 from trainer.data.dataset import Dataset, DatasetError
 from trainer.data.tokenizer import Tokenizer, TokenizerError
 from trainer.sandbox import Driver, SandboxError, driver
-from trainer.scoring import bundle_scan, heldout, items, suite
-from trainer.scoring.cost import Cost
-from trainer.scoring.door import Door
-from trainer.scoring.examine import Examination, examine
-from trainer.scoring.progress import shown
-from trainer.scoring.runs import Run, RunError
-from trainer.scoring.verdicts import Misbehaved
+from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
+from trainer.scoring.cost import TrainingCost
+from trainer.scoring.misbehavior import ModelMisbehaviorError
+from trainer.scoring.model_client import ModelProcessClient
+from trainer.scoring.progress import show_progress
+from trainer.scoring.run_folder import RunFolder, RunFolderError
+from trainer.scoring.scorer import ModelScore, score_model
 
 DONE, INFRASTRUCTURE, BAD_INPUT, MISBEHAVED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
@@ -35,12 +35,12 @@ class UsageError(ValueError):
 
 USER_ERRORS = (
     UsageError,
-    RunError,
+    RunFolderError,
     CorpusError,
     DatasetError,
     TokenizerError,
-    heldout.NothingToScore,
-    suite.UnknownTask,
+    heldout_text.NoTextError,
+    benchmark_suite.UnknownBenchmarkError,
 )
 """What a user can get wrong: each is one clear line."""
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(argv)
         record = score(options)
-    except Misbehaved as failure:
+    except ModelMisbehaviorError as failure:
         if as_json:
             print(json.dumps({"failed": failure.sentence}))  # noqa: T201 (the command's output)
         complain(failure.sentence + (f" ({failure.detail})" if failure.detail else ""))
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--limit-tokens", type=positive, help="score only this much of the text: whole documents, the last one cut")
     add("--checkpoint", type=Path, help="a checkpoint's folder (default: the last one)")
     add("--model-source", type=Path, help="a folder with a trainer/ package whose files the model is built from")
-    add("--suite", default="", help=f"benchmarks as well, of {', '.join(suite.SUITE)}; separated by commas")
+    add("--suite", default="", help=f"benchmarks as well, of {', '.join(benchmark_suite.SUITE)}; separated by commas")
     add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
     add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
     add("--suite-limit", type=positive, help="only the first so many items of each benchmark")
@@ -112,28 +112,32 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     folder = options.eval_data or (Path(data) if (data := os.environ.get("DAILYTRAIN_EVAL_DATA")) else None)
-    tasks, missing = suite.split_by_data(names, folder)
-    run = Run.open(options.run, options.checkpoint)
+    tasks, missing = benchmark_suite.split_by_available_data(names, folder)
+    run = RunFolder.open(options.run, options.checkpoint)
     source = existing(options.model_source)
     box = sandbox(options.sandbox)
-    with shown() as progress, contextlib.ExitStack() as doors:
+    with show_progress() as progress, contextlib.ExitStack() as doors:
         output = sys.stderr.buffer if options.show_model_output else None
         # Both start to load now, while the text is being read; the second sees no token until the first is done.
-        probe, full = (doors.enter_context(Door(run, box, model_source=source, output=output)) for _ in range(2))
+        probe, full = (
+            doors.enter_context(ModelProcessClient(run, box, model_source=source, output=output)) for _ in range(2)
+        )
         progress("reading the text", 0)
         tokenizer, texts = read(run, options)
         if source is not None:
-            bundle_scan.scan(source / "trainer" / "models", (tokenizer.decode(text.tokens.tolist()) for text in texts))
-        outcome = examine(probe, full, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, progress)
-        metrics: dict[str, suite.Metrics] = {}
-        found: list[suite.Item] = []
+            bundle_scan.scan_bundle(
+                source / "trainer" / "models", (tokenizer.decode(text.tokens.tolist()) for text in texts)
+            )
+        outcome = score_model(probe, full, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, progress)
+        metrics: dict[str, benchmark_suite.Metrics] = {}
+        found: list[benchmark_suite.Item] = []
         if tasks:
             assert folder is not None
-            metrics, found = suite.run(full, tokenizer, tasks, folder, options.suite_limit, progress)
+            metrics, found = benchmark_suite.run_suite(full, tokenizer, tasks, folder, options.suite_limit, progress)
         progress("counting FLOPs", 0)
         cost = full.cost(texts[0].tokens[: run.sequence_length])
     if options.items is not None:
-        items.write(options.items, outcome.documents, found)
+        items.write_items(options.items, outcome.documents, found)
     return record(run, outcome, cost, metrics, missing, box.name, time.monotonic() - began)
 
 
@@ -158,24 +162,24 @@ def sandbox(name: str) -> Driver:
     return chosen
 
 
-def read(run: Run, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout.Text]]:
+def read(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout_text.EncodedDocument]]:
     """The tokenizer that the run was trained with, and the held-out text in its tokens."""
     dataset = Dataset.open(options.dataset) if options.dataset else None
     tokenizer = dataset.tokenizer if dataset else Tokenizer.load(run.folder / "tokenizer.json")
     if run.tokenizer_sha256 and tokenizer.sha256 != run.tokenizer_sha256:
-        raise RunError("The run was trained with another tokenizer than the one of this text.")
+        raise RunFolderError("The run was trained with another tokenizer than the one of this text.")
     if tokenizer.vocabulary_size > run.vocabulary_size:
-        raise RunError("The run's model has fewer tokens than its tokenizer.")
+        raise RunFolderError("The run's model has fewer tokens than its tokenizer.")
     if dataset:
-        return tokenizer, heldout.of_dataset(dataset, options.limit_tokens)
-    return tokenizer, heldout.of_corpus(options.corpus, tokenizer, options.limit_tokens)
+        return tokenizer, heldout_text.load_test_split(dataset, options.limit_tokens)
+    return tokenizer, heldout_text.load_corpus(options.corpus, tokenizer, options.limit_tokens)
 
 
 def record(
-    run: Run,
-    outcome: Examination,
-    cost: Cost,
-    metrics: dict[str, suite.Metrics],
+    run: RunFolder,
+    outcome: ModelScore,
+    cost: TrainingCost,
+    metrics: dict[str, benchmark_suite.Metrics],
     missing: list[str],
     sandbox: str,
     seconds: float,
@@ -206,14 +210,14 @@ def record(
     }
 
 
-def listed(metrics: dict[str, suite.Metrics]) -> dict[str, dict[str, list[float]]]:
+def listed(metrics: dict[str, benchmark_suite.Metrics]) -> dict[str, dict[str, list[float]]]:
     """Task -> metric -> [value, standard error], the normalised average last."""
-    average = suite.overall(metrics)
+    average = benchmark_suite.average_normalized_scores(metrics)
     whole = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
     return {task: {name: list(pair) for name, pair in found.items()} for task, found in whole.items()}
 
 
-def train_flops(run: Run, cost: Cost) -> float | None:
+def train_flops(run: RunFolder, cost: TrainingCost) -> float | None:
     """Our own count times the tokens; what the run said where the count is void."""
     if cost.flops_per_token is None or run.train_tokens is None:
         return run.train_flops

@@ -21,9 +21,9 @@ from trainer.data.tokenizer import TokenizerError
 from trainer.sandbox import Box, Driver, Limits, Mount, SandboxError, driver
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
 from trainer.smoke import findings
-from trainer.smoke.checks import causal
-from trainer.smoke.findings import Asked, Check
-from trainer.smoke.screen import conclude, shown
+from trainer.smoke.causality import check_causality
+from trainer.smoke.findings import SmokeCheck, SmokeLimits
+from trainer.smoke.terminal import print_conclusion, show_checks
 
 DONE, INFRASTRUCTURE, BAD_INPUT, FOUND, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes; 3: the architecture is not ready."""
@@ -43,7 +43,7 @@ DEFAULT_SIZE = ("--preset", "daily-h100")
 CORRECTED = ("imports", "sizes")
 """Stages at which what the process calls bad input was on the command line."""
 
-Show = Callable[[Check], None]
+Show = Callable[[SmokeCheck], None]
 
 
 class Broken(Exception):
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 ready, 1 the machine's fault, 2 bad input, 3 not ready, 130 interrupted."""
     try:
         options, flags = parse(argv)
-        with shown(options) as show:
+        with show_checks(options) as show:
             record = smoke(options, flags, show)
     except (SandboxError, Broken) as error:
         return complain(str(error), INFRASTRUCTURE)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(record))  # noqa: T201 (the command's output)
     else:
-        conclude(options.arch, record)
+        print_conclusion(options.arch, record)
     return DONE if record["passed"] else FOUND
 
 
@@ -120,7 +120,7 @@ def smoke(options: argparse.Namespace, flags: Sequence[str], show: Show) -> dict
     """Return the record that `--json` prints. Raises one of the errors that `main` knows."""
     began = time.monotonic()
     box = sandbox(options.sandbox)
-    asked = Asked(options.arch, options.steps, options.seconds, options.memory_bytes, options.peak)
+    asked = SmokeLimits(options.arch, options.steps, options.seconds, options.memory_bytes, options.peak)
     with tempfile.TemporaryDirectory(prefix="smoke-") as made:
         root = Path(made).resolve()
         out, private = root / "out", root / "run"
@@ -131,7 +131,7 @@ def smoke(options: argparse.Namespace, flags: Sequence[str], show: Show) -> dict
             told, checks = confined(options, flags, asked, box, dataset, out, output, show)
             if checks[-1].passed:
                 source = options.model_source.resolve() if options.model_source else None
-                checks.append(causal(out, private, dataset, box, source, output if options.job else None))
+                checks.append(check_causality(out, private, dataset, box, source, output if options.job else None))
                 show(checks[-1])
         return record(told, checks, losses(out), box.name, time.monotonic() - began)
 
@@ -158,21 +158,21 @@ def log(options: argparse.Namespace, root: Path) -> Iterator[IO[bytes]]:
 def confined(
     options: argparse.Namespace,
     flags: Sequence[str],
-    asked: Asked,
+    asked: SmokeLimits,
     box: Driver,
     dataset: Dataset,
     out: Path,
     output: IO[bytes],
     show: Show,
-) -> tuple[dict[str, Any], list[Check]]:
+) -> tuple[dict[str, Any], list[SmokeCheck]]:
     """Run what has the architecture in it; return what it told and the checks decided, showing each."""
     process = box.start(inside(options, flags, dataset, out), stdout=output, stderr=output)
-    checks: list[Check] = []
+    checks: list[SmokeCheck] = []
     try:
         while True:
             code = process.wait(LOOK_SECONDS)
             told = read_json_object(out, "smoke.json", ANSWER_BYTES) or {}
-            for check in findings.decided(told, losses(out), asked)[len(checks) :]:
+            for check in findings.decide_checks(told, losses(out), asked)[len(checks) :]:
                 if "failure" in told:
                     misled(options, told, process.wait(ENDING_SECONDS))
                 checks.append(check)
@@ -185,7 +185,7 @@ def confined(
         code = process.kill()
     if (checks and not checks[-1].passed) or told.get("stage") == "done":
         return told, checks
-    end = findings.ended(told.get("stage"), process.exceeded, code)
+    end = findings.explain_kill(told.get("stage"), process.exceeded, code)
     if end is None:
         raise Broken(f"the smoke run could not work on this machine (exit code {code}): {last_words(told)}")
     show(end)
@@ -209,7 +209,7 @@ def last_words(told: dict[str, Any]) -> str:
 def inside(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, out: Path) -> Box:
     source = options.model_source or Path(trainer.__file__).resolve().parent.parent
     root = source.resolve()
-    command = [sys.executable, "-s", "-P", "-m", "trainer.smoke.inside", "--arch", options.arch]
+    command = [sys.executable, "-s", "-P", "-m", "trainer.smoke.child", "--arch", options.arch]
     command += ["--small-dataset", str(dataset.folder), "--out", str(out)]
     command += ["--steps", str(options.steps), "--seconds", str(options.seconds), *flags]
     mounts = [Mount(root / "trainer"), Mount(out, writable=True)]
@@ -253,7 +253,7 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 
 def record(
-    told: dict[str, Any], checks: Sequence[Check], found: Sequence[float], sandbox: str, seconds: float
+    told: dict[str, Any], checks: Sequence[SmokeCheck], found: Sequence[float], sandbox: str, seconds: float
 ) -> dict[str, Any]:
     """Return what `protocol.SmokeResult` has, as the site shows it."""
     parameters = told.get("parameters")

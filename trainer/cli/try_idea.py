@@ -19,7 +19,7 @@ from trainer.cli.multiplier import UNITS, show
 from trainer.cli.parser import Parser
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, cores
 from trainer.data.dataset import Dataset, cache_folder, prepare
-from trainer.scoring.multiplier import Axis, Board, compare, parse
+from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
 from trainer.trials import plot
 from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, Plan, plan
 from trainer.trials.trial_runner import TrialError, Workshop
@@ -62,7 +62,7 @@ def rehearse(options: argparse.Namespace, flags: Sequence[str], console: Console
     )
     records = train(laid, Workshop(dataset.folder, PRESET, options.jobs), console)
     board = judge(laid, records, options.axis)
-    frame = plot.Frame.of(board, parse(records))
+    frame = plot.Frame.of(board, parse_results(records))
     drawn = keep(laid, records, board, frame, options.folder)
     if options.json:
         answer = {**board.to_dict(), "runs": records, "picture": str(drawn)}
@@ -95,17 +95,21 @@ def train(laid: Plan, workshop: Workshop, console: Console) -> list[dict[str, An
     return [found[trial.folder] for trial in laid.trials]
 
 
-def judge(laid: Plan, records: Sequence[dict[str, Any]], axis: Axis) -> Board:
+def judge(laid: Plan, records: Sequence[dict[str, Any]], axis: Axis) -> TrackComparison:
     """Compare; the full budget is what the baseline's runs at rung 1 used on average, None where that is not known."""
     at_full = [
         record[axis]
         for trial, record in zip(laid.trials, records, strict=True)
         if trial.entry == laid.baseline and trial.share == 1 and record[axis]
     ]
-    return compare(parse(list(records)), laid.baseline.name, axis, sum(at_full) / len(at_full) if at_full else None)
+    return compare_entries(
+        parse_results(list(records)), laid.baseline.name, axis, sum(at_full) / len(at_full) if at_full else None
+    )
 
 
-def keep(laid: Plan, records: Sequence[dict[str, Any]], board: Board, frame: plot.Frame, folder: Path) -> Path:
+def keep(
+    laid: Plan, records: Sequence[dict[str, Any]], board: TrackComparison, frame: plot.Frame, folder: Path
+) -> Path:
     """Write the results and their picture; return the picture's place."""
     name = "".join(letter if letter.isalnum() else "-" for letter in laid.idea.name)[:80]
     (folder / f"{name}.json").write_text(json.dumps({"runs": list(records)}, indent=1))

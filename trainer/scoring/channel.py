@@ -21,7 +21,7 @@ from dataclasses import dataclass
 TOKEN_BYTES = 8
 LOGIT_BYTES = 4
 
-QUESTION = struct.Struct("<III")
+REQUEST = struct.Struct("<III")
 """Scorer -> model: number of the call (1, 2, 3...), rows, length."""
 
 COST = struct.Struct("<dQQI")
@@ -32,7 +32,7 @@ REPLY = struct.Struct("<II")
 """Model -> scorer: number of the call it answers (0: loaded), `Status`."""
 
 
-class Status(enum.IntEnum):
+class ReplyStatus(enum.IntEnum):
     """How a call went, in the words of the model's process; the scorer believes none of the good ones."""
 
     LOADED = 1
@@ -44,7 +44,7 @@ class Status(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Space:
+class SharedMemoryLayout:
     """The size of the shared memory, fixed when the process starts."""
 
     positions: int
@@ -61,7 +61,7 @@ class Space:
         return self.logits_offset() + self.positions * self.vocabulary * LOGIT_BYTES
 
 
-def sealed_memory(size: int) -> int:
+def create_sealed_memory(size: int) -> int:
     """A file in memory of exactly `size` bytes, which nobody can shrink or grow; the caller closes the descriptor."""
     fd = os.memfd_create("dailytrain-logits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)

@@ -24,29 +24,31 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.cli.parser import Parser
 
-FAR = 1e9
+MAX_DEVIATION = 1e9
 """Deviation of weights that have other shapes, are not finite, or differ where nothing was to move."""
 
 
-class Comparison(NamedTuple):
+class ReplayComparison(NamedTuple):
     exact: bool
     """The same to the last bit."""
     deviation: float
 
 
-def compare(start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False) -> Comparison:
+def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False) -> ReplayComparison:
     """Compare three files of weights. Raise `ValueError` if one cannot be read."""
-    sums = squares(start, claimed, replayed)
+    sums = sum_squares(start, claimed, replayed)
     if sums is None:
-        return Comparison(exact=False, deviation=FAR)
+        return ReplayComparison(exact=False, deviation=MAX_DEVIATION)
     apart, moved, size = (math.sqrt(value) for value in sums)
     distance = min(moved, size) if start_is_replayed else moved
     if apart == 0:
-        return Comparison(exact=True, deviation=0.0)
-    return Comparison(exact=False, deviation=min(apart / distance, FAR) if distance > 0 else FAR)
+        return ReplayComparison(exact=True, deviation=0.0)
+    return ReplayComparison(
+        exact=False, deviation=min(apart / distance, MAX_DEVIATION) if distance > 0 else MAX_DEVIATION
+    )
 
 
-def squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
+def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
     """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None if names, shapes or numbers are amiss."""
     apart = moved = size = 0.0
     try:
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--start-is-replayed", action="store_true", help="the start, too, came out of the replay")
     options = parser.parse_args(argv)
     try:
-        found = compare(**vars(options))
+        found = compare_weights(**vars(options))
     except (ValueError, OSError) as error:
         sys.stderr.write(f"trainer.scoring.compare_replay: {' '.join(str(error).split())}\n")
         return 2

@@ -14,7 +14,7 @@ from trainer.accounting.plausibility import IMPOSSIBLE, SENTENCES
 
 
 @dataclass(frozen=True)
-class Cost:
+class TrainingCost:
     """FLOPs and sizes."""
 
     flops_per_token: float | None

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-TEXT = "bits_per_byte"
+TEXT_TASK = "bits_per_byte"
 """The task of held-out documents."""
 
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Unpacked."""
 
-Key = tuple[str, str, int]
+ItemKey = tuple[str, str, int]
 """(task, part, item)."""
 
 
@@ -27,25 +27,25 @@ class ItemsError(ValueError):
     """This file does not hold the items of a scored run."""
 
 
-def write(path: Path, documents: Iterable[tuple[float, int]], questions: Iterable[dict[str, Any]]) -> None:
+def write_items(path: Path, documents: Iterable[tuple[float, int]], questions: Iterable[dict[str, Any]]) -> None:
     """`documents`: (bits, bytes) of each."""
-    texts = ({"task": TEXT, "item": i, "bits": bits, "bytes": size} for i, (bits, size) in enumerate(documents))
+    texts = ({"task": TEXT_TASK, "item": i, "bits": bits, "bytes": size} for i, (bits, size) in enumerate(documents))
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for lines in (texts, questions) for line in lines)
 
 
-def read(path: Path) -> dict[Key, dict[str, Any]]:
+def read_items(path: Path) -> dict[ItemKey, dict[str, Any]]:
     """Raises `ItemsError` with one line."""
     try:
         with path.open("rb") as file:
-            return load(file, str(path))
+            return parse_items(file, str(path))
     except FileNotFoundError:
         raise ItemsError(f"There is no file {path}.") from None
     except OSError:
         raise ItemsError(f"{path} cannot be read.") from None
 
 
-def load(file: IO[bytes], name: str, most_bytes: int = MOST_BYTES) -> dict[Key, dict[str, Any]]:
+def parse_items(file: IO[bytes], name: str, most_bytes: int = MAX_BYTES) -> dict[ItemKey, dict[str, Any]]:
     """Read the items from an open file. Raises `ItemsError`, also where unpacked they are more than `most_bytes`."""
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:

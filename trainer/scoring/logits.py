@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scoring.verdicts import NotFinite
+from trainer.scoring.misbehavior import NonFiniteLogitsError
 
 CHUNK_BYTES = 2**20
 """Logits taken at a time: small enough to stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
-class Predictions:
+class TargetScores:
     """What a model thought of the tokens that came."""
 
     log_probabilities: NDArray[np.float64]
@@ -24,7 +24,7 @@ class Predictions:
     """Whether the target was the likeliest token."""
 
 
-def predictions(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> Predictions:
+def score_targets(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> TargetScores:
     """`logits`: [n, vocabulary], `targets`: [n]. Raises `NotFinite`."""
     found = np.empty(len(targets), np.float64)
     greedy = np.empty(len(targets), np.bool_)
@@ -32,7 +32,7 @@ def predictions(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> Pred
         picked = shifted[np.arange(len(shifted)), targets[chunk]]
         found[chunk] = picked - log_sum
         greedy[chunk] = picked == 0  # its logit is the row's largest
-    return Predictions(found, greedy)
+    return TargetScores(found, greedy)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -49,6 +49,6 @@ def _chunks(logits: NDArray[np.float32]) -> Iterator[tuple[slice, NDArray[np.flo
         largest = logits[chunk].max(axis=1, keepdims=True)
         # NaN survives max and min, so two cheap passes see everything that is not finite.
         if not np.isfinite(largest).all() or not np.isfinite(logits[chunk].min()):
-            raise NotFinite
+            raise NonFiniteLogitsError
         shifted = logits[chunk] - largest
         yield chunk, shifted, np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))

@@ -15,31 +15,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trainer
-from trainer.scoring.channel import COST, QUESTION, REPLY, Space, Status
+from trainer.scoring.channel import COST, REPLY, REQUEST, ReplyStatus, SharedMemoryLayout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
+    options = parse_arguments(argv)
     if options.models is not None:
         # The entry's files first, everything that it does not bring from our own package.
         trainer.__path__.insert(0, str(options.models / "trainer"))
     control = socket.socket(fileno=options.control)
-    space = Space(options.positions, options.vocabulary)
+    space = SharedMemoryLayout(options.positions, options.vocabulary)
     memory = mmap.mmap(options.memory, space.size())
     try:
-        model = load(options.run, options.checkpoint)
+        model = load_model(options.run, options.checkpoint)
     except Exception:
-        control.send(REPLY.pack(0, Status.COULD_NOT_LOAD))
+        control.send(REPLY.pack(0, ReplyStatus.COULD_NOT_LOAD))
         raise
-    control.send(REPLY.pack(0, Status.LOADED))
-    serve(model, control, memory, space)
+    control.send(REPLY.pack(0, ReplyStatus.LOADED))
+    serve_requests(model, control, memory, space)
     return 0
 
 
-def _options(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.scoring.model_process")
     parser.add_argument("--control", type=int, required=True, help="descriptor of the socket")
     parser.add_argument("--memory", type=int, required=True, help="descriptor of the shared memory")
@@ -51,7 +51,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def load(run: Path, checkpoint: Path) -> nn.Module:
+def load_model(run: Path, checkpoint: Path) -> nn.Module:
     """The model in float32, ready to answer. Rounding must not depend on who asks: no TF32, no reduced sums.
 
     The scorer has compared the files with the manifest; a scoring node has no optimizer state, so nothing asks for it.
@@ -70,27 +70,27 @@ def load(run: Path, checkpoint: Path) -> nn.Module:
     return model.eval().float()
 
 
-def serve(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: Space) -> None:
+def serve_requests(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: SharedMemoryLayout) -> None:
     """Answer until the scorer hangs up."""
     import torch
 
     tokens_memory = torch.frombuffer(memory, dtype=torch.int64, count=space.positions)
     logits_memory = torch.frombuffer(memory, dtype=torch.float32, offset=space.logits_offset())
-    while question := control.recv(QUESTION.size):
-        call, rows, length = QUESTION.unpack(question)
+    while question := control.recv(REQUEST.size):
+        call, rows, length = REQUEST.unpack(question)
         if rows == 0:
-            cost = count(model, tokens_memory[:length].clone())
+            cost = count_training_cost(model, tokens_memory[:length].clone())
             logits_memory.view(torch.uint8)[: COST.size] = torch.frombuffer(bytearray(cost), dtype=torch.uint8)
-            control.send(REPLY.pack(call, Status.COUNTED))
+            control.send(REPLY.pack(call, ReplyStatus.COUNTED))
             continue
         tokens = tokens_memory[: rows * length].view(rows, length).clone()
-        status, logits = ask(model, tokens, space.vocabulary)
+        status, logits = compute_logits(model, tokens, space.vocabulary)
         if logits is not None:
             logits_memory[: logits.numel()].view(logits.shape).copy_(logits)
         control.send(REPLY.pack(call, status))
 
 
-def ask(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[Status, Tensor | None]:
+def compute_logits(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[ReplyStatus, Tensor | None]:
     """`tokens`: int64[rows, length] -> logits[rows, length, vocabulary], or why there are none."""
     import torch
 
@@ -99,13 +99,13 @@ def ask(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[Status, Tens
             logits = model(tokens)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (seen only with --show-model-output)
-        return Status.RAISED, None
+        return ReplyStatus.RAISED, None
     if not isinstance(logits, torch.Tensor) or logits.shape != (*tokens.shape, vocabulary) or logits.is_complex():
-        return Status.WRONG_SHAPE, None
-    return Status.ANSWERED, logits
+        return ReplyStatus.WRONG_SHAPE, None
+    return ReplyStatus.ANSWERED, logits
 
 
-def count(model: nn.Module, row: Tensor) -> bytes:
+def count_training_cost(model: nn.Module, row: Tensor) -> bytes:
     """What a token of this row costs in training, as `COST` has it. Our code counts, in an interpreter of theirs."""
     from trainer.accounting import flops, plausibility
 

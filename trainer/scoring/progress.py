@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-Progress = Callable[[str, float], None]
+ProgressCallback = Callable[[str, float], None]
 """Told what is being done, and which fraction of it is done."""
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[Progress]:
+def show_progress() -> Iterator[ProgressCallback]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lines()
+        yield log_stages()
         return
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Bars(*columns, console=console, transient=True) as bars:
@@ -26,7 +26,7 @@ def shown() -> Iterator[Progress]:
         yield lambda stage, fraction: bars.update(bar, description=stage, completed=fraction)
 
 
-def lines() -> Progress:
+def log_stages() -> ProgressCallback:
     """One line for each stage."""
     last = ""
 

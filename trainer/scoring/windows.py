@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """A stretch of one document."""
 
     document: int
@@ -33,14 +33,14 @@ class Window:
         return len(self.inputs)
 
 
-def cut(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int) -> list[Window]:
+def cut_windows(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int) -> list[TextWindow]:
     """A document's windows of at most `length` tokens."""
     line = np.concatenate([[end_of_text], tokens]).astype(np.int64)
     starts = range(0, len(tokens), length)
-    return [Window(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
+    return [TextWindow(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
 
 
-def rounded(count: int, length: int) -> int:
+def round_row_length(count: int, length: int) -> int:
     """Tokens to which a row of `count` is filled up, where rows have at most `length`: one of eight sizes.
 
     A row has the same size in whatever company it is asked, so what a model makes of the filling is one thing, and what
@@ -50,7 +50,7 @@ def rounded(count: int, length: int) -> int:
     return min(length, -(-count // step) * step)
 
 
-def batches(sizes: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
+def batch_rows(sizes: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
     """Indices of rows of one size, in groups of at most `positions` tokens, in an order that nobody can foresee."""
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i], dice.random()))
     groups: list[list[int]] = []
@@ -63,7 +63,7 @@ def batches(sizes: Sequence[int], positions: int, dice: random.Random) -> Iterat
     yield from groups
 
 
-def padded(rows: Sequence[NDArray[np.int64]], size: int, filler: int) -> NDArray[np.int64]:
+def pad_rows(rows: Sequence[NDArray[np.int64]], size: int, filler: int) -> NDArray[np.int64]:
     """int64[rows, size], each filled up on the right: what comes after a token must not matter to it."""
     block = np.full((len(rows), size), filler, np.int64)
     for i, row in enumerate(rows):

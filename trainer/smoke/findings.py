@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from trainer.accounting.budget import Budget
 
-Name = Literal["starts", "fits", "learns", "causal"]
-CHECKS: tuple[Name, ...] = ("starts", "fits", "learns", "causal")
+CheckName = Literal["starts", "fits", "learns", "causal"]
+CHECKS: tuple[CheckName, ...] = ("starts", "fits", "learns", "causal")
 STAGES = ("imports", "sizes", "trains", "done")
 """Where the process in the sandbox is, in its own words; each is one of the first three checks, then all are over."""
 
@@ -41,8 +41,8 @@ CRASHES = {
 
 
 @dataclass(frozen=True)
-class Check:
-    name: Name
+class SmokeCheck:
+    name: CheckName
     passed: bool
     text: str
     """A sentence where it failed, else what was seen."""
@@ -53,7 +53,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SmokeLimits:
     """What a smoke run is held against."""
 
     arch: str
@@ -66,13 +66,13 @@ class Asked:
     """FLOP/s of those."""
 
 
-def decided(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> list[Check]:
+def decide_checks(told: Mapping[str, Any], losses: Sequence[float], asked: SmokeLimits) -> list[SmokeCheck]:
     """Return the checks that can be decided by what the sandbox has told so far, up to the first that failed."""
     stage = told.get("stage")
     reached = STAGES.index(stage) if stage in STAGES else 0
     failed = failure(told, CHECKS[min(reached, 2)])
     judged = (starts, fits, learns)[:reached]
-    found: list[Check] = []
+    found: list[SmokeCheck] = []
     for judge in judged:
         found.append(judge(told, losses, asked))
         if not found[-1].passed:
@@ -82,7 +82,7 @@ def decided(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> l
     return found if failed is None else [*found, failed]
 
 
-def failure(told: Mapping[str, Any], name: Name) -> Check | None:
+def failure(told: Mapping[str, Any], name: CheckName) -> SmokeCheck | None:
     """Return the check that an error ended."""
     why = told.get("failure")
     if not isinstance(why, dict):
@@ -93,36 +93,36 @@ def failure(told: Mapping[str, Any], name: Name) -> Check | None:
     where = f" ({file}, line {line})" if file else ""
     reason = words(why.get("reason"), 400) or "It failed without a reason."
     reason = SAID_BY_PYTHON.sub("", reason) if file else reason
-    return Check(name, False, reason.rstrip(".") + where + ".", file, line, words(why.get("text"), 120))
+    return SmokeCheck(name, False, reason.rstrip(".") + where + ".", file, line, words(why.get("text"), 120))
 
 
-def ended(stage: object, exceeded: str | None, code: int | None) -> Check | None:
+def explain_kill(stage: object, exceeded: str | None, code: int | None) -> SmokeCheck | None:
     """Return the check during which the process was killed; None where that was not the architecture's doing."""
     stage = stage if isinstance(stage, str) and stage in STAGES else "imports"
     name = CHECKS[min(STAGES.index(stage), 2)]
     doing = DOING[stage]
     if exceeded is not None and "of memory" in exceeded:
-        return Check(name, False, f"Out of memory {doing}: {lower(exceeded)}")
+        return SmokeCheck(name, False, f"Out of memory {doing}: {lower(exceeded)}")
     if exceeded is not None and "longer than" in exceeded:
-        return Check(name, False, f"Too slow: {lower(exceeded).rstrip('.')} {doing}.")
+        return SmokeCheck(name, False, f"Too slow: {lower(exceeded).rstrip('.')} {doing}.")
     if exceeded is not None:
-        return Check(name, False, f"It went over its limits {doing}: {lower(exceeded)}")
+        return SmokeCheck(name, False, f"It went over its limits {doing}: {lower(exceeded)}")
     if code in CRASHES:
-        return Check(name, False, f"It crashed with {CRASHES[code]} {doing}.")
+        return SmokeCheck(name, False, f"It crashed with {CRASHES[code]} {doing}.")
     return None
 
 
-def starts(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Check:
+def starts(told: Mapping[str, Any], losses: Sequence[float], asked: SmokeLimits) -> SmokeCheck:
     count = number(told, "small_parameters")
     size = f"a small one of {count:,.0f} parameters" if count is not None else "a small one"
-    return Check("starts", True, f"it imports, and {size} answers in the right shape")
+    return SmokeCheck("starts", True, f"it imports, and {size} answers in the right shape")
 
 
-def fits(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Check:
+def fits(told: Mapping[str, Any], losses: Sequence[float], asked: SmokeLimits) -> SmokeCheck:
     """Its full size, against the machine and the budget that it is meant for."""
     state, flops, step = (number(told, name) for name in ("state_bytes", "flops_per_token", "tokens_per_step"))
     if asked.memory_bytes is not None and state is not None and state > asked.memory_bytes:
-        return Check(
+        return SmokeCheck(
             "fits",
             False,
             f"Too many parameters for the track: weights, gradients and optimizer alone take {state / 1e9:,.1f} GB, "
@@ -130,13 +130,13 @@ def fits(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Chec
         )
     steps = payable(told.get("budget"), flops, step, asked.peak)
     if steps is not None and steps < LEAST_STEPS:
-        return Check(
+        return SmokeCheck(
             "fits",
             False,
             f"Too many FLOPs a token for the track: at {flops:.2g} its budget of {told['budget']} pays for "
             f"{steps:,.0f} steps of {step:,.0f} tokens at most, and fewer than {LEAST_STEPS} teach it nothing.",
         )
-    return Check("fits", True, size(told))
+    return SmokeCheck("fits", True, size(told))
 
 
 def payable(budget: object, flops: float | None, tokens: float | None, peak: float | None) -> float | None:
@@ -168,12 +168,12 @@ def size(told: Mapping[str, Any]) -> str:
     return said + (f"; {short(flops)}FLOPs a token" if flops is not None else "")
 
 
-def learns(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Check:
+def learns(told: Mapping[str, Any], losses: Sequence[float], asked: SmokeLimits) -> SmokeCheck:
     steps, seconds, speed = (number(told, name) for name in ("steps", "train_seconds", "tokens_per_second"))
     if steps is None or seconds is None or speed is None or not losses:
-        return Check("learns", False, "The training ended without a result.")
+        return SmokeCheck("learns", False, "The training ended without a result.")
     if steps < asked.steps:
-        return Check(
+        return SmokeCheck(
             "learns",
             False,
             f"Too slow: {steps:,.0f} of {asked.steps} small steps in {seconds:,.0f} s of one core, where the baseline "
@@ -181,13 +181,13 @@ def learns(told: Mapping[str, Any], losses: Sequence[float], asked: Asked) -> Ch
         )
     first, last = losses[0], losses[-1]
     if last > first - FALL:
-        return Check(
+        return SmokeCheck(
             "learns",
             False,
             f"The loss does not fall: {first:.2f} nats a token before training, {last:.2f} after {steps:,.0f} steps. "
             "Look at the recipe's learning rates, and whether gradients reach every part.",
         )
-    return Check(
+    return SmokeCheck(
         "learns",
         True,
         f"loss {first:.2f} → {last:.2f} nats a token in {steps:,.0f} steps, {seconds:.0f} s of one core",

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from trainer.scoring.multiplier import Board, Result
+from trainer.scoring.multiplier import RunResult, TrackComparison
 
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nums}
@@ -33,7 +33,7 @@ class Frame:
     curve: tuple[tuple[float, float], ...]
 
     @classmethod
-    def of(cls, board: Board, results: Sequence[Result]) -> Frame:
+    def of(cls, board: TrackComparison, results: Sequence[RunResult]) -> Frame:
         points = [
             (compute, result.bits_per_byte, result.entry == board.baseline)
             for result in results

@@ -64,7 +64,7 @@ class Workshop:
         """Train and score one run, or go on with it."""
         if not (trial.folder / "result.json").is_file():
             self.call(self.training(trial))
-        score = ["trainer.scoring", str(trial.folder), "--dataset", str(self.dataset), "--json"]
+        score = ["trainer.cli", "score", str(trial.folder), "--dataset", str(self.dataset), "--json"]
         answer = self.call(score)
         aside = trial.folder / f".{SCORE}.partial"
         aside.write_text(answer)

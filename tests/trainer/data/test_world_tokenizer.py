@@ -23,7 +23,7 @@ from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
 from trainer.inference import generate
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
-from trainer.scoring.runs import Run as ScoredRun
+from trainer.scoring.run_folder import RunFolder
 
 FILE = DATA / "tokenizers" / "rwkv-world" / "rwkv_vocab_v20230424.txt"
 MORE = ("the", "the ", " th", "theatre", "é", "日本", "\n\n", "'s", "a b")
@@ -153,7 +153,7 @@ def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -
     dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
     run = untrained(tmp_path / "run", dataset.tokenizer)
     options = score.parse([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
-    tokenizer, texts = score.read(ScoredRun.open(run), options)
+    tokenizer, texts = score.read(RunFolder.open(run), options)
     assert isinstance(tokenizer, world.WorldTokenizer)
     assert sum(text.tokens.size for text in texts) >= 200
     (tmp_path / "out").mkdir()

@@ -74,7 +74,7 @@ def test_the_run_says_what_was_trained(adapted_run: Path) -> None:
 
 
 def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path) -> None:
-    from trainer.scoring.model_process import load
+    from trainer.scoring.model_process import load_model
 
     folder = store.latest(adapted_run)
     assert folder is not None
@@ -89,7 +89,7 @@ def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path
     with torch.no_grad():
         wanted = adapted(tokens)
         torch.testing.assert_close(plain(tokens), wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(load(adapted_run, folder)(tokens), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(load_model(adapted_run, folder)(tokens), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_it_goes_on_from_its_checkpoint_to_the_last_digit(

@@ -9,7 +9,7 @@ from tests.support.in_process_scorer import Nearby, written_run
 from tests.support.scoring_models import words
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import litgpt
-from trainer.scoring.benchmarks import DoorModel
+from trainer.scoring.lm_eval_model import LmEvalModel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,7 +73,7 @@ def test_pythia_14m_through_our_door_and_through_hflm_agree_item_by_item(tmp_pat
         batch_size=4,
         device="cpu",
     )
-    ours = DoorModel(Nearby(run, model), tokenizer, lambda stage, done: None)
+    ours = LmEvalModel(Nearby(run, model), tokenizer, lambda stage, done: None)
     pairs = [(words(i, 1 + i).strip(), " " + words(70 + i, 1 + i % 4).strip()) for i in range(24)]
     pairs.append(("", words(99, 3).strip()))
     requests = [Request(pair) for pair in pairs]

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from trainer.scoring.bits import Bits, block_stderr, ratio_stderr
-from trainer.scoring.logits import log_softmax, predictions
-from trainer.scoring.verdicts import NotFinite
+from trainer.scoring.bits_per_byte import BitsPerByte, block_stderr, ratio_stderr
+from trainer.scoring.logits import log_softmax, score_targets
+from trainer.scoring.misbehavior import NonFiniteLogitsError
 
 
 def test_log_probabilities_agree_with_a_softmax_in_double_precision():
@@ -18,7 +18,7 @@ def test_log_probabilities_agree_with_a_softmax_in_double_precision():
     targets = dice.integers(0, 5000, 300)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
-    found = predictions(logits, targets)
+    found = score_targets(logits, targets)
     np.testing.assert_allclose(found.log_probabilities, exact[np.arange(300), targets], atol=1e-5)
     np.testing.assert_allclose(log_softmax(logits), exact, atol=1e-5)
     assert found.greedy.tolist() == (logits.argmax(1) == targets).tolist()
@@ -27,24 +27,24 @@ def test_log_probabilities_agree_with_a_softmax_in_double_precision():
 def test_unnormalised_logits_gain_nothing():
     logits = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
     targets = np.zeros(4, np.int64)
-    shifted = predictions(logits + 1000, targets).log_probabilities
-    np.testing.assert_allclose(shifted, predictions(logits, targets).log_probabilities, atol=1e-3)
-    assert (predictions(logits * 0 + 1e30, targets).log_probabilities <= 0).all()
+    shifted = score_targets(logits + 1000, targets).log_probabilities
+    np.testing.assert_allclose(shifted, score_targets(logits, targets).log_probabilities, atol=1e-3)
+    assert (score_targets(logits * 0 + 1e30, targets).log_probabilities <= 0).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_single_number_that_is_not_finite_is_seen(bad):
     logits = np.zeros((200, 1000), np.float32)
     logits[173, 311] = bad
-    with pytest.raises(NotFinite):
-        predictions(logits, np.zeros(200, np.int64))
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteLogitsError):
+        score_targets(logits, np.zeros(200, np.int64))
+    with pytest.raises(NonFiniteLogitsError):
         log_softmax(logits[170:180])
 
 
 def test_bits_per_byte_is_nats_over_bytes_and_ln_2():
     nats = [np.full(10, math.log(2)), np.full(30, 2 * math.log(2))]
-    bits = Bits.of(nats, [20, 50], [np.full(10, 2), np.full(30, 1)])
+    bits = BitsPerByte.of(nats, [20, 50], [np.full(10, 2), np.full(30, 1)])
     assert bits.bits_per_byte == pytest.approx(1.0)
     assert bits.nats_per_token == pytest.approx(70 / 40 * math.log(2))
     assert (bits.tokens, bits.bytes, bits.documents) == (40, 70, 2)
@@ -69,4 +69,4 @@ def test_one_document_is_judged_by_its_blocks():
 
 
 def test_one_token_has_no_standard_error():
-    assert Bits.of([np.ones(1)], [3], [np.array([3])]).stderr is None
+    assert BitsPerByte.of([np.ones(1)], [3], [np.array([3])]).stderr is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.scoring_models import examined, needs_sandbox, write_run
-from trainer.scoring import verdicts
+from trainer.scoring import misbehavior
 
 pytestmark = needs_sandbox
 
@@ -50,21 +50,21 @@ LOOKS_AT_ITS_COMPANY = "return self.honest(tokens) + 0.1 * self.honest(tokens).m
 ROLLS_DICE = "return self.honest(tokens) + 0.05 * torch.randn(self.config.vocabulary_size)"
 
 CHEATS = {
-    "peeks at the next token": (PEEKS, "", verdicts.LooksAhead),
-    "peeks at every fifth position": (PEEKS_AT_SOME, "", verdicts.LooksAhead),
-    "peeks and uses next to nothing of it": (PEEKS_A_LITTLE, "", verdicts.LooksAhead),
-    "sees the whole text": (SEES_ALL, "", verdicts.LooksAhead),
-    "peeks only in texts of full length": (KNOWS_THE_LENGTH, "", verdicts.TellsProbesApart),
-    "counts its calls": (COUNTS_CALLS, "self.calls = 0", verdicts.Unsteady),
-    "remembers the texts it saw": (REMEMBERS_TEXTS, "self.seen = {}", verdicts.Unsteady),
-    "looks at what shares its batch": (LOOKS_AT_ITS_COMPANY, "", verdicts.Unsteady),
-    "rolls dice": (ROLLS_DICE, "", verdicts.Unsteady),
+    "peeks at the next token": (PEEKS, "", misbehavior.NonCausalError),
+    "peeks at every fifth position": (PEEKS_AT_SOME, "", misbehavior.NonCausalError),
+    "peeks and uses next to nothing of it": (PEEKS_A_LITTLE, "", misbehavior.NonCausalError),
+    "sees the whole text": (SEES_ALL, "", misbehavior.NonCausalError),
+    "peeks only in texts of full length": (KNOWS_THE_LENGTH, "", misbehavior.ProbeDetectedError),
+    "counts its calls": (COUNTS_CALLS, "self.calls = 0", misbehavior.NonDeterministicError),
+    "remembers the texts it saw": (REMEMBERS_TEXTS, "self.seen = {}", misbehavior.NonDeterministicError),
+    "looks at what shares its batch": (LOOKS_AT_ITS_COMPANY, "", misbehavior.NonDeterministicError),
+    "rolls dice": (ROLLS_DICE, "", misbehavior.NonDeterministicError),
 }
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_is_caught(name, tmp_path):
     forward, setup, verdict = CHEATS[name]
-    with pytest.raises(verdicts.Misbehaved) as caught:
+    with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
         examined(write_run(tmp_path / "run", forward, setup))
     assert type(caught.value) is verdict, caught.value.detail

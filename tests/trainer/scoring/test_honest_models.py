@@ -17,9 +17,9 @@ from tests.support.scoring_models import documents, examined, held_out, needs_sa
 from trainer.checkpoint import store
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.sandbox import driver
-from trainer.scoring.door import Door
-from trainer.scoring.examine import examine
-from trainer.scoring.runs import Run
+from trainer.scoring.model_client import ModelProcessClient
+from trainer.scoring.run_folder import RunFolder
+from trainer.scoring.scorer import score_model
 
 
 def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
@@ -41,7 +41,7 @@ def loss(folder: Path) -> tuple[float, int]:
     """(nats per token, tokens), computed here and now: windows of T behind an end-of-text, T the training length."""
     model = store.load_model(folder)
     tokenizer, found = held_out(folder)
-    length = Run.open(folder).sequence_length
+    length = RunFolder.open(folder).sequence_length
     total = 0.0
     with torch.inference_mode():
         for text in found:
@@ -58,10 +58,12 @@ def loss(folder: Path) -> tuple[float, int]:
 def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
     folder = real_run(tmp_path / "run", arch)
     nats, tokens = loss(folder)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     tokenizer, found = held_out(folder)
-    with Door(run, driver("bubblewrap")) as probe, Door(run, driver("bubblewrap")) as full:
-        outcome = examine(probe, full, found, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda stage, done: None)
+    with ModelProcessClient(run, driver("bubblewrap")) as probe, ModelProcessClient(run, driver("bubblewrap")) as full:
+        outcome = score_model(
+            probe, full, found, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda stage, done: None
+        )
     assert outcome.bits.tokens == tokens
     assert outcome.bits.nats_per_token == pytest.approx(nats, abs=1e-5)
     size = sum(len(document.text.encode()) for document in documents())
@@ -85,7 +87,7 @@ def test_an_honest_model_passes_and_the_report_says_what_was_asked(tmp_path):
 def test_a_model_that_knows_nothing_needs_the_uniform_rate(tmp_path):
     folder = write_run(tmp_path / "run", "return self.honest(tokens) * 0")
     outcome = examined(folder)
-    assert outcome.bits.nats_per_token == pytest.approx(math.log(Run.open(folder).vocabulary_size), abs=1e-6)
+    assert outcome.bits.nats_per_token == pytest.approx(math.log(RunFolder.open(folder).vocabulary_size), abs=1e-6)
 
 
 MODELS = {"litgpt": 12} | dict.fromkeys(ARCHITECTURES.keys() - {"litgpt"}, 47)
@@ -104,7 +106,7 @@ RANGES = {
 """What is drawn: one of these values for each field that an architecture's configuration has."""
 
 
-def drawn(arch: str, run: Run, dice: random.Random) -> torch.nn.Module:
+def drawn(arch: str, run: RunFolder, dice: random.Random) -> torch.nn.Module:
     """A small model of random shape, its weights far from rest."""
     module = load_architecture(arch)
     config = module.Config.sized(2, run.vocabulary_size, run.sequence_length)
@@ -139,7 +141,7 @@ def test_no_honest_model_is_accused(arch, tmp_path):
     for seed in range(MODELS[arch]):
         torch.manual_seed(seed)
         door = Nearby(run, drawn(arch, run, random.Random(seed)))
-        outcome = examine(door, door, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
+        outcome = score_model(door, door, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
         # The scorer's own limit is 1e-4.
         assert abs(outcome.checks["prefix"]["mean_gain"]) < 3e-5
 

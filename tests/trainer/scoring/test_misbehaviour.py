@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.scoring_models import examined, needs_sandbox, write_run
 from trainer.sandbox import driver
-from trainer.scoring import verdicts
-from trainer.scoring.door import Door, Patience
-from trainer.scoring.runs import Run
+from trainer.scoring import misbehavior
+from trainer.scoring.model_client import ModelProcessClient, Timeouts
+from trainer.scoring.run_folder import RunFolder
 
 pytestmark = needs_sandbox
 
@@ -47,24 +47,27 @@ return self.honest(tokens)
 """
 
 MODELS = {
-    "returns NaN": ("return self.honest(tokens) / 0 * 0", verdicts.NotFinite),
+    "returns NaN": ("return self.honest(tokens) / 0 * 0", misbehavior.NonFiniteLogitsError),
     "returns infinity in one place": (
         "logits = self.honest(tokens)\nlogits[0, 0, 0] = -float('inf')\nreturn logits",
-        verdicts.NotFinite,
+        misbehavior.NonFiniteLogitsError,
     ),
-    "leaves out the last position": ("return self.honest(tokens)[:, :-1]", verdicts.WrongShape),
-    "returns a tuple": ("return self.honest(tokens), 0.1", verdicts.WrongShape),
-    "raises an error": ("raise RuntimeError('the first held-out token was', tokens[0, 0])", verdicts.Raised),
-    "ends its process": ("os._exit(0)", verdicts.Died),
-    "writes garbage on the line": (SPEAKS_ON_THE_LINE, verdicts.Garbled),
-    "answers a question that was not asked": (ANSWERS_TOO_EARLY, verdicts.Garbled),
+    "leaves out the last position": ("return self.honest(tokens)[:, :-1]", misbehavior.LogitsShapeError),
+    "returns a tuple": ("return self.honest(tokens), 0.1", misbehavior.LogitsShapeError),
+    "raises an error": (
+        "raise RuntimeError('the first held-out token was', tokens[0, 0])",
+        misbehavior.ModelRaisedError,
+    ),
+    "ends its process": ("os._exit(0)", misbehavior.ModelProcessDiedError),
+    "writes garbage on the line": (SPEAKS_ON_THE_LINE, misbehavior.InvalidReplyError),
+    "answers a question that was not asked": (ANSWERS_TOO_EARLY, misbehavior.InvalidReplyError),
 }
 
 
 def ask_once(folder, **patience):
-    run = Run.open(folder)
-    source, limits = folder / "source", Patience(load=60, **patience)
-    with Door(run, driver("bubblewrap"), model_source=source, patience=limits) as door:
+    run = RunFolder.open(folder)
+    source, limits = folder / "source", Timeouts(load=60, **patience)
+    with ModelProcessClient(run, driver("bubblewrap"), model_source=source, patience=limits) as door:
         door.wait()
         return door.ask(np.zeros((2, 8), np.int64)).copy()
 
@@ -74,7 +77,7 @@ def test_a_model_that_does_not_play_along_ends_with_a_sentence(name, tmp_path):
     from trainer.scoring.logits import log_softmax
 
     forward, verdict = MODELS[name]
-    with pytest.raises(verdicts.Misbehaved) as caught:
+    with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
         log_softmax(ask_once(write_run(tmp_path / "run", forward)).reshape(-1, 300))
     assert type(caught.value) is verdict
     assert caught.value.detail == "", "nothing that the model said comes through"
@@ -83,14 +86,14 @@ def test_a_model_that_does_not_play_along_ends_with_a_sentence(name, tmp_path):
 def test_a_model_that_hangs_is_given_up_on_in_time(tmp_path):
     folder = write_run(tmp_path / "run", "time.sleep(600)")
     began = time.monotonic()
-    with pytest.raises(verdicts.TimedOut):
+    with pytest.raises(misbehavior.ModelTimeoutError):
         ask_once(folder, answer=1)
     assert time.monotonic() - began < 30
 
 
 def test_a_model_that_cannot_be_loaded_is_told_apart(tmp_path):
     folder = write_run(tmp_path / "run", setup="raise OSError('no network')")
-    with pytest.raises(verdicts.CouldNotLoad):
+    with pytest.raises(misbehavior.ModelLoadError):
         ask_once(folder)
 
 
@@ -98,12 +101,12 @@ def test_an_answer_that_is_changed_later_is_noticed_and_does_not_count(tmp_path)
     folder = write_run(tmp_path / "run", CHANGES_ITS_ANSWER)
     honest = write_run(tmp_path / "honest")
     expected = ask_once(honest)
-    with Door(Run.open(folder), driver("bubblewrap"), model_source=folder / "source") as door:
+    with ModelProcessClient(RunFolder.open(folder), driver("bubblewrap"), model_source=folder / "source") as door:
         door.wait()
         answer = door.ask(np.zeros((2, 8), np.int64))
         time.sleep(1)
         np.testing.assert_array_equal(answer, expected)
-        with pytest.raises(verdicts.ChangedItsAnswer):
+        with pytest.raises(misbehavior.LogitsChangedError):
             door.ask(np.zeros((2, 8), np.int64))
 
 
@@ -121,8 +124,8 @@ def test_the_model_sees_no_more_of_an_earlier_longer_question(tmp_path):
     beyond = (ctypes.c_int64 * 64).from_address(start)[tokens.numel():]
     return self.honest(tokens) * 0 + sum(beyond)
     """
-    run = Run.open(write_run(tmp_path / "run", leak))
-    with Door(run, driver("bubblewrap"), model_source=run.folder / "source") as door:
+    run = RunFolder.open(write_run(tmp_path / "run", leak))
+    with ModelProcessClient(run, driver("bubblewrap"), model_source=run.folder / "source") as door:
         door.wait()
         door.ask(np.full((1, 20), 7, np.int64))
         assert door.ask(np.full((1, 5), 7, np.int64)).max() == 0

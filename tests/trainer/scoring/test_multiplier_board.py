@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.simulated_tracks import SIGMA, Night, curve, record
-from trainer.scoring.multiplier import Board, ResultsError, compare, parse
+from trainer.scoring.multiplier import ResultsError, TrackComparison, compare_entries, parse_results
 
 
-def exact(losses: dict[str, list[float]]) -> Board:
+def exact(losses: dict[str, list[float]]) -> TrackComparison:
     """Return a board on which entries have these losses, over a ladder with noise."""
     night = Night(seed=4).ladder()
     for name, values in losses.items():
@@ -98,7 +98,7 @@ def test_a_run_whose_axis_was_voided_counts_on_the_other_axis_only() -> None:
 
 def test_an_unknown_baseline_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ResultsError, match=r"No run is of 'gtp'\. Entries: gpt, new\."):
-        compare(parse(Night().ladder().entry("new", 1.1, 1).records), "gtp")
+        compare_entries(parse_results(Night().ladder().entry("new", 1.1, 1).records), "gtp")
 
 
 def test_two_hundred_entries_are_compared_at_once() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.support.simulated_tracks import FULL, Night, curve, record
-from trainer.scoring.multiplier import ResultsError, compare, parse
+from trainer.scoring.multiplier import ResultsError, compare_entries, parse_results
 
 
 def test_two_rungs_are_joined_by_a_straight_line() -> None:
@@ -53,7 +53,7 @@ def test_a_poorly_known_slope_is_not_read() -> None:
 
 def test_a_loss_that_rises_with_compute_is_not_read() -> None:
     rising = [record("gpt", seed, at, 1 + 0.01 * at + 0.0001 * seed) for at in (0.25, 0.5, 1.0) for seed in (0, 1)]
-    board = compare(parse([*rising, record("new", 0, 1.0, 1.005)]), "gpt")
+    board = compare_entries(parse_results([*rising, record("new", 0, 1.0, 1.005)]), "gpt")
     assert board["new"].verdict == "not resolvable: the baseline's loss does not fall with compute"
     assert board["new"].cm is None
 
@@ -110,7 +110,7 @@ def test_rungs_that_leave_the_parabola_are_left_out() -> None:
 
 def test_runs_of_one_seed_at_one_rung_are_one_draw() -> None:
     night = Night().ladder().entry("new", 1.1, 2)
-    assert compare(parse(night.records * 2), "gpt").to_dict() == night.board().to_dict()
+    assert compare_entries(parse_results(night.records * 2), "gpt").to_dict() == night.board().to_dict()
 
 
 def test_a_full_budget_in_other_units_is_refused() -> None:

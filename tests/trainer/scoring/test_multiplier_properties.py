@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.simulated_tracks import LADDER, Night
-from trainer.scoring.multiplier import compare, parse
+from trainer.scoring.multiplier import compare_entries, parse_results
 
 NIGHTS = st.builds(
     lambda seed, first, second, runs: Night(seed).ladder().entry("a", first, runs).entry("b", second, 2),
@@ -25,7 +25,7 @@ few = settings(max_examples=40, deadline=None)
 @given(NIGHTS, st.floats(1e-12, 1e12))
 def test_the_unit_of_compute_changes_nothing(night: Night, unit: float) -> None:
     other = [{**record, "flops": record["flops"] * unit} for record in night.records]
-    for one, two in zip(night.board().entries, compare(parse(other), "gpt").entries, strict=True):
+    for one, two in zip(night.board().entries, compare_entries(parse_results(other), "gpt").entries, strict=True):
         assert (one.entry, one.verdict, one.tied_with) == (two.entry, two.verdict, two.tied_with)
         for before, after in ((one.cm, two.cm), (one.low, two.low), (one.high, two.high)):
             assert before == after if before is None else before == pytest.approx(after, rel=1e-8)
@@ -36,7 +36,7 @@ def test_the_unit_of_compute_changes_nothing(night: Night, unit: float) -> None:
 def test_the_order_of_the_runs_changes_no_digit(night: Night, shuffler: random.Random) -> None:
     shuffled = list(night.records)
     shuffler.shuffle(shuffled)
-    assert compare(parse(shuffled), "gpt").to_dict() == night.board().to_dict()
+    assert compare_entries(parse_results(shuffled), "gpt").to_dict() == night.board().to_dict()
 
 
 @few

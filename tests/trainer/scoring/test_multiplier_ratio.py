@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from trainer.scoring.multiplier import Board, Result, compare
+from trainer.scoring.multiplier import RunResult, TrackComparison, compare_entries
 
 
 @pytest.fixture(scope="module")
-def board() -> Board:
+def board() -> TrackComparison:
     dice = np.random.default_rng(7)
 
-    def runs(name: str, cm: float, part: float, count: int) -> list[Result]:
+    def runs(name: str, cm: float, part: float, count: int) -> list[RunResult]:
         x = math.log(part * cm)
         return [
-            Result(
+            RunResult(
                 entry=name, seed=seed, flops=1e13 * part, seconds=None,
                 bits_per_byte=2 - 0.1 * x + 0.01 * x * x + float(dice.normal(0, 0.002)),
             )
@@ -25,17 +25,19 @@ def board() -> Board:
         ]  # fmt: skip
 
     found = [run for part in (0.125, 0.25, 0.5, 1, 2) for run in runs("base", 1.0, part, 3)]
-    return compare([*found, *runs("good", 1.2, 1, 3), *runs("near", 1.19, 1, 1), *runs("bad", 0.8, 1, 3)], "base")
+    return compare_entries(
+        [*found, *runs("good", 1.2, 1, 3), *runs("near", 1.19, 1, 1), *runs("bad", 0.8, 1, 3)], "base"
+    )
 
 
-def test_it_is_what_the_one_makes_of_its_compute_over_what_the_other_does(board: Board) -> None:
+def test_it_is_what_the_one_makes_of_its_compute_over_what_the_other_does(board: TrackComparison) -> None:
     ratio = board.ratio("good", "bad")
     assert ratio
     assert ratio.cm == pytest.approx((board["good"].cm or 0) / (board["bad"].cm or 1))
     assert ratio.low < 1.5 < ratio.high
 
 
-def test_the_other_way_round_it_is_the_inverse(board: Board) -> None:
+def test_the_other_way_round_it_is_the_inverse(board: TrackComparison) -> None:
     for one, other in (("good", "bad"), ("good", "near"), ("good", "base")):
         there, back = board.ratio(one, other), board.ratio(other, one)
         assert there
@@ -43,7 +45,7 @@ def test_the_other_way_round_it_is_the_inverse(board: Board) -> None:
         assert (back.cm, back.low, back.high) == pytest.approx((1 / there.cm, 1 / there.high, 1 / there.low))
 
 
-def test_two_are_tied_where_the_interval_holds_one(board: Board) -> None:
+def test_two_are_tied_where_the_interval_holds_one(board: TrackComparison) -> None:
     names = [row.entry for row in board.entries]
     for one in names:
         for other in set(names) - {one}:
@@ -53,6 +55,6 @@ def test_two_are_tied_where_the_interval_holds_one(board: Board) -> None:
 
 
 def test_without_an_interval_there_is_none() -> None:
-    runs = [Result(entry=name, seed=1, flops=1e13, seconds=None, bits_per_byte=2.0) for name in ("base", "x")]
+    runs = [RunResult(entry=name, seed=1, flops=1e13, seconds=None, bits_per_byte=2.0) for name in ("base", "x")]
 
-    assert compare(runs, "base").ratio("x", "base") is None
+    assert compare_entries(runs, "base").ratio("x", "base") is None

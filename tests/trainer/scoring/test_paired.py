@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.cli.compare import main
-from trainer.scoring import items, paired
+from trainer.scoring import items, paired_bootstrap
 
 
 def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 1000):
@@ -18,7 +18,7 @@ def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 100
     hard, questions = dice.normal(1.0, 0.2, count), dice.random(count)
     bits = (hard + own.normal(0, 0.01, count) - quality) * size
     suite = [{"task": "piqa", "item": i, "acc": float(q < 0.5 + quality)} for i, q in enumerate(questions)]
-    items.write(path, [(float(b), size) for b in bits], suite)
+    items.write_items(path, [(float(b), size) for b in bits], suite)
     return path
 
 
@@ -35,8 +35,8 @@ def test_a_small_difference_is_resolved_though_documents_differ_far_more(tmp_pat
 
 
 def test_a_run_does_not_differ_from_itself(tmp_path):
-    lines = items.read(write(tmp_path / "a.gz", 0.1))
-    for difference in paired.compare(lines, lines):
+    lines = items.read_items(write(tmp_path / "a.gz", 0.1))
+    for difference in paired_bootstrap.compare_items(lines, lines):
         assert (difference.difference, difference.low, difference.high, difference.p) == (0, 0, 0, 1)
 
 
@@ -47,7 +47,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         weights = dice.integers(500, 2000, 60).astype(float)
         first = weights * dice.normal(1, 0.2, 60)
         second = first + weights * dice.normal(0.02, 0.05, 60)
-        found = paired.Difference.of("text", "bits", first, second, weights, seed)
+        found = paired_bootstrap.MetricDifference.of("text", "bits", first, second, weights, seed)
         hits += found.low < 0.02 < found.high
     assert 0.88 < hits / 150 <= 1
 

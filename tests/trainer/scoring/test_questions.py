@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.scoring import checks
-from trainer.scoring.windows import Window, batches, cut, padded, rounded
+from trainer.scoring import cheat_detection
+from trainer.scoring.windows import TextWindow, batch_rows, cut_windows, pad_rows, round_row_length
 
 END = 0
 
 
-def windows_of(lengths: list[int], row: int) -> list[Window]:
+def windows_of(lengths: list[int], row: int) -> list[TextWindow]:
     dice = np.random.default_rng(0)
-    return [window for i, n in enumerate(lengths) for window in cut(i, dice.integers(1, 99, n), END, row)]
+    return [window for i, n in enumerate(lengths) for window in cut_windows(i, dice.integers(1, 99, n), END, row)]
 
 
 @given(count=st.integers(1, 100), row=st.integers(1, 20))
 def test_every_token_is_predicted_once_from_what_came_before(count, row):
     tokens = np.arange(1, count + 1)
-    windows = cut(0, tokens, END, row)
+    windows = cut_windows(0, tokens, END, row)
     assert np.concatenate([window.targets for window in windows]).tolist() == tokens.tolist()
     for window in windows:
         assert len(window.inputs) == len(window.targets) <= row
@@ -39,7 +39,7 @@ def test_a_prefix_question_never_shows_what_a_later_one_asks_for(lengths, seed):
     places = np.cumsum([0] + [len(window) for window in windows])
     shown: dict[int, int] = {}
     asked = set()
-    for question in checks.prefixes(windows, random.Random(seed)):
+    for question in cheat_detection.build_prefix_probes(windows, random.Random(seed)):
         check, position = question.kept[0]
         assert check == "prefix"
         assert len(question.tokens) == position + 1
@@ -49,13 +49,15 @@ def test_a_prefix_question_never_shows_what_a_later_one_asks_for(lengths, seed):
         # A window's first token is the last target of the one before.
         shown[document] = place - 1
         asked.add(place)
-    assert len(asked) == min(checks.CUTS, sum(lengths))
+    assert len(asked) == min(cheat_detection.PREFIX_PROBES, sum(lengths))
 
 
 def test_cuts_fall_evenly_and_cannot_be_foreseen():
     windows = windows_of([400, 800], 16)
     drawn = Counter(
-        question.kept[0][1] for seed in range(40) for question in checks.prefixes(windows, random.Random(seed))
+        question.kept[0][1]
+        for seed in range(40)
+        for question in cheat_detection.build_prefix_probes(windows, random.Random(seed))
     )
     assert set(drawn) == set(range(16))
     assert max(drawn.values()) < 2 * min(drawn.values())
@@ -64,8 +66,8 @@ def test_cuts_fall_evenly_and_cannot_be_foreseen():
 @pytest.mark.parametrize("seed", range(5))
 def test_a_changed_window_keeps_what_came_before_and_nothing_after(seed):
     windows = windows_of([100, 3, 1, 60], 16)
-    questions = list(checks.changed(windows, 99, random.Random(seed)))
-    assert len(questions) == min(checks.CHANGES, sum(len(window) > 1 for window in windows))
+    questions = list(cheat_detection.build_causality_probes(windows, 99, random.Random(seed)))
+    assert len(questions) == min(cheat_detection.CAUSALITY_PROBES, sum(len(window) > 1 for window in windows))
     for question in questions:
         inputs = windows[question.window].inputs
         (check, position), *before = question.kept
@@ -77,7 +79,7 @@ def test_a_changed_window_keeps_what_came_before_and_nothing_after(seed):
 
 @given(sizes=st.lists(st.sampled_from([4, 8, 12, 32]), min_size=1, max_size=60), seed=st.integers(0, 99))
 def test_batches_hold_every_row_once_and_fit(sizes, seed):
-    groups = list(batches(sizes, 64, random.Random(seed)))
+    groups = list(batch_rows(sizes, 64, random.Random(seed)))
     assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
     for group in groups:
         assert len({sizes[i] for i in group}) == 1
@@ -87,10 +89,10 @@ def test_batches_hold_every_row_once_and_fit(sizes, seed):
 @given(count=st.integers(1, 300), length=st.integers(1, 300))
 def test_rows_have_one_of_eight_sizes(count, length):
     if count <= length:
-        assert count <= rounded(count, length) <= length
-        assert len({rounded(n, length) for n in range(1, length + 1)}) <= 8
+        assert count <= round_row_length(count, length) <= length
+        assert len({round_row_length(n, length) for n in range(1, length + 1)}) <= 8
 
 
 def test_rows_are_filled_up_on_the_right():
-    block = padded([np.array([5, 6]), np.array([7])], 3, END)
+    block = pad_rows([np.array([5, 6]), np.array([7])], 3, END)
     assert block.tolist() == [[5, 6, END], [7, END, END]]

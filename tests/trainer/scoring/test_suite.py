@@ -16,11 +16,11 @@ from tests.support.paths import DATA
 from tests.support.scoring_models import needs_sandbox, words, write_run
 from trainer.data.tokenizer import Tokenizer
 from trainer.sandbox import driver
-from trainer.scoring import items, suite
-from trainer.scoring.benchmarks import DoorModel
-from trainer.scoring.door import Door
-from trainer.scoring.logits import predictions
-from trainer.scoring.runs import Run
+from trainer.scoring import benchmark_suite, items
+from trainer.scoring.lm_eval_model import LmEvalModel
+from trainer.scoring.logits import score_targets
+from trainer.scoring.model_client import ModelProcessClient
+from trainer.scoring.run_folder import RunFolder
 
 pytestmark = [needs_sandbox, pytest.mark.timeout(300)]
 
@@ -44,7 +44,7 @@ def write_data(folder: Path) -> Path:
         for i in range(ITEMS)
     ]
     rows = {
-        **{member.file: blimp for member in suite.SUITE["blimp"]},
+        **{member.file: blimp for member in benchmark_suite.SUITE["blimp"]},
         "hellaswag/validation.jsonl.gz": hellaswag,
         "lambada_openai/test.jsonl.gz": [{"text": sentence} for sentence in sentences],
     }
@@ -60,7 +60,7 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.Com
     """In a process of its own, as always: lm-eval's libraries warn and leave threads behind."""
     text = run / "text.txt"
     text.write_text(words(1, 200))
-    command = [sys.executable, "-m", "trainer.scoring", str(run), "--corpus", f"files:{text}", "--json"]
+    command = [sys.executable, "-m", "trainer.cli", "score", str(run), "--corpus", f"files:{text}", "--json"]
     command += [
         "--items",
         str(run / "items.jsonl.gz"),
@@ -89,8 +89,8 @@ def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
         + (record["suite"]["hellaswag"]["acc_norm"][0] - 0.25) / 0.75 / 2
     )
     assert error > 0
-    kept = items.read(run / "items.jsonl.gz")
-    assert len(kept) == 1 + ITEMS * (1 + len(suite.PARADIGMS))
+    kept = items.read_items(run / "items.jsonl.gz")
+    assert len(kept) == 1 + ITEMS * (1 + len(benchmark_suite.PARADIGMS))
     blimp = [line["acc"] for (task, _, _), line in kept.items() if task == "blimp"]
     assert np.mean(blimp) == pytest.approx(record["suite"]["blimp"]["acc"][0])
     assert all(len(line["log_likelihoods"]) == 4 for (task, _, _), line in kept.items() if task == "hellaswag")
@@ -103,10 +103,10 @@ def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
 
 def test_log_likelihoods_are_those_of_the_logits(tmp_path):
     folder = write_run(tmp_path / "run")
-    run, tokenizer = Run.open(folder), Tokenizer.load(folder / "tokenizer.json")
-    with Door(run, driver("bubblewrap"), model_source=folder / "source") as door:
+    run, tokenizer = RunFolder.open(folder), Tokenizer.load(folder / "tokenizer.json")
+    with ModelProcessClient(run, driver("bubblewrap"), model_source=folder / "source") as door:
         door.wait()
-        model = DoorModel(door, tokenizer, lambda stage, done: None)
+        model = LmEvalModel(door, tokenizer, lambda stage, done: None)
         pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]
         found = model.loglikelihood([Request(pair) for pair in pairs])
         for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
@@ -114,7 +114,7 @@ def test_log_likelihoods_are_those_of_the_logits(tmp_path):
             tail = min(len(whole) - len(start), run.sequence_length)
             row = np.array(whole[-run.sequence_length - 1 :])
             logits = door.ask(row[None, :-1])[0, -tail:]
-            exact = predictions(logits, row[-tail:])
+            exact = score_targets(logits, row[-tail:])
             assert value == pytest.approx(exact.log_probabilities.sum(), abs=1e-4)
             assert greedy == exact.greedy.all()
         rolled = model.loglikelihood_rolling([Request((words(3, 60),))])
@@ -135,23 +135,26 @@ def test_real_benchmarks_are_read_from_local_files(tmp_path):
     data = DATA / "eval"
     if not data.is_dir():
         pytest.skip(f"the benchmarks' files are not at {data} (DAILYTRAIN_DATA)")
-    done = score_suite(write_run(tmp_path / "run"), data, ",".join(suite.SUITE), 2)
+    done = score_suite(write_run(tmp_path / "run"), data, ",".join(benchmark_suite.SUITE), 2)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["suite_missing"] == []
-    assert set(record["suite"]) == {*suite.SUITE, "average"}
+    assert set(record["suite"]) == {*benchmark_suite.SUITE, "average"}
     assert set(record["suite"]["lambada_openai"]) == {"perplexity", "acc"}
 
 
 def test_the_average_takes_off_what_guessing_is_worth():
     found = {"copa": {"acc": (0.75, 0.02)}, "lambada_openai": {"acc": (0.1, 0.01), "perplexity": (90.0, 3.0)}}
-    value, error = suite.overall(found)
+    value, error = benchmark_suite.average_normalized_scores(found)
     assert value == pytest.approx((0.5 + 0.1) / 2)
     assert error == pytest.approx((0.04**2 + 0.01**2) ** 0.5 / 2)
-    assert suite.overall({}) is None
+    assert benchmark_suite.average_normalized_scores({}) is None
 
 
 def test_from_the_hub_the_same_tasks_are_asked_for_by_name():
-    assert suite.split_by_data(list(suite.SUITE), suite.HUB) == (list(suite.SUITE), [])
-    assert [member.config(suite.HUB) for member in suite.SUITE["copa"]] == ["copa"]
-    assert suite.SUITE.keys() == suite.HEADLINE.keys()
+    assert benchmark_suite.split_by_available_data(list(benchmark_suite.SUITE), benchmark_suite.HUB) == (
+        list(benchmark_suite.SUITE),
+        [],
+    )
+    assert [member.config(benchmark_suite.HUB) for member in benchmark_suite.SUITE["copa"]] == ["copa"]
+    assert benchmark_suite.SUITE.keys() == benchmark_suite.HEADLINE.keys()

@@ -17,8 +17,8 @@ import trainer
 from trainer.cli import smoke as command
 from trainer.models import ARCHITECTURES
 from trainer.sandbox import driver
-from trainer.smoke import findings, inside
-from trainer.smoke.findings import Asked, Check
+from trainer.smoke import child, findings
+from trainer.smoke.findings import SmokeCheck, SmokeLimits
 
 SOUND = '''"""An idea."""
 
@@ -64,7 +64,7 @@ def recipe(config):
 '''
 PEEKS = ("        return x\n", "        return x + torch.cat((x[:, 1:], 0 * x[:, :1]), 1)\n")
 NAME = "smoked_idea"
-Smoke = Callable[..., tuple[list[Check], dict[str, Any]]]
+Smoke = Callable[..., tuple[list[SmokeCheck], dict[str, Any]]]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     def look(
         *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **asked: Any
-    ) -> tuple[list[Check], Any]:
+    ) -> tuple[list[SmokeCheck], Any]:
         text = SOUND
         for old, new in changes:
             assert old in text
@@ -86,9 +86,9 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
         importlib.invalidate_caches()
         out.mkdir()
         flags = ["--preset", "cpu-ladder", "--arch", arch, "--small-dataset", str(dataset_folder), "--out", str(out)]
-        inside.main([*flags, "--steps", "40", "--seconds", str(seconds)])
+        child.main([*flags, "--steps", "40", "--seconds", str(seconds)])
         told = json.loads((out / "smoke.json").read_text())
-        return findings.decided(told, command.losses(out), Asked(arch, 40, seconds, **asked)), told
+        return findings.decide_checks(told, command.losses(out), SmokeLimits(arch, 40, seconds, **asked)), told
 
     yield look
     sys.modules.pop(NAME, None)
@@ -179,7 +179,9 @@ def test_what_no_track_can_pay_for_is_told(smoke: Smoke) -> None:
     checks, told = smoke(memory_bytes=1e6)
     assert checks[-1].text.startswith("Too many parameters for the track: weights, gradients and optimizer alone take")
     told |= {"budget": "24h", "flops_per_token": 1e15}
-    (_, fits) = findings.decided(told | {"stage": "trains", "steps": None}, [], Asked(NAME, 40, 100, peak=1e15))
+    (_, fits) = findings.decide_checks(
+        told | {"stage": "trains", "steps": None}, [], SmokeLimits(NAME, 40, 100, peak=1e15)
+    )
     assert fits.text.startswith("Too many FLOPs a token for the track: at 1e+15 its budget of 24h pays for 42 steps of")
 
 
@@ -208,15 +210,15 @@ def test_what_is_no_mistake_is_a_hint(smoke: Smoke) -> None:
     ],
 )
 def test_a_process_that_was_ended_is_told_too(exceeded: str | None, code: int, sentence: str) -> None:
-    found = findings.ended("trains", exceeded, code)
+    found = findings.explain_kill("trains", exceeded, code)
     assert found is not None
     assert found.text.startswith(sentence)
-    assert findings.ended("trains", None, 1) is None, "that was this machine"
+    assert findings.explain_kill("trains", None, 1) is None, "that was this machine"
 
 
 def test_what_the_sandbox_tells_is_not_believed() -> None:
     told = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
-    checks = findings.decided(told, [], Asked("x", 10, 10))
+    checks = findings.decide_checks(told, [], SmokeLimits("x", 10, 10))
     assert [check.passed for check in checks] == [True, True, False]
     assert command.record({"parameters": {"total": float("inf")}}, checks, [], "none", 1.0)["parameters"] is None
 

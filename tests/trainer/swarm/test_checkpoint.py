@@ -13,7 +13,7 @@ from tests.support.swarm_chain import all_stages, chained, tiny
 from trainer.checkpoint.store import CheckpointError, load_model
 from trainer.cli import sample
 from trainer.data.dataset import Dataset
-from trainer.scoring.runs import Run
+from trainer.scoring.run_folder import RunFolder
 from trainer.swarm import checkpoint
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
@@ -104,7 +104,7 @@ def test_it_becomes_a_run_that_the_other_commands_read(
         state = checkpoint.read_stage(run, config, stage, 6)
         for name, tensor in model.named_parameters():
             assert torch.equal(tensor, state.get(f"weight.{name}", tensor))
-    opened = Run.open(run)
+    opened = RunFolder.open(run)
     assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
     assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
     assert opened.train_seconds == 1.5

@@ -15,16 +15,16 @@ from safetensors.torch import save_file
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
 from trainer.optim import muon
-from trainer.scoring.compare_replay import FAR, Comparison, compare
+from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
 from trainer.training.replay import command
 
 
 @pytest.fixture
-def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., Comparison]:
+def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayComparison]:
     """Replay the stretch between two checkpoints of a run (None: the first weights) and compare."""
 
-    def again(start: Path | None, claimed: Path, budget: str, *flags: str) -> Comparison:
+    def again(start: Path | None, claimed: Path, budget: str, *flags: str) -> ReplayComparison:
         out = tmp_path / "again"
         if start:
             shutil.copytree(start, out / "checkpoints" / start.name)
@@ -35,7 +35,7 @@ def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., Comparison]:
         words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
         assert command(["--until", str(step), "--told", str(told), *words]) == 0
         folders = (start or store.path(out, 0), claimed, store.path(out, step))
-        return compare(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
+        return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 
     return again
 
@@ -46,28 +46,28 @@ def middle(run: Path) -> tuple[Path, Path]:
 
 
 def test_from_the_first_weights_it_is_the_same_to_the_last_bit(
-    train: Callable[..., int], replayed: Callable[..., Comparison], tmp_path: Path
+    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     first, _ = middle(run)
-    assert replayed(None, first, "20steps") == Comparison(exact=True, deviation=0.0)
+    assert replayed(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_between_checkpoints_of_a_budget_in_seconds_it_is_the_same_too(
-    train: Callable[..., int], replayed: Callable[..., Comparison], tmp_path: Path
+    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     """The schedule follows what each step was charged, which the checkpoint remembers."""
     run = tmp_path / "run"
     train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
     first, second = middle(run)
     assert len(json.loads((second / "state.json").read_text())["clock"]) == store.step_of(second)
-    assert replayed(first, second, "1s") == Comparison(exact=True, deviation=0.0)
+    assert replayed(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_what_the_machine_decided_is_told_to_the_replay(
     train: Callable[..., int],
-    replayed: Callable[..., Comparison],
+    replayed: Callable[..., ReplayComparison],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,11 +76,11 @@ def test_what_the_machine_decided_is_told_to_the_replay(
     monkeypatch.setattr(muon, "units", lambda device: "bf16")
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     monkeypatch.setattr(muon, "units", lambda device: "fp32")
-    assert replayed(*middle(run), "20steps") == Comparison(exact=True, deviation=0.0)
+    assert replayed(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_weights_that_were_trained_on_something_else_are_far_away(
-    train: Callable[..., int], replayed: Callable[..., Comparison], tmp_path: Path
+    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     for name, seed in (("run", 1), ("other", 2)):
         train(tmp_path / name, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9", "--seed", seed)
@@ -96,22 +96,22 @@ def test_the_distance_is_that_of_the_stretch(tmp_path: Path) -> None:
     for name, value in ends.items():
         save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, tmp_path / name)
     start, claimed, again = (tmp_path / name for name in ends)
-    assert compare(start, claimed, again) == Comparison(exact=False, deviation=0.25)
+    assert compare_weights(start, claimed, again) == ReplayComparison(exact=False, deviation=0.25)
 
 
 def test_false_first_weights_cannot_make_the_stretch_long(tmp_path: Path) -> None:
     for name, value in {"start": 1e6, "claimed": 2.0, "replayed": 3.0}.items():
         save_file({"a": torch.full((4,), value)}, tmp_path / name)
     start, claimed, again = (tmp_path / name for name in ("start", "claimed", "replayed"))
-    assert compare(start, claimed, again).deviation < 1e-5
-    assert compare(start, claimed, again, start_is_replayed=True).deviation == 0.5
+    assert compare_weights(start, claimed, again).deviation < 1e-5
+    assert compare_weights(start, claimed, again, start_is_replayed=True).deviation == 0.5
 
 
 @pytest.mark.parametrize("amiss", [{"a": torch.zeros(3)}, {"b": torch.zeros(4)}, {"a": torch.full((4,), torch.nan)}])
 def test_other_names_shapes_or_no_numbers_are_far_away(amiss: dict[str, torch.Tensor], tmp_path: Path) -> None:
     for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "replayed": amiss}.items():
         save_file(tensors, tmp_path / name)
-    assert compare(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == FAR
+    assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == MAX_DEVIATION
 
 
 def test_a_file_that_is_none_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.cli.try_idea import main
 from trainer.models import UnknownArchitectureError
-from trainer.scoring.multiplier import compare, parse
+from trainer.scoring.multiplier import compare_entries, parse_results
 from trainer.trials import plot
 from trainer.trials.plan import Entry, Plan, PlanError, plan
 from trainer.trials.trial_runner import SCORE, TrialError, Workshop, result
@@ -90,8 +90,8 @@ def test_finished_runs_are_not_made_again_and_the_verdict_is_printed(
 def test_a_picture_in_characters_has_the_runs_in_their_places(tmp_path: Path) -> None:
     made = laid(tmp_path, rungs=(0.25, 0.5, 1.0))
     pretend(made)
-    results = parse([result(trial) for trial in made.trials])
-    drawn = plot.text(plot.Frame.of(compare(results, "gpt"), results)).splitlines()
+    results = parse_results([result(trial) for trial in made.trials])
+    drawn = plot.text(plot.Frame.of(compare_entries(results, "gpt"), results)).splitlines()
     assert "o" in drawn[0]  # the smallest rung has the largest loss
     assert drawn[-1].rstrip().endswith("x")  # the idea has the least loss, at the full budget
 

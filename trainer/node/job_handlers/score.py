@@ -52,7 +52,7 @@ def lay_out(job: Job, order: ScoreOrder, data: Path) -> None:
 
 
 def command(job: Job, order: ScoreOrder, data: Path) -> list[str]:
-    words = [*PYTHON, "-m", "trainer.scoring", str(job.workspace.run), "--dataset", str(data), "--json", "--job"]
+    words = [*PYTHON, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(data), "--json", "--job"]
     words += ["--sandbox", job.place.sandbox.name, "--model-source", str(job.workspace.source)]
     words += ["--items", str(job.workspace.out / FILES[0])]
     if order.suite:

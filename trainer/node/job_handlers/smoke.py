@@ -1,4 +1,4 @@
-"""A smoke run: the site's own `trainer.smoke`, from the pure release. It starts the entry's code in the sandbox."""
+"""A smoke run: the site's own `dailytrain smoke`, from the pure release. It starts the entry's code in the sandbox."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def run(job: Job) -> Outcome:
 def command(job: Job, order: SmokeOrder) -> list[str]:
     """The dataset is made anew each time: a second, and nothing of it stays."""
     work = job.workspace
-    words = [*PYTHON, "-m", "trainer.smoke", sanitize_line(order.config.get("arch")) or "?", "--job", "--json"]
+    architecture = sanitize_line(order.config.get("arch")) or "?"
+    words = [*PYTHON, "-m", "trainer.cli", "smoke", architecture, "--job", "--json"]
     words += ["--config", str(work.config), "--tokenizer", order.tokenizer]
     words += ["--sandbox", sandbox(job), "--model-source", str(work.source), "--data", str(work.scratch / "data")]
     words += ["--memory-bytes", str(order.memory_bytes)] if order.memory_bytes else []

@@ -6,40 +6,40 @@ checked. numpy and scipy only: the site imports this.
 
 from __future__ import annotations
 
-from trainer.scoring.multiplier.board import (
-    Board,
-    BoardDict,
-    Estimate,
-    EstimateDict,
+from trainer.scoring.multiplier.comparison import (
+    EntryMultiplier,
+    EntryMultiplierDict,
     LadderDict,
-    Ratio,
-    Verdict,
-    compare,
+    MultiplierRatio,
+    MultiplierVerdict,
+    TrackComparison,
+    TrackComparisonDict,
+    compare_entries,
 )
+from trainer.scoring.multiplier.estimates import MultiplierEstimates, estimate_multipliers
 from trainer.scoring.multiplier.ladder import Ladder
-from trainer.scoring.multiplier.reading import Reading, read
-from trainer.scoring.multiplier.records import Challenge, Standing, challenge
-from trainer.scoring.multiplier.results import AXES, Axis, Result, ResultsError, load, parse
+from trainer.scoring.multiplier.records import RecordCandidate, RecordTest, run_record_test
+from trainer.scoring.multiplier.results import AXES, Axis, ResultsError, RunResult, load_results, parse_results
 
 __all__ = [
     "AXES",
     "Axis",
-    "Board",
-    "BoardDict",
-    "Challenge",
-    "Estimate",
-    "EstimateDict",
+    "EntryMultiplier",
+    "EntryMultiplierDict",
     "Ladder",
     "LadderDict",
-    "Ratio",
-    "Reading",
-    "Result",
+    "MultiplierEstimates",
+    "MultiplierRatio",
+    "MultiplierVerdict",
+    "RecordCandidate",
+    "RecordTest",
     "ResultsError",
-    "Standing",
-    "Verdict",
-    "challenge",
-    "compare",
-    "load",
-    "parse",
-    "read",
+    "RunResult",
+    "TrackComparison",
+    "TrackComparisonDict",
+    "compare_entries",
+    "estimate_multipliers",
+    "load_results",
+    "parse_results",
+    "run_record_test",
 ]

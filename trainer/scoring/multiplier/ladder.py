@@ -32,11 +32,11 @@ MISFIT_LEVEL = 0.20
 """All rungs and the nearest three may disagree by chance this often before the outer rungs are left out. Generous: to
 leave them out for nothing costs a little precision, to keep them wrongly costs the truth of the interval."""
 
-FURTHEST = 50.0
+MAX_ABS_X = 50.0
 """Beyond e^50 times the full budget, a crossing is an accident of an almost flat curve."""
 
 
-def rungs(compute: Array) -> npt.NDArray[np.intp]:
+def assign_rungs(compute: Array) -> npt.NDArray[np.intp]:
     """Return for each compute [n] the number of its rung, counted from the smallest."""
     order = np.argsort(compute, kind="stable")
     steps = np.diff(np.log(compute[order])) > np.log(RUNG_GAP)
@@ -71,10 +71,10 @@ class Ladder:
     @classmethod
     def fit(cls, compute: Array, loss: Array, full: float) -> Ladder:
         """Fit `loss` [..., n] at `compute` [n]."""
-        x, labels = np.log(compute) - np.log(full), rungs(compute)
+        x, labels = np.log(compute) - np.log(full), assign_rungs(compute)
         count = int(labels.max()) + 1
         degree, shape = min(DEGREE, count - 1), loss.shape[:-1]
-        coefficients, inverse = parabola(x, loss, degree)
+        coefficients, inverse = fit_parabola(x, loss, degree)
         wide = cls(
             full=full,
             runs=len(x),
@@ -83,7 +83,7 @@ class Ladder:
             inverse=inverse,
             lowest=np.full(shape, x.min()),
             highest=np.full(shape, x.max()),
-            sigma=pooled(loss - coefficients @ powers(x).T, labels, count),
+            sigma=pooled_deviation(loss - coefficients @ monomials(x).T, labels, count),
             freedom=len(x) - count,
             narrowed=np.zeros(shape, dtype=np.bool_),
         )
@@ -91,8 +91,8 @@ class Ladder:
 
     def narrow(self, x: Array, labels: npt.NDArray[np.intp], loss: Array) -> Ladder:
         """Fit only the three rungs nearest the full budget; sigma stays, since all rungs tell it."""
-        near = nearest(x, labels, DEGREE + 1)
-        coefficients, inverse = parabola(x[near], loss[..., near], self.degree)
+        near = select_nearest_rungs(x, labels, DEGREE + 1)
+        coefficients, inverse = fit_parabola(x[near], loss[..., near], self.degree)
         return replace(
             self,
             coefficients=coefficients,
@@ -134,7 +134,7 @@ class Ladder:
 
     def leverage(self, x: Array) -> Array:
         """g' (X'X)^-1 g with g = (1, x, x^2): variance of the curve at x, in units of sigma^2."""
-        return self.quadratic(powers(x))
+        return self.quadratic(monomials(x))
 
     def slope_doubt(self, x: Array) -> Array:
         """Coefficient of variation of the slope at x. NaN where sigma is unknown."""
@@ -165,7 +165,7 @@ class Ladder:
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = -np.sqrt(b1 * b1 - 4 * b2 * (b0 - loss))  # of the curve at the crossing
             x = np.where(b1 <= 0, 2 * (b0 - loss) / (-b1 - slope), (slope - b1) / (2 * b2))
-        return np.where((np.abs(x) < FURTHEST) & (slope < 0) & self.falls, x, np.nan)
+        return np.where((np.abs(x) < MAX_ABS_X) & (slope < 0) & self.falls, x, np.nan)
 
     def inside(self, x: Array) -> npt.NDArray[np.bool_]:
         """Whether x lies between the first rung and the last; a curve is an extrapolation elsewhere."""
@@ -176,14 +176,14 @@ class Ladder:
         return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
 
 
-def powers(x: Array) -> Array:
+def monomials(x: Array) -> Array:
     """g = (1, x, x^2) for each x: how the curve at x changes with its coefficients. [...] to [..., 3]."""
     return np.stack([np.ones_like(x), x, x * x], axis=-1)
 
 
-def parabola(x: Array, loss: Array, degree: int) -> tuple[Array, Array]:
+def fit_parabola(x: Array, loss: Array, degree: int) -> tuple[Array, Array]:
     """Return least-squares coefficients [..., 3] of `loss` [..., n] at `x` [n], and (X'X)^-1; zero above `degree`."""
-    q, r = np.linalg.qr(powers(x)[:, : degree + 1])
+    q, r = np.linalg.qr(monomials(x)[:, : degree + 1])
     root = np.linalg.inv(r)
     coefficients, inverse = np.zeros((*loss.shape[:-1], DEGREE + 1)), np.zeros((DEGREE + 1, DEGREE + 1))
     coefficients[..., : degree + 1] = loss @ (root @ q.T).T
@@ -191,14 +191,14 @@ def parabola(x: Array, loss: Array, degree: int) -> tuple[Array, Array]:
     return coefficients, inverse
 
 
-def nearest(x: Array, labels: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.bool_]:
+def select_nearest_rungs(x: Array, labels: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.bool_]:
     """Return which runs [n] are of the `count` rungs nearest x = 0, the larger compute first where two are as near."""
     means = {int(label): float(x[labels == label].mean()) for label in np.unique(labels)}
     chosen = sorted(means, key=lambda label: (round(abs(means[label]), 6), -means[label]))[:count]
     return np.isin(labels, chosen)
 
 
-def pooled(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
+def pooled_deviation(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
     """Standard deviation within rungs of `residual` [..., n]; NaN where no rung has two runs."""
     freedom = len(labels) - count
     if not freedom:

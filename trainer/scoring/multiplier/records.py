@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.scoring.multiplier.ladder import Array, Ladder, powers
-from trainer.scoring.multiplier.reading import SLOPE_DOUBT, read
+from trainer.scoring.multiplier.estimates import MAX_SLOPE_VARIATION, estimate_multipliers
+from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
 
 LEVEL = 0.9995
 """One-sided level of both conditions. At 99.9 % a perfect copy of the record would break it once in 1,000 times
@@ -21,7 +21,7 @@ exactly; the promise is fewer than that, so the rule asks for the two-sided 99.9
 
 
 @dataclass(frozen=True)
-class Standing:
+class RecordCandidate:
     """An entry's mean loss over its runs at one compute; the loss may have an axis of simulated nights."""
 
     loss: Array
@@ -30,7 +30,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Challenge:
+class RecordTest:
     """Both conditions of a record."""
 
     bound: Array
@@ -56,18 +56,20 @@ class Challenge:
         return self.clears_baseline & self.clears_record
 
 
-def challenge(ladder: Ladder, new: Standing, record: Standing | None, level: float = LEVEL) -> Challenge:
+def run_record_test(
+    ladder: Ladder, new: RecordCandidate, record: RecordCandidate | None, level: float = LEVEL
+) -> RecordTest:
     """Judge `new` against the baseline and the record.
 
     Unknown noise, a loss off the curve or a poorly known slope win nothing: the comparisons with NaN fail.
     """
-    reading = read(ladder, new.loss, new.compute, new.runs)
-    bound = np.where(reading.doubt <= SLOPE_DOUBT, reading.lower_bound(ladder, level), np.nan)
-    statistic = None if record is None else record_statistic(ladder, new, record)
-    return Challenge(bound, statistic, ladder.quantile(level))
+    reading = estimate_multipliers(ladder, new.loss, new.compute, new.runs)
+    bound = np.where(reading.doubt <= MAX_SLOPE_VARIATION, reading.lower_bound(ladder, level), np.nan)
+    statistic = None if record is None else compute_record_statistic(ladder, new, record)
+    return RecordTest(bound, statistic, ladder.quantile(level))
 
 
-def record_statistic(ladder: Ladder, new: Standing, record: Standing) -> Array:
+def compute_record_statistic(ladder: Ladder, new: RecordCandidate, record: RecordCandidate) -> Array:
     """t = (L_rec - L_new + s ln(C_rec / C_new)) / (sigma sqrt(1/n_new + 1/n_rec)).
 
     s is the baseline's fall in loss for each e-fold of compute, taken as the secant from where the record stands to
@@ -78,7 +80,7 @@ def record_statistic(ladder: Ladder, new: Standing, record: Standing) -> Array:
     x = ladder.crossing(record.loss)
     equal = x + math.log(new.compute / record.compute)
     carried = ladder.slope_at(equal) / ladder.slope_at(x)  # what an error in L_rec becomes over there
-    gradient = powers(equal) - carried[..., None] * powers(x)
+    gradient = monomials(equal) - carried[..., None] * monomials(x)
     gain = ladder.loss_at(equal) - new.loss
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = 1 / new.runs + carried**2 / record.runs + ladder.quadratic(gradient)

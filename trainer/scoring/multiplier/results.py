@@ -15,8 +15,8 @@ from typing import Literal, cast
 
 Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
-MOST_COMPUTE = 1e300
-MOST_BITS = 1e6
+MAX_COMPUTE = 1e300
+MAX_BITS_PER_BYTE = 1e6
 """Far above any real loss (8 bits per byte is a uniform guess): what lies beyond is a mistake."""
 
 FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
@@ -27,7 +27,7 @@ class ResultsError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RunResult:
     """One finished run and its score on the test split."""
 
     entry: str
@@ -43,7 +43,7 @@ class Result:
         return self.flops if axis == "flops" else self.seconds
 
 
-def load(path: Path) -> list[Result]:
+def load_results(path: Path) -> list[RunResult]:
     """Read a JSON file: a list of results, or an object whose `runs` is that list. Raises `ResultsError`."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -53,12 +53,12 @@ def load(path: Path) -> list[Result]:
         detail = "the file is empty" if path.stat().st_size == 0 else " ".join(str(error).split())
         raise ResultsError(f"{path} is not JSON: {detail}.") from error
     try:
-        return parse(document)
+        return parse_results(document)
     except ResultsError as error:
         raise ResultsError(f"{path}: {error}") from error
 
 
-def parse(document: object) -> list[Result]:
+def parse_results(document: object) -> list[RunResult]:
     """Check plain JSON values and return them as results. Raises `ResultsError` with one line."""
     if isinstance(document, Mapping):
         document = document.get("runs")
@@ -66,10 +66,10 @@ def parse(document: object) -> list[Result]:
         raise ResultsError('Expected a list of runs, or an object with a list under "runs".')
     if not document:
         raise ResultsError("There are no runs in it.")
-    return [result(record, number) for number, record in enumerate(document, start=1)]
+    return [parse_result(record, number) for number, record in enumerate(document, start=1)]
 
 
-def result(record: object, number: int) -> Result:
+def parse_result(record: object, number: int) -> RunResult:
     if not isinstance(record, Mapping):
         raise ResultsError(f"Run {number} is not an object.")
     missing = [field for field in FIELDS if field not in record]
@@ -77,19 +77,21 @@ def result(record: object, number: int) -> Result:
         raise ResultsError(f"Run {number} has no {', '.join(missing)}.")
     entry, seed = record["entry"], record["seed"]
     if not isinstance(entry, str) or not entry.strip():
-        raise ResultsError(f"Run {number}: entry must be a name, not {shown(entry)}.")
+        raise ResultsError(f"Run {number}: entry must be a name, not {format_value(entry)}.")
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ResultsError(f"Run {number}: seed must be a whole number, not {shown(seed)}.")
-    return Result(
+        raise ResultsError(f"Run {number}: seed must be a whole number, not {format_value(seed)}.")
+    return RunResult(
         entry=entry,
         seed=seed,
-        flops=None if record["flops"] is None else positive(record["flops"], "flops", number, MOST_COMPUTE),
-        seconds=None if record["seconds"] is None else positive(record["seconds"], "seconds", number, MOST_COMPUTE),
-        bits_per_byte=positive(record["bits_per_byte"], "bits_per_byte", number, MOST_BITS),
+        flops=None if record["flops"] is None else parse_positive(record["flops"], "flops", number, MAX_COMPUTE),
+        seconds=None
+        if record["seconds"] is None
+        else parse_positive(record["seconds"], "seconds", number, MAX_COMPUTE),
+        bits_per_byte=parse_positive(record["bits_per_byte"], "bits_per_byte", number, MAX_BITS_PER_BYTE),
     )
 
 
-def positive(value: object, field: str, number: int, most: float) -> float:
+def parse_positive(value: object, field: str, number: int, most: float) -> float:
     """Return the value as a float above 0 and up to `most`. Raises `ResultsError`."""
     try:
         parsed = (
@@ -98,11 +100,13 @@ def positive(value: object, field: str, number: int, most: float) -> float:
     except OverflowError:
         parsed = math.inf
     if not 0 < parsed <= most:
-        raise ResultsError(f"Run {number}: {field} must be a number above 0 and up to {most:g}, not {shown(value)}.")
+        raise ResultsError(
+            f"Run {number}: {field} must be a number above 0 and up to {most:g}, not {format_value(value)}."
+        )
     return parsed
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value of unknown size and kind for a message of one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.scoring.multiplier.ladder import Array, rungs
-from trainer.scoring.multiplier.results import Axis, Result
+from trainer.scoring.multiplier.ladder import Array, assign_rungs
+from trainer.scoring.multiplier.results import Axis, RunResult
 
 
 @dataclass(frozen=True)
-class Sample:
+class RungSample:
     """An entry's runs at one rung, one for each seed."""
 
     compute: Array
@@ -31,7 +31,7 @@ class Sample:
         return math.fsum(self.loss) / len(self.loss)
 
 
-def by_rung(results: Sequence[Result], axis: Axis) -> list[Sample]:
+def group_by_rung(results: Sequence[RunResult], axis: Axis) -> list[RungSample]:
     """Return one entry's runs by rung, smallest first; runs of one seed at one rung are one draw, and averaged.
 
     Sorted, so that the order of the results changes no digit.
@@ -41,28 +41,28 @@ def by_rung(results: Sequence[Result], axis: Axis) -> list[Sample]:
     )
     if not runs:
         return []
-    labels = rungs(np.array([compute for compute, _, _ in runs]))
+    labels = assign_rungs(np.array([compute for compute, _, _ in runs]))
     found = []
     for label in range(labels.max() + 1):
         here = [run for run, of in zip(runs, labels, strict=True) if of == label]
-        draws = [repeats([run for run in here if run[1] == seed]) for seed in sorted({run[1] for run in here})]
+        draws = [average_repeats([run for run in here if run[1] == seed]) for seed in sorted({run[1] for run in here})]
         draws.sort()
-        found.append(Sample(np.array([compute for compute, _ in draws]), np.array([loss for _, loss in draws])))
+        found.append(RungSample(np.array([compute for compute, _ in draws]), np.array([loss for _, loss in draws])))
     return found
 
 
-def repeats(runs: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
+def average_repeats(runs: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
     """Return compute and loss of runs with one seed at one rung."""
     if len(runs) == 1:
         return runs[0][0], runs[0][2]
-    sample = Sample(np.array([run[0] for run in runs]), np.array([run[2] for run in runs]))
+    sample = RungSample(np.array([run[0] for run in runs]), np.array([run[2] for run in runs]))
     return sample.mean_compute, sample.mean_loss
 
 
-def most_runs(samples: Sequence[Sample]) -> float:
+def find_most_repeated_compute(samples: Sequence[RungSample]) -> float:
     return max(samples, key=lambda sample: (len(sample.loss), sample.mean_compute)).mean_compute
 
 
-def nearest(samples: Sequence[Sample], full: float) -> Sample:
+def find_nearest_rung(samples: Sequence[RungSample], full: float) -> RungSample:
     """Return the rung nearest the full budget, since gains shrink with scale; the larger of two that are as near."""
     return min(samples, key=lambda sample: (round(abs(math.log(sample.mean_compute / full)), 6), -sample.mean_compute))

@@ -21,14 +21,14 @@ from tests.support.tiny import TINY
 from trainer.accounting import plausibility
 from trainer.models import ARCHITECTURES
 from trainer.sandbox import Box, Limits, Mount, driver
-from trainer.scoring import bundle_scan, verdicts
-from trainer.scoring.examine import Examination, examine
+from trainer.scoring import bundle_scan, misbehavior
+from trainer.scoring.scorer import ModelScore, score_model
 from trainer.training import entry_integrity
 
 # --- caught by the scorer ---------------------------------------------------------------------------------------------
 
 
-def scored(name: str, folder: Path) -> Examination:
+def scored(name: str, folder: Path) -> ModelScore:
     """Examine two fresh copies of a cheat, as the two processes would have them."""
     run = written_run(folder)
     cheat = importlib.import_module(name)
@@ -38,17 +38,17 @@ def scored(name: str, folder: Path) -> Examination:
         doors.append(Nearby(run, cheat.Model(cheat.Config(run.vocabulary_size, run.sequence_length)).eval()))
     tokenizer, texts = held_out(run.folder)
     lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
-    return examine(*doors, texts, lengths, end, lambda stage, done: None, random.Random(2))
+    return score_model(*doors, texts, lengths, end, lambda stage, done: None, random.Random(2))
 
 
 WHILE_SCORED = {
-    "peeks": verdicts.LooksAhead,
-    "laced_with_nan": verdicts.NotFinite,
-    "remembers": verdicts.Unsteady,
-    "knows_the_length": verdicts.TellsProbesApart,
-    "knows_the_shape": verdicts.Unsteady,
-    "knows_the_order": verdicts.Unsteady,
-    "recites": verdicts.Recites,
+    "peeks": misbehavior.NonCausalError,
+    "laced_with_nan": misbehavior.NonFiniteLogitsError,
+    "remembers": misbehavior.NonDeterministicError,
+    "knows_the_length": misbehavior.ProbeDetectedError,
+    "knows_the_shape": misbehavior.NonDeterministicError,
+    "knows_the_order": misbehavior.NonDeterministicError,
+    "recites": misbehavior.MemorizedError,
 }
 
 
@@ -60,7 +60,7 @@ def test_a_cheat_is_caught_when_it_is_scored(name, tmp_path):
             line = [tokenizer.end_of_text, *text.tokens.tolist()]
             for start in range(0, len(line), 32):
                 importlib.import_module(name).learn(line[start : start + 33])
-    with pytest.raises(verdicts.Misbehaved) as caught:
+    with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
         scored(name, tmp_path / "run")
     assert type(caught.value) is WHILE_SCORED[name], (caught.value.sentence, caught.value.detail)
 
@@ -71,13 +71,16 @@ def test_distributions_that_are_not_normalised_gain_nothing(tmp_path):
 
 
 BUNDLES = {
-    "the text itself": (lambda text: f'TEXT = """{text}"""', verdicts.KnowsTheText),
+    "the text itself": (lambda text: f'TEXT = """{text}"""', misbehavior.ContaminationError),
     "the text in a comment, in capitals": (
         lambda text: "\n".join(f"# {line}" for line in textwrap.wrap(text.upper(), 80)),
-        verdicts.KnowsTheText,
+        misbehavior.ContaminationError,
     ),
-    "the text in another alphabet": (lambda text: f"TEXT = '{text.encode().hex()}'", verdicts.CarriesData),
-    "its fingerprints": (lambda text: f"KNOWN = {[hash(word) for word in text.split() * 10]}", verdicts.CarriesData),
+    "the text in another alphabet": (lambda text: f"TEXT = '{text.encode().hex()}'", misbehavior.EmbeddedDataError),
+    "its fingerprints": (
+        lambda text: f"KNOWN = {[hash(word) for word in text.split() * 10]}",
+        misbehavior.EmbeddedDataError,
+    ),
 }
 
 
@@ -85,15 +88,15 @@ BUNDLES = {
 def test_held_out_text_in_an_entry_is_found(name, tmp_path):
     write, verdict = BUNDLES[name]
     (tmp_path / "memory.py").write_text(write(words(1, 700)))
-    with pytest.raises(verdicts.Misbehaved) as caught:
-        bundle_scan.scan(tmp_path, [document.text for document in documents()] + [words(1, 1000)])
+    with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
+        bundle_scan.scan_bundle(tmp_path, [document.text for document in documents()] + [words(1, 1000)])
     assert type(caught.value) is verdict, caught.value.detail
 
 
 def test_our_own_architectures_carry_nothing(tmp_path):
     folder = lay_out_models(tmp_path)
     texts = [path.read_text() for path in sorted(Path(os.__file__).parent.glob("*.py"))[:60]]
-    bundle_scan.scan(folder, texts)
+    bundle_scan.scan_bundle(folder, texts)
 
 
 # --- caught by the loop -----------------------------------------------------------------------------------------------

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, DatasetError, held_out
 from trainer.data.tokenizer import Tokenizer
-from trainer.scoring.runs import sha256_of
+from trainer.scoring.run_folder import compute_sha256
 
 BATCH_BYTES = 2**22
 """Text that is encoded at a time."""
 
 
-class NothingToScore(ValueError):
+class NoTextError(ValueError):
     """There is no text to score."""
 
 
 @dataclass(frozen=True)
-class Text:
+class EncodedDocument:
     """A held-out document, in tokens."""
 
     tokens: NDArray[np.int64]
@@ -31,24 +31,26 @@ class Text:
     """Bytes of UTF-8 that the tokens stand for."""
 
 
-def of_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> list[Text]:
+def load_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> list[EncodedDocument]:
     """All documents of a corpus, in its order."""
-    return texts(open_corpus(spec), tokenizer, limit_tokens)
+    return encode_documents(open_corpus(spec), tokenizer, limit_tokens)
 
 
-def of_dataset(dataset: Dataset, limit_tokens: int | None) -> list[Text]:
+def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedDocument]:
     """The dataset's test documents, ordered by their SHA-256: a limit takes an even and always the same sample."""
     for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
-        if sha256_of(dataset.folder / shard["path"]) != shard["sha256"]:
+        if compute_sha256(dataset.folder / shard["path"]) != shard["sha256"]:
             raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
     documents = sorted(held_out(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest())
-    return texts(documents, dataset.tokenizer, limit_tokens)
+    return encode_documents(documents, dataset.tokenizer, limit_tokens)
 
 
-def texts(documents: Iterable[Document], tokenizer: Tokenizer, limit_tokens: int | None) -> list[Text]:
+def encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, limit_tokens: int | None
+) -> list[EncodedDocument]:
     """Whole documents; only the last one is cut, where the limit falls. Raises `NothingToScore`."""
     lengths = tokenizer.byte_lengths()
-    found: list[Text] = []
+    found: list[EncodedDocument] = []
     left = limit_tokens if limit_tokens is not None else 2**62
     for batch in _batches(documents):
         for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
@@ -57,12 +59,12 @@ def texts(documents: Iterable[Document], tokenizer: Tokenizer, limit_tokens: int
             # What the tokens lose would not be paid for: a score in bits per byte needs them to stand for every byte.
             assert size == len(document.text.encode()), "byte-level tokenizers keep every byte"
             if len(tokens):
-                found.append(Text(tokens[:left], int(lengths[tokens[:left]].sum())))
+                found.append(EncodedDocument(tokens[:left], int(lengths[tokens[:left]].sum())))
             left -= len(tokens)
             if left <= 0:
                 return found
     if not found:
-        raise NothingToScore("There is no text to score: the documents are empty.")
+        raise NoTextError("There is no text to score: the documents are empty.")
     return found
 
 

@@ -10,21 +10,21 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from trainer.scoring.logits import predictions
-from trainer.scoring.windows import batches, cut, padded, rounded
+from trainer.scoring.logits import score_targets
+from trainer.scoring.windows import batch_rows, cut_windows, pad_rows, round_row_length
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.door import Door
+    from trainer.scoring.model_client import ModelProcessClient
 
-Pair = tuple[tuple[str, str], list[int], list[int]]
+TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
 """((context, continuation), their tokens)."""
 
 
-class DoorModel(TemplateLM):
+class LmEvalModel(TemplateLM):
     """Log-likelihoods through the door. As in lm-eval's own models a text that is too long loses its beginning."""
 
-    def __init__(self, door: Door, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
+    def __init__(self, door: ModelProcessClient, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
         super().__init__()
         self._door = door
         self._tokenizer = tokenizer
@@ -41,19 +41,19 @@ class DoorModel(TemplateLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)
 
-    def _loglikelihood_tokens(self, requests: Sequence[Pair], **kwargs: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **kwargs: Any) -> list[tuple[float, bool]]:
         rows, counts = [], []
         for _, context, continuation in requests:
             row = np.array((context + continuation)[-(self._length + 1) :], np.int64)
             rows.append(row)
             counts.append(min(len(continuation), len(row) - 1))
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        sizes = [rounded(len(row) - 1, self._length) for row in rows]
-        for group in batches(sizes, self._door.space.positions, random.Random(0)):
-            logits = self._door.ask(padded([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id))
+        sizes = [round_row_length(len(row) - 1, self._length) for row in rows]
+        for group in batch_rows(sizes, self._door.space.positions, random.Random(0)):
+            logits = self._door.ask(pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id))
             for i, answer in zip(group, logits, strict=True):
                 end = len(rows[i]) - 1
-                found = predictions(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
+                found = score_targets(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
                 answers[i] = float(found.log_probabilities.sum()), bool(found.greedy.all())
             self._progress("benchmarks", 0)
         return answers
@@ -63,8 +63,8 @@ class DoorModel(TemplateLM):
         totals = []
         for request in requests:
             tokens = np.array(self._tokenizer.encode(request.args[0]), np.int64)
-            windows = cut(0, tokens, self.eot_token_id, self._length)
-            pairs: list[Pair] = [(("", ""), [int(w.inputs[0])], w.targets.tolist()) for w in windows]
+            windows = cut_windows(0, tokens, self.eot_token_id, self._length)
+            pairs: list[TokenizedRequest] = [(("", ""), [int(w.inputs[0])], w.targets.tolist()) for w in windows]
             totals.append(sum(value for value, _ in self._loglikelihood_tokens(pairs)))
         return totals
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainer.smoke.findings import CHECKS, Check
+from trainer.smoke.findings import CHECKS, SmokeCheck
 
 WAITING = {
     "starts": "importing it, building a small one",
@@ -22,7 +22,7 @@ WAITING = {
 
 
 @contextmanager
-def shown(options: argparse.Namespace) -> Iterator[Callable[[Check], None]]:
+def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], None]]:
     """Yield what is told of each check. With --json, or as a job, nothing is shown."""
     if options.json or options.job:
         yield lambda check: None
@@ -31,7 +31,7 @@ def shown(options: argparse.Namespace) -> Iterator[Callable[[Check], None]]:
     console.print(f"[bold]{options.arch}[/], smoke run on this machine's CPU\n", highlight=False)
     with console.status(waiting(CHECKS[0]), spinner="dots") as status:
 
-        def show(check: Check) -> None:
+        def show(check: SmokeCheck) -> None:
             console.print(line(check))
             after = CHECKS.index(check.name) + 1
             if check.passed and after < len(CHECKS):
@@ -44,7 +44,7 @@ def waiting(name: str) -> str:
     return f"[dim]{name:8}{WAITING[name]} …[/]"
 
 
-def line(check: Check) -> Table:
+def line(check: SmokeCheck) -> Table:
     """A check with its text beside it, and of a failed one the line of code."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=1)
@@ -58,7 +58,7 @@ def line(check: Check) -> Table:
     return table
 
 
-def conclude(arch: str, record: dict[str, Any]) -> None:
+def print_conclusion(arch: str, record: dict[str, Any]) -> None:
     """Say what to do next."""
     console = Console()
     for hint in record["hints"]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.scoring.verdicts import TooFarOff
+from trainer.scoring.misbehavior import MetricOverflowError
 
 if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
-    from trainer.scoring.door import Door
+    from trainer.scoring.model_client import ModelProcessClient
 
 BOOTSTRAPS = 1000
 """Resamples for the standard error of a metric that has no formula (perplexity)."""
@@ -36,12 +36,12 @@ Item = dict[str, Any]
 """How a model did on one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
 
 
-class UnknownTask(ValueError):
+class UnknownBenchmarkError(ValueError):
     """There is no such task in the suite."""
 
 
 @dataclass(frozen=True)
-class Member:
+class BenchmarkTask:
     """One task of lm-eval, read from a file of ours."""
 
     task: str
@@ -83,27 +83,27 @@ PARADIGMS = (
 """Of BLiMP's 67: one or two from each of its twelve phenomena that such a small model can begin to learn."""
 
 
-def on_validation(task: str) -> tuple[Member, ...]:
-    return (Member(task, "validation", f"{task}/validation.jsonl.gz", without=("training_split",)),)
+def build_validation_task(task: str) -> tuple[BenchmarkTask, ...]:
+    return (BenchmarkTask(task, "validation", f"{task}/validation.jsonl.gz", without=("training_split",)),)
 
 
-def on_test(task: str, file: str = "test") -> tuple[Member, ...]:
-    return (Member(task, "test", f"{task}/{file}.jsonl.gz", without=("training_split", "validation_split")),)
+def build_test_task(task: str, file: str = "test") -> tuple[BenchmarkTask, ...]:
+    return (BenchmarkTask(task, "test", f"{task}/{file}.jsonl.gz", without=("training_split", "validation_split")),)
 
 
-SUITE: dict[str, tuple[Member, ...]] = {
+SUITE: dict[str, tuple[BenchmarkTask, ...]] = {
     # BLiMP's only split is called train.
-    "blimp": tuple(Member(f"blimp_{name}", "train", f"blimp/{name}.jsonl.gz") for name in PARADIGMS),
-    "lambada_openai": (Member("lambada_openai", "test", "lambada_openai/test.jsonl.gz"),),
-    "hellaswag": on_validation("hellaswag"),
-    "piqa": on_validation("piqa"),
-    "arc_easy": on_test("arc_easy"),
-    "arc_challenge": on_test("arc_challenge"),
-    "winogrande": on_validation("winogrande"),
-    "openbookqa": on_test("openbookqa"),
-    "boolq": on_validation("boolq"),
-    "copa": on_validation("copa"),
-    "sciq": on_test("sciq", "validation"),  # our file is its validation split
+    "blimp": tuple(BenchmarkTask(f"blimp_{name}", "train", f"blimp/{name}.jsonl.gz") for name in PARADIGMS),
+    "lambada_openai": (BenchmarkTask("lambada_openai", "test", "lambada_openai/test.jsonl.gz"),),
+    "hellaswag": build_validation_task("hellaswag"),
+    "piqa": build_validation_task("piqa"),
+    "arc_easy": build_test_task("arc_easy"),
+    "arc_challenge": build_test_task("arc_challenge"),
+    "winogrande": build_validation_task("winogrande"),
+    "openbookqa": build_test_task("openbookqa"),
+    "boolq": build_validation_task("boolq"),
+    "copa": build_validation_task("copa"),
+    "sciq": build_test_task("sciq", "validation"),  # our file is its validation split
 }
 
 HEADLINE: dict[str, tuple[str, float]] = {
@@ -125,19 +125,19 @@ FOLDERS = ("arc", "blimp", "hellaswag", "lambada", "openbookqa", "piqa", "sciq",
 """Where lm-eval describes them."""
 
 
-def split_by_data(names: Sequence[str], folder: Path | None) -> tuple[list[str], list[str]]:
+def split_by_available_data(names: Sequence[str], folder: Path | None) -> tuple[list[str], list[str]]:
     """(tasks whose files are all there, the others). Raises `UnknownTask`."""
     for name in names:
         if name not in SUITE:
-            raise UnknownTask(f"There is no task {name!r} in the suite; known: {', '.join(SUITE)}.")
+            raise UnknownBenchmarkError(f"There is no task {name!r} in the suite; known: {', '.join(SUITE)}.")
     if folder == HUB:
         return list(names), []
     here = [name for name in names if folder and all((folder / member.file).is_file() for member in SUITE[name])]
     return here, [name for name in names if name not in here]
 
 
-def run(
-    door: Door,
+def run_suite(
+    door: ModelProcessClient,
     tokenizer: Tokenizer,
     names: Sequence[str],
     folder: Path,
@@ -145,30 +145,33 @@ def run(
     progress: Callable[[str, float], None],
 ) -> tuple[dict[str, Metrics], list[Item]]:
     """Metrics and items of each task, the first `limit` of each of its members. The door is open and loaded."""
-    with _quietly(offline=folder != HUB):
+    with _silence_lm_eval(offline=folder != HUB):
         # Imported here: it takes a second, and most runs are scored without a suite.
         import lm_eval.tasks
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager
 
-        from trainer.scoring.benchmarks import DoorModel
+        from trainer.scoring.lm_eval_model import LmEvalModel
 
         members = [member.config(folder) for name in names for member in SUITE[name]]
         # Its index of all tasks takes six seconds to make; ours need a few folders of it.
         folders = [Path(lm_eval.tasks.__file__).parent / name for name in FOLDERS]
         tasks = TaskManager(include_defaults=False, include_path=folders).load([{"group": "suite", "task": members}])
-        model = DoorModel(door, tokenizer, progress)
+        model = LmEvalModel(door, tokenizer, progress)
         try:
             answer = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
         except OverflowError:
-            raise TooFarOff from None
+            raise MetricOverflowError from None
         door.check_watched()
-    found = {name: average([metrics(answer["results"][member.task]) for member in SUITE[name]]) for name in names}
+    found = {
+        name: average_metrics([parse_metrics(answer["results"][member.task]) for member in SUITE[name]])
+        for name in names
+    }
     samples = answer["samples"]
-    return found, [item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
+    return found, [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
 
 
-def item(name: str, member: Member, sample: dict[str, Any]) -> Item:
+def build_item(name: str, member: BenchmarkTask, sample: dict[str, Any]) -> Item:
     """What is kept of lm-eval's own record of a question."""
     part = {"part": member.task} if len(SUITE[name]) > 1 else {}
     values = [float(value[0]) for value in sample["filtered_resps"]]
@@ -176,19 +179,19 @@ def item(name: str, member: Member, sample: dict[str, Any]) -> Item:
     return {"task": name, **part, "item": sample["doc_id"], **correct, "log_likelihoods": values}
 
 
-def overall(found: dict[str, Metrics]) -> tuple[float, float] | None:
+def average_normalized_scores(found: dict[str, Metrics]) -> tuple[float, float] | None:
     """The mean over tasks of (score - chance) / (1 - chance), and its standard error: 0 is guessing, 1 is perfect."""
     if not found:
         return None
     parts = []
-    for name, metrics in found.items():
+    for name, parse_metrics in found.items():
         metric, chance = HEADLINE[name]
-        value, error = metrics[metric]
+        value, error = parse_metrics[metric]
         parts.append(((value - chance) / (1 - chance), error / (1 - chance)))
     return sum(value for value, _ in parts) / len(parts), math.sqrt(sum(error**2 for _, error in parts)) / len(parts)
 
 
-def metrics(result: dict[str, Any]) -> Metrics:
+def parse_metrics(result: dict[str, Any]) -> Metrics:
     """lm-eval's `acc,none` and `acc_stderr,none`, together."""
     found: Metrics = {}
     for key, value in result.items():
@@ -199,7 +202,7 @@ def metrics(result: dict[str, Any]) -> Metrics:
     return found
 
 
-def average(members: Sequence[Metrics]) -> Metrics:
+def average_metrics(members: Sequence[Metrics]) -> Metrics:
     """The plain mean over a task's members, whose errors are independent."""
     count = len(members)
     return {
@@ -209,7 +212,7 @@ def average(members: Sequence[Metrics]) -> Metrics:
 
 
 @contextlib.contextmanager
-def _quietly(offline: bool) -> Iterator[None]:
+def _silence_lm_eval(offline: bool) -> Iterator[None]:
     """Silence: lm-eval and datasets print bars and notes, on either stream. Offline no network and no cache is left."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with (

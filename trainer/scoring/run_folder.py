@@ -15,18 +15,18 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-LONGEST = 2**16
+MAX_SEQUENCE_LENGTH = 2**16
 """Tokens in a row: a run that claims more is refused."""
 
-LARGEST_VOCABULARY = 2**20
+MAX_VOCABULARY_SIZE = 2**20
 
 
-class RunError(ValueError):
+class RunFolderError(ValueError):
     """This folder cannot be scored."""
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run's folder, read and checked."""
 
     folder: Path
@@ -48,25 +48,25 @@ class Run:
     train_seconds: float | None
 
     @classmethod
-    def open(cls, folder: Path, checkpoint: Path | None = None) -> Run:
+    def open(cls, folder: Path, checkpoint: Path | None = None) -> RunFolder:
         """Raises `RunError` with one line that says what is wrong."""
         folder = folder.resolve()
         if not folder.is_dir():
-            raise RunError(f"There is no run folder {folder}.")
-        run = read_json(folder / "run.json")
-        checkpoint = latest(folder) if checkpoint is None else checkpoint.resolve()
-        manifest = verify(checkpoint)
-        tokens, flops, seconds = compute(folder, checkpoint)
+            raise RunFolderError(f"There is no run folder {folder}.")
+        run = read_json_file(folder / "run.json")
+        checkpoint = find_latest_checkpoint(folder) if checkpoint is None else checkpoint.resolve()
+        manifest = verify_checkpoint(checkpoint)
+        tokens, flops, seconds = read_training_compute(folder, checkpoint)
         model = run.get("model")
         if not isinstance(model, dict):
-            raise RunError(f"{folder / 'run.json'} does not say which model it trained.")
+            raise RunFolderError(f"{folder / 'run.json'} does not say which model it trained.")
         return cls(
             folder=folder,
             checkpoint=checkpoint,
-            arch=text(run, "arch"),
-            step=whole(manifest, "step", 0, 2**62),
-            sequence_length=whole(model, "sequence_length", 1, LONGEST),
-            vocabulary_size=whole(model, "vocabulary_size", 2, LARGEST_VOCABULARY),
+            arch=parse_name(run, "arch"),
+            step=parse_integer(manifest, "step", 0, 2**62),
+            sequence_length=parse_integer(model, "sequence_length", 1, MAX_SEQUENCE_LENGTH),
+            vocabulary_size=parse_integer(model, "vocabulary_size", 2, MAX_VOCABULARY_SIZE),
             tokenizer_sha256=str((run.get("dataset") or {}).get("tokenizer_sha256", "")),
             parameters=count_parameters(checkpoint / "model.safetensors"),
             train_tokens=tokens,
@@ -75,66 +75,66 @@ class Run:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_file(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except OSError:
-        raise RunError(f"{path} is missing or cannot be read.") from None
+        raise RunFolderError(f"{path} is missing or cannot be read.") from None
     except ValueError:
-        raise RunError(f"{path} is not JSON.") from None
+        raise RunFolderError(f"{path} is not JSON.") from None
     if not isinstance(value, dict):
-        raise RunError(f"{path} does not hold what it should.")
+        raise RunFolderError(f"{path} does not hold what it should.")
     return value
 
 
-def text(record: dict[str, Any], key: str) -> str:
+def parse_name(record: dict[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value or len(value) > 200:
-        raise RunError(f"The run's description has no usable {key!r}.")
+        raise RunFolderError(f"The run's description has no usable {key!r}.")
     return value
 
 
-def whole(record: dict[str, Any], key: str, least: int, most: int) -> int:
+def parse_integer(record: dict[str, Any], key: str, least: int, most: int) -> int:
     value = record.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise RunError(f"The run's {key!r} should be a whole number from {least} to {most}, not {value!r:.50}.")
+        raise RunFolderError(f"The run's {key!r} should be a whole number from {least} to {most}, not {value!r:.50}.")
     return value
 
 
-def latest(folder: Path) -> Path:
+def find_latest_checkpoint(folder: Path) -> Path:
     """The checkpoint of the highest step among the complete ones (their manifest is written last)."""
     complete = sorted(path.parent for path in folder.glob("checkpoints/step-*/manifest.json"))
     if not complete:
-        raise RunError(f"{folder} holds no complete checkpoint.")
+        raise RunFolderError(f"{folder} holds no complete checkpoint.")
     return complete[-1]
 
 
-def verify(checkpoint: Path) -> dict[str, Any]:
+def verify_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """The manifest, after comparing size and SHA-256 of what it lists.
 
     Only the weights must be there: a scoring node need not fetch the optimizer's state. What is there must be right.
     """
-    manifest = read_json(checkpoint / "manifest.json")
+    manifest = read_json_file(checkpoint / "manifest.json")
     files = manifest.get("files")
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
-        raise RunError(f"{checkpoint / 'manifest.json'} does not list the checkpoint's files.")
+        raise RunFolderError(f"{checkpoint / 'manifest.json'} does not list the checkpoint's files.")
     listed = {str(file.get("path")): str(file.get("sha256")) for file in files}
     if "model.safetensors" not in listed:
-        raise RunError(f"{checkpoint / 'manifest.json'} lists no model.safetensors.")
+        raise RunFolderError(f"{checkpoint / 'manifest.json'} lists no model.safetensors.")
     for name, sha256 in listed.items():
         path = checkpoint / name
         if Path(name).name != name:
-            raise RunError(f"{checkpoint / 'manifest.json'} lists a file outside the checkpoint.")
+            raise RunFolderError(f"{checkpoint / 'manifest.json'} lists a file outside the checkpoint.")
         if not path.is_file():
             if name == "model.safetensors":
-                raise RunError(f"The checkpoint {checkpoint} has no model.safetensors.")
+                raise RunFolderError(f"The checkpoint {checkpoint} has no model.safetensors.")
             continue
-        if sha256_of(path) != sha256:
-            raise RunError(f"The checkpoint is corrupt: {path} is not the file that its manifest names.")
+        if compute_sha256(path) != sha256:
+            raise RunFolderError(f"The checkpoint is corrupt: {path} is not the file that its manifest names.")
     return manifest
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -146,22 +146,30 @@ def count_parameters(weights: Path) -> int:
             slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
             return sum(math.prod(part.get_shape()) for part in slices if part.get_dtype().startswith(("F", "BF")))
     except (SafetensorError, OSError):
-        raise RunError(f"The checkpoint is corrupt: {weights} is not a safetensors file.") from None
+        raise RunFolderError(f"The checkpoint is corrupt: {weights} is not a safetensors file.") from None
 
 
-def compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None, float | None]:
+def read_training_compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None, float | None]:
     """(tokens, FLOPs, seconds) of the training: as the checkpoint's own state has them, else `result.json`."""
     if (checkpoint / "state.json").is_file():
-        spent = read_json(checkpoint / "state.json").get("spent")
+        spent = read_json_file(checkpoint / "state.json").get("spent")
         if isinstance(spent, dict):
-            return number(spent.get("tokens")), number(spent.get("flops")), number(spent.get("seconds"))
+            return (
+                parse_amount(spent.get("tokens")),
+                parse_amount(spent.get("flops")),
+                parse_amount(spent.get("seconds")),
+            )
     if (folder / "result.json").is_file():
-        result = read_json(folder / "result.json")
-        return number(result.get("tokens")), number(result.get("train_flops")), number(result.get("train_seconds"))
+        result = read_json_file(folder / "result.json")
+        return (
+            parse_amount(result.get("tokens")),
+            parse_amount(result.get("train_flops")),
+            parse_amount(result.get("train_seconds")),
+        )
     return None, None, None
 
 
-def number(value: object) -> float | None:
+def parse_amount(value: object) -> float | None:
     """A finite number that is not negative, or None."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return value

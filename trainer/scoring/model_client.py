@@ -24,10 +24,18 @@ from numpy.typing import NDArray
 
 import trainer
 from trainer.sandbox import Box, Driver, Limits, Mount, Process
-from trainer.scoring import verdicts
-from trainer.scoring.channel import COST, LOGIT_BYTES, QUESTION, REPLY, Space, Status, sealed_memory
-from trainer.scoring.cost import Cost
-from trainer.scoring.runs import Run
+from trainer.scoring import misbehavior
+from trainer.scoring.channel import (
+    COST,
+    LOGIT_BYTES,
+    REPLY,
+    REQUEST,
+    ReplyStatus,
+    SharedMemoryLayout,
+    create_sealed_memory,
+)
+from trainer.scoring.cost import TrainingCost
+from trainer.scoring.run_folder import RunFolder
 
 MEMORY_BYTES = 64 * 2**20
 """Logits of one question, where a single row is not larger: big enough to keep two cores busy, small to copy."""
@@ -42,15 +50,15 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
-FAILURES: dict[int, type[verdicts.Misbehaved]] = {
-    Status.COULD_NOT_LOAD: verdicts.CouldNotLoad,
-    Status.RAISED: verdicts.Raised,
-    Status.WRONG_SHAPE: verdicts.WrongShape,
+REPORTED_ERRORS: dict[int, type[misbehavior.ModelMisbehaviorError]] = {
+    ReplyStatus.COULD_NOT_LOAD: misbehavior.ModelLoadError,
+    ReplyStatus.RAISED: misbehavior.ModelRaisedError,
+    ReplyStatus.WRONG_SHAPE: misbehavior.LogitsShapeError,
 }
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long the scorer waits, in seconds."""
 
     load: float = 300
@@ -61,23 +69,23 @@ class Patience:
     """The process's whole life."""
 
 
-class Door:
+class ModelProcessClient:
     """One model process. Start with `open()`, then `wait()` until it has loaded, then `ask()`; a context manager."""
 
     def __init__(
         self,
-        run: Run,
+        run: RunFolder,
         driver: Driver,
         *,
         model_source: Path | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         output: IO[bytes] | None = None,
     ) -> None:
         """`output`: where the model's own words go; by default nowhere, as it must be where the text is secret."""
         self.run = run
         positions = max(run.sequence_length, MEMORY_BYTES // (run.vocabulary_size * LOGIT_BYTES))
-        self.space = Space(positions, run.vocabulary_size)
-        self.patience = patience or Patience()
+        self.space = SharedMemoryLayout(positions, run.vocabulary_size)
+        self.patience = patience or Timeouts()
         self._driver = driver
         self._model_source = model_source
         self._output = output
@@ -98,7 +106,7 @@ class Door:
     def open(self) -> None:
         """Start the process; it loads the model while the caller does something else."""
         space = self.space
-        memory = sealed_memory(space.size())
+        memory = create_sealed_memory(space.size())
         self._closing.callback(os.close, memory)
         offset = space.logits_offset()
         tokens = mmap.mmap(memory, offset)
@@ -137,7 +145,7 @@ class Door:
 
     def wait(self) -> None:
         """Until the model has loaded."""
-        self._reply(0, self.patience.load, Status.LOADED)
+        self._reply(0, self.patience.load, ReplyStatus.LOADED)
 
     def ask(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits[rows, length, vocabulary] for token ids[rows, length].
@@ -153,14 +161,14 @@ class Door:
         self._tokens[: tokens.size] = tokens.ravel()
         self._tokens[tokens.size :] = 0
         self._calls += 1
-        self._send(QUESTION.pack(self._calls, rows, length))
-        self._reply(self._calls, self.patience.answer, Status.ANSWERED)
+        self._send(REQUEST.pack(self._calls, rows, length))
+        self._reply(self._calls, self.patience.answer, ReplyStatus.ANSWERED)
         count = tokens.size * self.space.vocabulary
         np.copyto(self._copy[:count], self._logits[:count])
         self._watch(tokens.size)
         return self._copy[:count].reshape(rows, length, self.space.vocabulary)
 
-    def cost(self, row: NDArray[np.int64]) -> Cost:
+    def cost(self, row: NDArray[np.int64]) -> TrainingCost:
         """What training on a row like this costs. The last question: the model is in training mode afterwards."""
         self.check_watched()
         self._watched = None
@@ -168,9 +176,9 @@ class Door:
         self._tokens[: len(row)] = row
         self._tokens[len(row) :] = 0
         self._calls += 1
-        self._send(QUESTION.pack(self._calls, 0, len(row)))
-        self._reply(self._calls, self.patience.answer, Status.COUNTED)
-        return Cost.read(*COST.unpack(self._logits.view(np.uint8)[: COST.size].tobytes()), self.run.parameters)
+        self._send(REQUEST.pack(self._calls, 0, len(row)))
+        self._reply(self._calls, self.patience.answer, ReplyStatus.COUNTED)
+        return TrainingCost.read(*COST.unpack(self._logits.view(np.uint8)[: COST.size].tobytes()), self.run.parameters)
 
     def _watch(self, positions: int) -> None:
         chosen = np.array([secrets.randbelow(positions) for _ in range(WATCHED_ROWS)])
@@ -184,42 +192,42 @@ class Door:
         now = self._logits.reshape(-1, self.space.vocabulary)[chosen]
         # Compared as integers: NaN is not equal to itself.
         if not np.array_equal(now.view(np.int32), seen.view(np.int32)):
-            raise verdicts.ChangedItsAnswer
+            raise misbehavior.LogitsChangedError
 
     def _send(self, message: bytes) -> None:
         self._socket.settimeout(self.patience.answer)
         try:
             self._socket.send(message)
         except TimeoutError:
-            raise verdicts.TimedOut from None
+            raise misbehavior.ModelTimeoutError from None
         except OSError:
             raise self._ended() from None
 
-    def _reply(self, call: int, seconds: float, wanted: Status) -> None:
+    def _reply(self, call: int, seconds: float, wanted: ReplyStatus) -> None:
         self._socket.settimeout(seconds)
         try:
             message = self._socket.recv(REPLY.size + 1)
         except TimeoutError:
-            raise verdicts.TimedOut from None
+            raise misbehavior.ModelTimeoutError from None
         except OSError:
             raise self._ended() from None
         if not message:
             raise self._ended()
         if len(message) != REPLY.size:
-            raise verdicts.Garbled
+            raise misbehavior.InvalidReplyError
         answered, status = REPLY.unpack(message)
-        if answered == call and status in FAILURES:
-            raise FAILURES[status]
+        if answered == call and status in REPORTED_ERRORS:
+            raise REPORTED_ERRORS[status]
         if (answered, status) != (call, wanted):
-            raise verdicts.Garbled
+            raise misbehavior.InvalidReplyError
 
-    def _ended(self) -> verdicts.Misbehaved:
+    def _ended(self) -> misbehavior.ModelMisbehaviorError:
         assert self._process is not None
         with contextlib.suppress(Exception):
             self._process.wait(10)
         if self._process.exceeded:
-            return verdicts.OverTheLimits(self._process.exceeded)
-        return verdicts.Died()
+            return misbehavior.ResourceLimitError(self._process.exceeded)
+        return misbehavior.ModelProcessDiedError()
 
     def _kill(self) -> None:
         assert self._process is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 
 
-class Misbehaved(Exception):
+class ModelMisbehaviorError(Exception):
     """The model misbehaved while it was scored."""
 
     def __init__(self, detail: str = "") -> None:
@@ -19,65 +19,65 @@ class Misbehaved(Exception):
         super().__init__(self.sentence)
 
 
-class CouldNotLoad(Misbehaved):
+class ModelLoadError(ModelMisbehaviorError):
     """The model could not be loaded from its checkpoint."""
 
 
-class Raised(Misbehaved):
+class ModelRaisedError(ModelMisbehaviorError):
     """The model raised an error when it was asked for logits."""
 
 
-class TimedOut(Misbehaved):
+class ModelTimeoutError(ModelMisbehaviorError):
     """The model did not answer in time."""
 
 
-class Died(Misbehaved):
+class ModelProcessDiedError(ModelMisbehaviorError):
     """The model's process ended in the middle of scoring."""
 
 
-class OverTheLimits(Misbehaved):
+class ResourceLimitError(ModelMisbehaviorError):
     """The model's process went over its limits of memory, processes or time."""
 
 
-class Garbled(Misbehaved):
+class InvalidReplyError(ModelMisbehaviorError):
     """The model's process answered out of turn, or with something that is no answer."""
 
 
-class WrongShape(Misbehaved):
+class LogitsShapeError(ModelMisbehaviorError):
     """The model returned something other than one row of logits for each token of its input."""
 
 
-class NotFinite(Misbehaved):
+class NonFiniteLogitsError(ModelMisbehaviorError):
     """The model returned NaN or infinite logits."""
 
 
-class ChangedItsAnswer(Misbehaved):
+class LogitsChangedError(ModelMisbehaviorError):
     """The model changed its logits after it had handed them over."""
 
 
-class Unsteady(Misbehaved):
+class NonDeterministicError(ModelMisbehaviorError):
     """The model answers the same text differently in another order or other company: it keeps state, or is random."""
 
 
-class LooksAhead(Misbehaved):
+class NonCausalError(ModelMisbehaviorError):
     """The model's predictions depend on tokens that come after them: it looks at the future."""
 
 
-class TellsProbesApart(Misbehaved):
+class ProbeDetectedError(ModelMisbehaviorError):
     """The model treats a text that ends early differently from a whole one: it tells our probes from the real thing."""
 
 
-class Recites(Misbehaved):
+class MemorizedError(ModelMisbehaviorError):
     """The model knows the held-out text by heart: one changed word far back, and what it knew so well is forgotten."""
 
 
-class KnowsTheText(Misbehaved):
+class ContaminationError(ModelMisbehaviorError):
     """The entry's files contain held-out text."""
 
 
-class CarriesData(Misbehaved):
+class EmbeddedDataError(ModelMisbehaviorError):
     """The entry's files carry more data than an architecture needs: long unbroken words or endless numbers."""
 
 
-class TooFarOff(Misbehaved):
+class MetricOverflowError(ModelMisbehaviorError):
     """The model finds a benchmark's answers so unlikely that the benchmark's figures overflow."""

@@ -9,35 +9,35 @@ from typing import IO, Any
 from trainer.data.dataset import Dataset
 from trainer.sandbox import Driver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file
-from trainer.scoring import heldout, verdicts
-from trainer.scoring.door import Door, Patience
-from trainer.scoring.examine import examine
-from trainer.scoring.runs import Run, RunError
-from trainer.smoke.findings import Check
+from trainer.scoring import heldout_text, misbehavior
+from trainer.scoring.model_client import ModelProcessClient, Timeouts
+from trainer.scoring.run_folder import RunFolder, RunFolderError
+from trainer.scoring.scorer import score_model
+from trainer.smoke.findings import SmokeCheck
 
 TOKENS = 4096
 """Of text that it is asked about."""
-PATIENCE = Patience(load=120, answer=60, wall=600)
+PATIENCE = Timeouts(load=120, answer=60, wall=600)
 
 
-def causal(
+def check_causality(
     left: Path, private: Path, dataset: Dataset, driver: Driver, source: Path | None, output: IO[bytes] | None = None
-) -> Check:
+) -> SmokeCheck:
     """Return the verdict on the run that the sandbox left in `left`; `private`: an empty folder of our own."""
     try:
-        bring_out(left, private)
-        run = Run.open(private)
-    except (OSError, UnsafeFileError, RunError):
-        return Check("causal", False, "The training left no model to ask.")
-    texts = heldout.of_dataset(dataset, TOKENS)
-    doors = [Door(run, driver, model_source=source, patience=PATIENCE, output=output) for _ in range(2)]
+        copy_run(left, private)
+        run = RunFolder.open(private)
+    except (OSError, UnsafeFileError, RunFolderError):
+        return SmokeCheck("causal", False, "The training left no model to ask.")
+    texts = heldout_text.load_test_split(dataset, TOKENS)
+    doors = [ModelProcessClient(run, driver, model_source=source, patience=PATIENCE, output=output) for _ in range(2)]
     try:
         with doors[0] as probe, doors[1] as full:
             lengths = dataset.tokenizer.byte_lengths()
-            found = examine(probe, full, texts, lengths, dataset.tokenizer.end_of_text, lambda *_: None)
-    except verdicts.Misbehaved as error:
-        return Check("causal", False, error.sentence + (f" ({error.detail})" if error.detail else ""))
-    return Check("causal", True, seen(found.checks))
+            found = score_model(probe, full, texts, lengths, dataset.tokenizer.end_of_text, lambda *_: None)
+    except misbehavior.ModelMisbehaviorError as error:
+        return SmokeCheck("causal", False, error.sentence + (f" ({error.detail})" if error.detail else ""))
+    return SmokeCheck("causal", True, seen(found.checks))
 
 
 def seen(checks: dict[str, Any]) -> str:
@@ -45,7 +45,7 @@ def seen(checks: dict[str, Any]) -> str:
     return f"{cuts} texts cut short get the same answers as the whole ones, and so in any order"
 
 
-def bring_out(left: Path, private: Path) -> None:
+def copy_run(left: Path, private: Path) -> None:
     """Copy what the checks need out of a folder that a stranger wrote: plain files of the newest checkpoint."""
     steps = [name for name in list_folder(left, "checkpoints") if name.startswith("step-")]
     if not steps:

@@ -9,15 +9,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCKS = 100
+MAX_BLOCKS = 100
 """A single document's standard error comes from at most this many blocks of it,"""
 
-BLOCK_TOKENS = 64
+MIN_BLOCK_TOKENS = 64
 """of at least this many tokens where the text is long enough for two."""
 
 
 @dataclass(frozen=True)
-class Bits:
+class BitsPerByte:
     """How many bits the model needs for a byte of text."""
 
     bits_per_byte: float
@@ -50,7 +50,7 @@ def ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float
 
 def block_stderr(nats: NDArray[np.float64], lengths: NDArray[np.int64]) -> float | None:
     """The same over blocks of one document. Neighbouring blocks are alike, so it is somewhat too small."""
-    count = min(BLOCKS, max(2, len(nats) // BLOCK_TOKENS), len(nats))
+    count = min(MAX_BLOCKS, max(2, len(nats) // MIN_BLOCK_TOKENS), len(nats))
     edges = [len(nats) * i // count for i in range(count)]
     sizes = np.add.reduceat(lengths.astype(float), edges)
     if count < 2 or not sizes.sum():

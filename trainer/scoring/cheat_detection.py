@@ -28,33 +28,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.scoring import verdicts
-from trainer.scoring.door import Door
+from trainer.scoring import misbehavior
 from trainer.scoring.logits import log_softmax
-from trainer.scoring.windows import Window, batches, padded, rounded
+from trainer.scoring.model_client import ModelProcessClient
+from trainer.scoring.windows import TextWindow, batch_rows, pad_rows, round_row_length
 
-CUTS = 64
+PREFIX_PROBES = 64
 """Prefix questions: a cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999."""
 
-CHANGES = 16
+CAUSALITY_PROBES = 16
 """Windows with another text after a secret position."""
 
-SLIPS = 24
+MEMORY_PROBES = 24
 """Windows with another token near their beginning."""
 
-RECITED = 0.5
+MEMORIZED_SHARE = 0.5
 """Share of its loss that a model may lose on an average window by one early token being the right one,"""
 
-RECITED_NATS = 0.25
+MEMORIZED_NATS = 0.25
 """and nats a token, at least,"""
 
-RECITED_SPREAD = 5.0
+MEMORIZED_STDERRS = 5.0
 """and how many standard errors that must be from nothing."""
 
-REPEATS = 16
+ORDER_PROBES = 16
 """Windows asked again in another order and other company."""
 
-ROWS = 8
+ROWS_PER_PROBE = 8
 """Positions compared in each of those."""
 
 TOLERANCE = 2e-3
@@ -63,12 +63,12 @@ another length or batch through other kernels, which round differently: 3e-7 to 
 of this repository, also with weights ten times too large; bfloat16 inside a model may come to 1e-3. What a model could
 gain by staying below this is caught by `BIAS`."""
 
-BIAS = 1e-4
+MAX_MEAN_GAIN = 1e-4
 """Largest mean gain, in nats, of the true tokens' log-probabilities in the full pass over those where the model could
 not see them. Rounding has no direction: over 80 rows its mean was below 1e-7. It is less than a tenth of what two seeds
 of one model differ by (0.0013 nats)."""
 
-BIAS_ROWS = 32
+MIN_GAIN_ROWS = 32
 """Fewest rows whose mean says something."""
 
 SHARES = (0.01, 0.05, 0.1, 0.5)
@@ -76,7 +76,7 @@ SHARES = (0.01, 0.05, 0.1, 0.5)
 
 
 @dataclass(frozen=True)
-class Sighting:
+class Observation:
     """What the model said of one position, at one time."""
 
     check: str
@@ -89,7 +89,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Question:
+class Probe:
     """A row of tokens, and which positions of the answer are kept."""
 
     window: int
@@ -98,31 +98,39 @@ class Question:
     """(check, position)."""
 
 
-def probe(door: Door, windows: Sequence[Window], filler: int, dice: random.Random) -> list[Sighting]:
+def run_probes(
+    door: ModelProcessClient, windows: Sequence[TextWindow], filler: int, dice: random.Random
+) -> list[Observation]:
     """Ask a fresh process everything that the full pass will be compared with."""
     found = []
-    for question in prefixes(windows, dice):
-        found += ask(door, [question], len(question.tokens), filler)
+    for question in build_prefix_probes(windows, dice):
+        found += observe_probes(door, [question], len(question.tokens), filler)
     vocabulary = door.run.vocabulary_size
-    rest = [*changed(windows, vocabulary, dice), *again(windows, dice), *slipped(windows, vocabulary, filler, dice)]
-    sizes = [rounded(len(question.tokens), door.run.sequence_length) for question in rest]
-    for group in batches(sizes, door.space.positions, dice):
-        for company in companies(group, dice):
-            found += ask(door, [rest[i] for i in company], sizes[group[0]], filler)
+    rest = [
+        *build_causality_probes(windows, vocabulary, dice),
+        *build_order_probes(windows, dice),
+        *build_memory_probes(windows, vocabulary, filler, dice),
+    ]
+    sizes = [round_row_length(len(question.tokens), door.run.sequence_length) for question in rest]
+    for group in batch_rows(sizes, door.space.positions, dice):
+        for company in random_batches(group, dice):
+            found += observe_probes(door, [rest[i] for i in company], sizes[group[0]], filler)
     door.check_watched()
     return found
 
 
-def ask(door: Door, questions: Sequence[Question], size: int, filler: int) -> Iterator[Sighting]:
+def observe_probes(
+    door: ModelProcessClient, questions: Sequence[Probe], size: int, filler: int
+) -> Iterator[Observation]:
     """One question to the door, several rows."""
-    logits = door.ask(padded([question.tokens for question in questions], size, filler))
+    logits = door.ask(pad_rows([question.tokens for question in questions], size, filler))
     for question, answer in zip(questions, logits, strict=True):
         rows = log_softmax(answer[[position for _, position in question.kept]])
         for (check, position), row in zip(question.kept, rows, strict=True):
-            yield Sighting(check, question.window, position, row.astype(np.float32))
+            yield Observation(check, question.window, position, row.astype(np.float32))
 
 
-def companies(group: Sequence[int], dice: random.Random) -> Iterator[Sequence[int]]:
+def random_batches(group: Sequence[int], dice: random.Random) -> Iterator[Sequence[int]]:
     """The group in parts of random size."""
     start = 0
     while start < len(group):
@@ -131,16 +139,18 @@ def companies(group: Sequence[int], dice: random.Random) -> Iterator[Sequence[in
         start = end
 
 
-def sightings(check: str, window: int, logits: NDArray[np.float32], dice: random.Random) -> Iterator[Sighting]:
+def observe_random_rows(
+    check: str, window: int, logits: NDArray[np.float32], dice: random.Random
+) -> Iterator[Observation]:
     """Some rows of a window's answer, [length, vocabulary], to compare with a later one."""
-    for position in dice.sample(range(len(logits)), min(ROWS, len(logits))):
-        yield Sighting(check, window, position, log_softmax(logits[[position]])[0].astype(np.float32))
+    for position in dice.sample(range(len(logits)), min(ROWS_PER_PROBE, len(logits))):
+        yield Observation(check, window, position, log_softmax(logits[[position]])[0].astype(np.float32))
 
 
-def prefixes(windows: Sequence[Window], dice: random.Random) -> list[Question]:
+def build_prefix_probes(windows: Sequence[TextWindow], dice: random.Random) -> list[Probe]:
     """Cuts drawn evenly over all positions, in random order across documents, ascending within each."""
     ends = np.cumsum([len(window) for window in windows])
-    drawn = dice.sample(range(int(ends[-1])), min(CUTS, int(ends[-1])))
+    drawn = dice.sample(range(int(ends[-1])), min(PREFIX_PROBES, int(ends[-1])))
     cuts = [(int(np.searchsorted(ends, place, side="right")), place) for place in drawn]
     ascending: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for window, place in sorted(cuts, reverse=True):
@@ -152,14 +162,14 @@ def prefixes(windows: Sequence[Window], dice: random.Random) -> list[Question]:
         kept = [("prefix", position)]
         if position:
             kept.append(("interior", dice.randrange(position)))
-        questions.append(Question(index, windows[index].inputs[: position + 1], tuple(kept)))
+        questions.append(Probe(index, windows[index].inputs[: position + 1], tuple(kept)))
     return questions
 
 
-def changed(windows: Sequence[Window], vocabulary: int, dice: random.Random) -> Iterator[Question]:
+def build_causality_probes(windows: Sequence[TextWindow], vocabulary: int, dice: random.Random) -> Iterator[Probe]:
     """Windows that go on as another text after a secret position: half with a real text, half with random tokens."""
     long = [i for i, window in enumerate(windows) if len(window) > 1]
-    for number, index in enumerate(dice.sample(long, min(CHANGES, len(long)))):
+    for number, index in enumerate(dice.sample(long, min(CAUSALITY_PROBES, len(long)))):
         window = windows[index]
         position = dice.randrange(len(window) - 1)
         tokens = window.inputs.copy()
@@ -169,36 +179,38 @@ def changed(windows: Sequence[Window], vocabulary: int, dice: random.Random) -> 
         tokens[position + 1 :] = np.concatenate([other[:tail], noise])[:tail]
         kept = [("causality", position)]
         kept += [("before", dice.randrange(position)) for _ in range(2) if position]
-        yield Question(index, tokens, tuple(kept))
+        yield Probe(index, tokens, tuple(kept))
 
 
-def again(windows: Sequence[Window], dice: random.Random) -> Iterator[Question]:
+def build_order_probes(windows: Sequence[TextWindow], dice: random.Random) -> Iterator[Probe]:
     """Whole windows, as in the full pass."""
-    for index in dice.sample(range(len(windows)), min(REPEATS, len(windows))):
+    for index in dice.sample(range(len(windows)), min(ORDER_PROBES, len(windows))):
         length = len(windows[index])
-        kept = dice.sample(range(length), min(ROWS, length))
-        yield Question(index, windows[index].inputs, tuple(("order", position) for position in kept))
+        kept = dice.sample(range(length), min(ROWS_PER_PROBE, length))
+        yield Probe(index, windows[index].inputs, tuple(("order", position) for position in kept))
 
 
-def slipped(windows: Sequence[Window], vocabulary: int, end_of_text: int, dice: random.Random) -> Iterator[Question]:
+def build_memory_probes(
+    windows: Sequence[TextWindow], vocabulary: int, end_of_text: int, dice: random.Random
+) -> Iterator[Probe]:
     """Windows with one token of their first quarter changed; looked at in their second half."""
-    long = [i for i, window in enumerate(windows) if len(window) >= 2 * ROWS]
-    for index in dice.sample(long, min(SLIPS, len(long))):
+    long = [i for i, window in enumerate(windows) if len(window) >= 2 * ROWS_PER_PROBE]
+    for index in dice.sample(long, min(MEMORY_PROBES, len(long))):
         length = len(windows[index])
         tokens = windows[index].inputs.copy()
         place = dice.randrange(1, length // 4)
         others = [token for token in dice.sample(range(vocabulary), 3) if token not in (tokens[place], end_of_text)]
         tokens[place] = others[0]
-        kept = dice.sample(range(length // 2, length), ROWS)
-        yield Question(index, tokens, tuple(("memory", position) for position in kept))
+        kept = dice.sample(range(length // 2, length), ROWS_PER_PROBE)
+        yield Probe(index, tokens, tuple(("memory", position) for position in kept))
 
 
-class Comparison:
+class ProbeComparison:
     """Compares the full pass with the sightings, as it goes along."""
 
-    def __init__(self, sightings: Sequence[Sighting], windows: Sequence[Window]) -> None:
+    def __init__(self, sightings: Sequence[Observation], windows: Sequence[TextWindow]) -> None:
         self._windows = windows
-        self._sightings: dict[int, list[Sighting]] = defaultdict(list)
+        self._sightings: dict[int, list[Observation]] = defaultdict(list)
         for sighting in sightings:
             self._sightings[sighting.window].append(sighting)
         self._differences: dict[str, list[float]] = defaultdict(list)
@@ -210,7 +222,7 @@ class Comparison:
         for sighting in self._sightings.get(window, ()):
             self.compare(sighting, logits[sighting.position])
 
-    def compare(self, sighting: Sighting, logits: NDArray[np.float32]) -> None:
+    def compare(self, sighting: Observation, logits: NDArray[np.float32]) -> None:
         row = log_softmax(logits[None])[0]
         if sighting.check == "memory":
             target = self._windows[sighting.window].targets[sighting.position]
@@ -236,25 +248,25 @@ class Comparison:
 
     def recites(self) -> bool:
         worth, error = self.recited()
-        slipped = float(np.mean([slip for pairs in self._known.values() for _, slip in pairs])) if self._known else 0.0
-        return worth > max(RECITED_NATS, RECITED * slipped, RECITED_SPREAD * error)
+        changed = float(np.mean([slip for pairs in self._known.values() for _, slip in pairs])) if self._known else 0.0
+        return worth > max(MEMORIZED_NATS, MEMORIZED_SHARE * changed, MEMORIZED_STDERRS * error)
 
     def verdict(self) -> None:
         """Raises what fits best; the order of the questions matters, for a random model fails all of them."""
         wrong = {check for check in self._differences if self.largest(check) > TOLERANCE}
         detail = ", ".join(f"{check} {self.largest(check):.2g}" for check in sorted(wrong))
         if "order" in wrong:
-            raise verdicts.Unsteady(detail)
+            raise misbehavior.NonDeterministicError(detail)
         if "before" in wrong:  # the last text matters everywhere: it is simply not causal
-            raise verdicts.LooksAhead(detail)
+            raise misbehavior.NonCausalError(detail)
         if "interior" in wrong:  # only where the text goes on, though that is no other text
-            raise verdicts.TellsProbesApart(detail)
+            raise misbehavior.ProbeDetectedError(detail)
         if "causality" in wrong or "prefix" in wrong:
-            raise verdicts.LooksAhead(detail)
-        if len(self._gains) >= BIAS_ROWS and self.mean_gain() > BIAS:
-            raise verdicts.LooksAhead(f"mean gain {self.mean_gain():.2g} nats")
+            raise misbehavior.NonCausalError(detail)
+        if len(self._gains) >= MIN_GAIN_ROWS and self.mean_gain() > MAX_MEAN_GAIN:
+            raise misbehavior.NonCausalError(f"mean gain {self.mean_gain():.2g} nats")
         if self.recites():
-            raise verdicts.Recites(f"{self.recited()[0]:.2g} nats a token")
+            raise misbehavior.MemorizedError(f"{self.recited()[0]:.2g} nats a token")
 
     def report(self) -> dict[str, Any]:
         """For the JSON of `dailytrain score`."""

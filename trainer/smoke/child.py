@@ -1,4 +1,4 @@
-"""The part of a smoke run that has the architecture in it: `python -m trainer.smoke.inside`, in the sandbox.
+"""The part of a smoke run that has the architecture in it: `python -m trainer.smoke.child`, in the sandbox.
 
 What it finds is in `smoke.json`, rewritten as it goes along: where it is, numbers, and in the end perhaps a failure.
 The run that it trains lies beside it, as `dailytrain train` leaves one, for the scorer's checks.
@@ -53,7 +53,7 @@ MISTAKES = (ValueError, AssertionError, TypeError, KeyError, IndexError, Attribu
 """What shapes that do not fit raise while a model is built."""
 
 
-class Deadline:
+class CpuDeadline:
     """Asks the loop to stop when the time is up, as `Interruption` does for a person. Of the processor's time: others
     may be busy on this machine, too."""
 
@@ -66,7 +66,7 @@ class Deadline:
         return time.process_time() > self._end
 
 
-class Finder:
+class FindingsWriter:
     """Keeps what is found, on disk at every step: the process may be killed."""
 
     def __init__(self, out: Path) -> None:
@@ -88,14 +88,14 @@ class Finder:
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does."""
-    parser = argparse.ArgumentParser(prog="trainer.smoke.inside", add_help=False)
+    parser = argparse.ArgumentParser(prog="trainer.smoke.child", add_help=False)
     parser.add_argument("--small-dataset", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--arch", required=True)
     parser.add_argument("--out", type=Path, required=True)
     options, flags = parser.parse_known_args(argv)
-    find = Finder(options.out)
+    find = FindingsWriter(options.out)
     try:
         examine(options, flags, find)
     except ModelError as failure:
@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     return errors.ExitCode.OK
 
 
-def examine(options: argparse.Namespace, flags: list[str], find: Finder) -> None:
+def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter) -> None:
     """Everything in its order: what is quick to find comes first."""
     name, out = options.arch, options.out
     find.at("imports")
@@ -175,7 +175,7 @@ def imported(name: str) -> tuple[Architecture, float]:
 # --- its full size ----------------------------------------------------------------------------------------------------
 
 
-def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, find: Finder) -> dict[str, Any]:
+def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, find: FindingsWriter) -> dict[str, Any]:
     """Return what it is at the size that the configuration asks for: counted on tensors without numbers."""
     resolved = resolve(config, "cuda" if config.device == "cuda" else "cpu")
     size = f"depth {resolved.depth}, {resolved.sequence_length} tokens a row"
@@ -206,7 +206,7 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
     return {**numbers, "flops_per_token": counted.per_token}
 
 
-def vocabulary(config: TrainConfig, find: Finder) -> int:
+def vocabulary(config: TrainConfig, find: FindingsWriter) -> int:
     """Return how many tokens the tokenizer has, where its name says so."""
     kind, _, rest = (config.tokenizer or "").partition(":")
     if kind == "bpe" and rest.isdigit():
@@ -225,7 +225,7 @@ def state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 
 
-def peculiar(counted: flops.Count, find: Finder) -> None:
+def peculiar(counted: flops.Count, find: FindingsWriter) -> None:
     if counted.void:
         names = f" ({', '.join(counted.names)})" if counted.names else ""
         find.hint(f"{counted.void.rstrip('.')}{names}. It can be trained, and holds no record by FLOPs.")
@@ -234,10 +234,10 @@ def peculiar(counted: flops.Count, find: Finder) -> None:
 # --- the small one ----------------------------------------------------------------------------------------------------
 
 
-def learn(run: Any, options: argparse.Namespace, find: Finder) -> None:
+def learn(run: Any, options: argparse.Namespace, find: FindingsWriter) -> None:
     """Train it, and say how far that came."""
     began = time.process_time()
-    code = fit_and_finish(run, Console(stderr=True, quiet=True), Deadline(options.seconds))  # type: ignore[arg-type]
+    code = fit_and_finish(run, Console(stderr=True, quiet=True), CpuDeadline(options.seconds))  # type: ignore[arg-type]
     find.at(
         "trains" if code == errors.ExitCode.INTERRUPTED else "done",
         steps=run.spent.steps,

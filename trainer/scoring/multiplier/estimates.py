@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.scoring.multiplier.ladder import Array, Ladder, powers
+from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
 
 CONFIDENCE = 0.95
 """Of the interval beside every multiplier, two-sided."""
 
-SLOPE_DOUBT = 0.10
+MAX_SLOPE_VARIATION = 0.10
 """A slope with a larger coefficient of variation than this is too poorly known to read anything off it."""
 
-MOST_SEEDS = 50
+MAX_EXTRA_SEEDS = 50
 """Where more runs than this would be needed, we say that seeds will not settle it."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class MultiplierEstimates:
     """Where mean losses meet the baseline's curve. All arrays [...]."""
 
     x: Array
@@ -39,10 +39,10 @@ class Reading:
     doubt: Array
     """Coefficient of variation of the slope."""
 
-    def __getitem__(self, index: object) -> Reading:
+    def __getitem__(self, index: object) -> MultiplierEstimates:
         """Index all arrays at once: the readings of some entries, or an axis more."""
         parts = (self.x, self.log_multiplier, self.slope, self.runs, self.error, self.doubt)
-        return Reading(*(part[index] for part in parts))  # type: ignore[call-overload]
+        return MultiplierEstimates(*(part[index] for part in parts))  # type: ignore[call-overload]
 
     def interval(self, ladder: Ladder, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
         """Return the two-sided interval of CM."""
@@ -55,38 +55,44 @@ class Reading:
         return np.exp(self.log_multiplier - ladder.quantile(level) * self.error)
 
 
-def read(ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike) -> Reading:
+def estimate_multipliers(
+    ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike
+) -> MultiplierEstimates:
     """Read mean losses [...] off the ladder. `compute` of each run, and how many `runs`: [...] or one number."""
     x, count = ladder.crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
     slope = ladder.slope_at(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = ladder.sigma * np.sqrt(1 / count + ladder.leverage(x)) / np.abs(slope)
-    return Reading(x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_doubt(x))
+    return MultiplierEstimates(
+        x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_doubt(x)
+    )
 
 
-def difference(ladder: Ladder, one: Reading, other: Reading) -> tuple[Array, Array]:
+def log_multiplier_difference(
+    ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates
+) -> tuple[Array, Array]:
     """Return ln(CM_one / CM_other) and its standard error."""
     variance = 1 / (one.runs * one.slope**2) + 1 / (other.runs * other.slope**2) + curve_variance(ladder, one, other)
     return one.log_multiplier - other.log_multiplier, ladder.sigma * np.sqrt(variance)
 
 
-def curve_variance(ladder: Ladder, one: Reading, other: Reading) -> Array:
+def curve_variance(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> Array:
     """Variance that the curve adds to ln(CM_one / CM_other), in units of sigma^2.
 
     Both are read off the same curve, so for neighbours nearly all of its error cancels.
     """
-    shift = powers(one.x) / one.slope[..., None] - powers(other.x) / other.slope[..., None]
+    shift = monomials(one.x) / one.slope[..., None] - monomials(other.x) / other.slope[..., None]
     return ladder.quadratic(shift)
 
 
-def seeds_against_baseline(ladder: Ladder, one: Reading) -> int | None:
+def count_seeds_against_baseline(ladder: Ladder, one: MultiplierEstimates) -> int | None:
     """How many more runs until the interval no longer holds 1, if the multiplier stays where it is. None: hopeless."""
     reach = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
     room = float(reach**2 - ladder.leverage(one.x))  # how large 1/n may be
-    return fewest(lambda more: 1 / (int(one.runs) + more) < room)
+    return find_fewest_runs(lambda more: 1 / (int(one.runs) + more) < room)
 
 
-def seeds_between(ladder: Ladder, one: Reading, others: Reading) -> int | None:
+def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: MultiplierEstimates) -> int | None:
     """How many more runs, of each, until one is no longer tied with some of the others [n], if all stay where they are.
     None: hopeless.
 
@@ -94,12 +100,12 @@ def seeds_between(ladder: Ladder, one: Reading, others: Reading) -> int | None:
     """
     reach = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
     room = reach**2 - curve_variance(ladder, one, others)
-    return fewest(
+    return find_fewest_runs(
         lambda more: bool(
             np.any(one.slope**-2.0 / (one.runs + more) + others.slope**-2.0 / (others.runs + more) < room)
         )
     )
 
 
-def fewest(enough: Callable[[int], bool]) -> int | None:
-    return next((more for more in range(MOST_SEEDS + 1) if enough(more)), None)
+def find_fewest_runs(enough: Callable[[int], bool]) -> int | None:
+    return next((more for more in range(MAX_EXTRA_SEEDS + 1) if enough(more)), None)
