@@ -22,7 +22,7 @@ from trainer.cli.prepare import parse_size
 from trainer.cli.try_idea import PRESET
 from trainer.config.parsing import parse as configuration
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
-from trainer.data.dataset import cache_folder, prepare
+from trainer.data.dataset import get_cache_folder, prepare_dataset
 from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 from trainer.train import main as train
 from trainer.training.interruption import Interruption
@@ -57,7 +57,9 @@ LEFT_OUT = {
 def main() -> int:
     options = arguments()
     console = Console(stderr=True)
-    dataset = prepare(DEFAULT_CORPUS, options.tokenizer, limit_bytes=parse_size(options.limit_bytes), progress=True)
+    dataset = prepare_dataset(
+        DEFAULT_CORPUS, options.tokenizer, limit_bytes=parse_size(options.limit_bytes), progress=True
+    )
     records: dict[Path, dict[str, Any]] = {}
     for name, trial in trials(options, dataset.hash):
         if trial.folder not in records:
@@ -127,7 +129,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--tokenizer", default=DEFAULT_TOKENIZER)
     parser.add_argument("--limit-bytes", default=str(SHORT_TEXT), help="of the text, as for `dailytrain train`")
-    parser.add_argument("--folder", type=Path, default=cache_folder().parent / "ablations")
+    parser.add_argument("--folder", type=Path, default=get_cache_folder().parent / "ablations")
     parser.add_argument("--out", type=Path, default=Path("ablations.json"))
     return parser.parse_args()
 

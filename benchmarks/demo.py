@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainer.data.dataset import prepare
+from trainer.data.dataset import prepare_dataset
 
 FIXTURE = Path(__file__).parent.parent / "leaderboard" / "fixtures" / "demo.json.gz"
 POINTS = 60
@@ -221,7 +221,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         sys.stderr.write("usage: python -m benchmarks.demo FOLDER\n")
         return 2
-    root, dataset = Path(argv[0]), prepare(CORPUS, TOKENIZER, limit_bytes=LIMIT_BYTES, progress=True)
+    root, dataset = Path(argv[0]), prepare_dataset(CORPUS, TOKENIZER, limit_bytes=LIMIT_BYTES, progress=True)
     root.mkdir(parents=True, exist_ok=True)
     for idea in IDEAS:
         for part, seed in trials(idea):

@@ -31,8 +31,8 @@ from trainer.checkpoint import store
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.parsing import parse
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import DamagedDataset
-from trainer.data.loader import NOT_LEARNED, in_order
+from trainer.data.errors import DamagedDatasetError
+from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed import launch
 from trainer.distributed.devices import memory_bytes
 from trainer.distributed.strategies import agree, gradient_norm
@@ -86,7 +86,7 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
             run = setup(config, console, guard)
             try:
                 return fit_and_finish(run, console, interruption)
-            except DamagedDataset:
+            except DamagedDatasetError:
                 raise
             except ValueError as error:
                 # Input has been checked by now: this one is ours.
@@ -97,7 +97,7 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
     except KeyboardInterrupt:
         raise
     except Exception as error:
-        if isinstance(error, ValueError) and not isinstance(error, DamagedDataset):
+        if isinstance(error, ValueError) and not isinstance(error, DamagedDatasetError):
             raise
         return fail(config, error)
 
@@ -177,9 +177,9 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
 def train_step(run: Run, fraction: float) -> tuple[float, float]:
     """Make one optimizer step; return the batch's loss in nats per token and the norm of its gradient."""
     optimizers.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.spent.steps))
-    inputs, targets = run.loader.next()
+    inputs, targets = run.loader.next_batch()
     total = torch.zeros((), device=run.fabric.device)
-    learned = max(1, int((targets != NOT_LEARNED).sum()))
+    learned = max(1, int((targets != IGNORE_INDEX).sum()))
     for part in range(0, run.resolved.rows, run.resolved.micro_batch):
         rows = slice(part, part + run.resolved.micro_batch)
         x, y = (half[rows].to(run.fabric.device, non_blocking=True) for half in (inputs, targets))
@@ -229,7 +229,7 @@ def look(run: Run) -> None:
     run.guard.check()
     if run.resolved.sharded:
         return  # no process has the whole model
-    row, _ = next(in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
+    row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
     before = random_state()
     buffers = [(buffer, buffer.clone()) for buffer in run.bare.buffers()]
     with attribute_to_model("while its FLOPs were counted again"), not_recomputed(run.bare):

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.swarm.efficiency import configured
-from trainer.data.dataset import prepare
+from trainer.data.dataset import prepare_dataset
 from trainer.swarm.world import Started, World
 
 QUIET = 1.5
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "dataset"
-        vocabulary = prepare(args.corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
+        vocabulary = prepare_dataset(args.corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
         config = configured(128, 2, 8, vocabulary).model_copy(update={"steps": 10**6, "checkpoint_every": 10**6})
         found = []
         with World(config, place, [0, 1, 0, 1], patience=10, out=Path(folder) / "run") as world:

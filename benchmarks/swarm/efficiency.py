@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.swarm.link import Links, Shape
-from trainer.data.dataset import Dataset, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.heap import keep_freed
@@ -101,7 +101,7 @@ def measure(corpus: str, widths: Sequence[int], links: Sequence[str], out: Path)
     story = json.loads(out.read_text()) if out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "dataset"
-        vocabulary = prepare(corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
+        vocabulary = prepare_dataset(corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
         for width, name in ((width, name) for width in widths for name in ("alone", *links)):
             row = story.setdefault(str(width), {})
             if name not in row:

@@ -20,7 +20,8 @@ from scheduler.packets import campaigns, collation, dataset, reputation, withdra
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
 from tests.support.volunteers import document, make_campaign, produced, sit_down
-from trainer.data.corpora import CorpusError, open_corpus
+from trainer.data.corpora import open_corpus
+from trainer.data.errors import CorpusError
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dataset_folder(corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus prepared, with a vocabulary of 320."""
-    from trainer.data.dataset import prepare
+    from trainer.data.dataset import prepare_dataset
 
     folder = tmp_path_factory.mktemp("prepared") / "dataset"
-    prepare(f"files:{corpus_folder}/*.txt", "bpe:320", folder)
+    prepare_dataset(f"files:{corpus_folder}/*.txt", "bpe:320", folder)
     return folder
 
 

@@ -121,7 +121,7 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
         counted=nothing,
         guard=nothing,
         spikes=SpikeGuard(resolved.spikes),
-        loader=cast(Any, SimpleNamespace(next=itertools.cycle(batches).__next__)),
+        loader=cast(Any, SimpleNamespace(next_batch=itertools.cycle(batches).__next__)),
         identity={},
     )
     # As the loop does.

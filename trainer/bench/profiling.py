@@ -66,7 +66,7 @@ def attach(watch: Watch, run: Run) -> None:
     """Put the clock around everything that a step calls."""
     spot: Any
     for spot, name, part in (
-        (run.loader, "next", "data"),
+        (run.loader, "next_batch", "data"),
         (run.objective, "forward", "forward"),
         (run.fabric, "backward", "backward"),
         *((optimizer, name, "optimizer") for optimizer in run.optimizers for name in ("step", "zero_grad")),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from trainer.cli.parser import Parser
 from trainer.data.corpora import KINDS
-from trainer.data.dataset import Dataset, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop cleans up as Ctrl-C does
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
-        dataset = prepare(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
+        dataset = prepare_dataset(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
     except ValueError as error:
         return _failed(str(error), 2)
     except KeyboardInterrupt:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli.parser import Parser
-from trainer.data.corpora import CorpusError
-from trainer.data.dataset import Dataset, DatasetError
-from trainer.data.tokenizer import Tokenizer, TokenizerError
+from trainer.data.dataset import Dataset
+from trainer.data.errors import CorpusError, DatasetError, TokenizerError
+from trainer.data.tokenizer import Tokenizer
 from trainer.sandbox import Driver, SandboxError, driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
 from trainer.scoring.cost import TrainingCost

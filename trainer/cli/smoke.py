@@ -15,9 +15,8 @@ from typing import IO, Any
 
 import trainer
 from trainer.cli.parser import Parser
-from trainer.data.corpora import CorpusError
-from trainer.data.dataset import Dataset, DatasetError, prepare
-from trainer.data.tokenizer import TokenizerError
+from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.errors import CorpusError, DatasetError, TokenizerError
 from trainer.sandbox import Box, Driver, Limits, Mount, SandboxError, driver
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
 from trainer.smoke import findings
@@ -126,7 +125,7 @@ def smoke(options: argparse.Namespace, flags: Sequence[str], show: Show) -> dict
         out, private = root / "out", root / "run"
         out.mkdir()
         private.mkdir()
-        dataset = prepare(CORPUS, TOKENIZER, options.data, LIMIT_BYTES)
+        dataset = prepare_dataset(CORPUS, TOKENIZER, options.data, LIMIT_BYTES)
         with log(options, root) as output:
             told, checks = confined(options, flags, asked, box, dataset, out, output, show)
             if checks[-1].passed:

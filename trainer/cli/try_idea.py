@@ -18,7 +18,7 @@ from rich.console import Console
 from trainer.cli.multiplier import UNITS, show
 from trainer.cli.parser import Parser
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, cores
-from trainer.data.dataset import Dataset, cache_folder, prepare
+from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
 from trainer.trials import plot
 from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, Plan, plan
@@ -78,7 +78,7 @@ def rehearse(options: argparse.Namespace, flags: Sequence[str], console: Console
 def open_dataset(options: argparse.Namespace) -> Dataset:
     if options.dataset is not None:
         return Dataset.open(options.dataset)
-    return prepare(options.corpus, options.tokenizer, limit_bytes=SHORT_TEXT, progress=True)
+    return prepare_dataset(options.corpus, options.tokenizer, limit_bytes=SHORT_TEXT, progress=True)
 
 
 def train(laid: Plan, workshop: Workshop, console: Console) -> list[dict[str, Any]]:
@@ -135,7 +135,12 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="%(default)s")
     add("--dataset", type=Path, help="a prepared dataset instead")
     add("--jobs", type=int, default=cores(), help="runs at a time, one thread each (%(default)s)")
-    add("--folder", type=Path, default=cache_folder().parent / "rehearsals", help="where runs are kept (%(default)s)")
+    add(
+        "--folder",
+        type=Path,
+        default=get_cache_folder().parent / "rehearsals",
+        help="where runs are kept (%(default)s)",
+    )
     add("--json", action="store_true", help="print JSON, for programs")
     options, rest = parser.parse_known_args(argv)
     unknown = [flag for flag in rest if not flag.startswith(PASSED_ON) or "=" not in flag]

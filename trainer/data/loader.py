@@ -1,8 +1,8 @@
-"""Batches of token sequences, in a random order that is computed: the whole state is a few numbers.
+"""Batches of token sequences in a shuffled order that is computed, so that a loader's state is a few numbers.
 
-A split's tokens are cut into blocks of `length` steps, each with the token after it as the last target; the last block
-is moved back so that it ends with the data, and nothing is left out. Every epoch visits each block once, in its own
-order, a pure function of (seed, epoch). A block begins anywhere in a document and may hold several.
+The tokens of a split are cut into blocks of `length` tokens plus the last target. The last block is moved back to end
+with the data, so no token is left out. Each epoch visits every block once, in an order that is a pure function of
+(seed, epoch). A block may start inside a document and may contain several.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trainer.data.dataset import Dataset, DatasetError
-from trainer.data.permutation import shuffled
-from trainer.data.shards import GIVEN, TokenStream
+from trainer.data.dataset import Dataset
+from trainer.data.errors import DatasetError
+from trainer.data.permutation import shuffle_positions
+from trainer.data.shards import PROMPT_BIT, TokenStream
 
-NOT_LEARNED = -100
-"""In place of a target that no loss is taken of (cross-entropy's `ignore_index`): a part of a prompt."""
+IGNORE_INDEX = -100
+"""The target of prompt tokens, which carry no loss (`ignore_index` of cross-entropy)."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-State = dict[str, Any]
-"""A place in the data: small, of plain JSON values."""
+LoaderState = dict[str, Any]
+"""A position in the data, in plain JSON values."""
 
 
 class Loader(Protocol):
-    """An endless run of batches that can be left and taken up again, to the token."""
+    """An endless sequence of batches that resumes at the exact token."""
 
     waste: float
-    """The share of the text's tokens that rows leave out."""
+    """Share of the tokens that are left out."""
 
-    def next(self) -> Batch:
-        """(inputs [B, T], targets [B, T]), int64 on the CPU: targets are the inputs one step on, or NOT_LEARNED."""
+    def next_batch(self) -> Batch:
+        """Return inputs and targets, both [B, T] int64 on the CPU. Targets are the next tokens or IGNORE_INDEX."""
 
-    def state(self) -> State:
-        """All that it takes to go on behind the last batch."""
+    def state_dict(self) -> LoaderState:
+        """Return what is needed to continue after the last batch."""
 
-    def restore(self, state: State) -> None:
-        """Go on exactly behind the last batch that the saved loader gave. Raise DatasetError if its data was other."""
+    def load_state_dict(self, state: LoaderState) -> None:
+        """Continue after the last batch of the saved loader. Raise DatasetError if that one read other data."""
 
 
-class PackedLoader:
-    """An endless run of batches over one split.
+class BlockLoader:
+    """Batches of blocks of one split, see the module's docstring.
 
-    With several ranks each takes its part of every step: together they see what one would with `batch * ranks`.
+    Each of several ranks reads its part of every step; together they read what one rank with `batch * ranks` would.
     """
 
     waste = 0.0
@@ -55,50 +56,52 @@ class PackedLoader:
         assert batch > 0
         assert 0 <= rank < ranks
         self.batch, self.length, self.seed, self.rank, self.ranks = batch, length, seed, rank, ranks
-        self._stream = stream_of(dataset, split, length)
+        self._stream = open_split(dataset, split, length)
         self.blocks = -(-(len(self._stream) - 1) // length)
-        self.position = 0  # blocks handed out, over all epochs and ranks
+        self.position = 0  # blocks returned so far, over all epochs and ranks
 
     @property
     def epoch(self) -> int:
         return self.position // self.blocks
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         first = self.position + self.rank * self.batch
-        numbers = shuffled(np.arange(first, first + self.batch, dtype=np.int64), self.blocks, self.seed)
+        numbers = shuffle_positions(np.arange(first, first + self.batch, dtype=np.int64), self.blocks, self.seed)
         self.position += self.batch * self.ranks
         last = len(self._stream) - self.length - 1
-        return batch_of(self._stream, [min(int(number) * self.length, last) for number in numbers], self.length)
+        return read_batch(self._stream, [min(int(number) * self.length, last) for number in numbers], self.length)
 
-    def state(self) -> State:
+    def state_dict(self) -> LoaderState:
         return {"position": self.position, "seed": self.seed, "length": self.length, "blocks": self.blocks}
 
-    def restore(self, state: State) -> None:
-        same_data(state, {name: getattr(self, name) for name in ("seed", "length", "blocks")})
+    def load_state_dict(self, state: LoaderState) -> None:
+        check_same_data(state, {name: getattr(self, name) for name in ("seed", "length", "blocks")})
         self.position = state["position"]
 
 
-def same_data(state: State, mine: State) -> None:
-    """Raise DatasetError if a saved place is one in other data than this loader's."""
-    for name, value in mine.items():
+def check_same_data(state: LoaderState, expected: LoaderState) -> None:
+    """Raise DatasetError if a saved state belongs to other data or other settings."""
+    for name, value in expected.items():
         if state.get(name) != value:
-            raise DatasetError(f"The saved place in the data has {name} {state.get(name)}, not {value}")
+            raise DatasetError(f"The saved position in the data has {name} {state.get(name)}, not {value}")
 
 
-def in_order(dataset: Dataset, split: str, batch: int, length: int, limit: int | None = None) -> Iterator[Batch]:
-    """The split once, from the front, without overlap: what dev loss is measured on. At most `limit` blocks.
+def iterate_in_order(
+    dataset: Dataset, split: str, batch: int, length: int, limit: int | None = None
+) -> Iterator[Batch]:
+    """Yield the blocks of a split in order, at most `limit`, for measuring the dev loss.
 
-    The last batch may be smaller; a rest shorter than a block is left out.
+    The last batch may be smaller. A remainder shorter than a block is left out.
     """
-    stream = stream_of(dataset, split, length)
+    stream = open_split(dataset, split, length)
     starts = range(0, len(stream) - length, length)[:limit]
     for first in range(0, len(starts), batch):
-        yield batch_of(stream, starts[first : first + batch], length)
+        yield read_batch(stream, starts[first : first + batch], length)
 
 
-def stream_of(dataset: Dataset, split: str, length: int) -> TokenStream:
-    """Open a split; raise DatasetError if it is too short for one row."""
-    stream = dataset.stream(split)
+def open_split(dataset: Dataset, split: str, length: int) -> TokenStream:
+    """Open a split. Raise DatasetError if it is too short for one row."""
+    stream = dataset.open_stream(split)
     if length < 1 or len(stream) < length + 1:
         raise DatasetError(
             f"The {split} split has {len(stream)} tokens, too few for sequences of {length}: "
@@ -107,13 +110,13 @@ def stream_of(dataset: Dataset, split: str, length: int) -> TokenStream:
     return stream
 
 
-def batch_of(stream: TokenStream, starts: list[int] | range, length: int) -> Batch:
-    return in_and_out(np.stack([stream.read(start, length + 1) for start in starts]))
+def read_batch(stream: TokenStream, starts: list[int] | range, length: int) -> Batch:
+    return build_batch(np.stack([stream.read_tokens(start, length + 1) for start in starts]))
 
 
-def in_and_out(rows: np.ndarray) -> Batch:
-    """Inputs and targets of rows `[B, T + 1]`, in which tokens may be `GIVEN`."""
-    learned = rows
-    if (given := rows >= GIVEN).any():
-        rows, learned = np.where(given, rows - GIVEN, rows), np.where(given, NOT_LEARNED, rows)
-    return torch.from_numpy(rows)[:, :-1].contiguous(), torch.from_numpy(learned)[:, 1:].contiguous()
+def build_batch(rows: np.ndarray) -> Batch:
+    """Split rows [B, T + 1], in which tokens may have `PROMPT_BIT`, into inputs and targets."""
+    targets = rows
+    if (prompt := rows >= PROMPT_BIT).any():
+        rows, targets = np.where(prompt, rows - PROMPT_BIT, rows), np.where(prompt, IGNORE_INDEX, rows)
+    return torch.from_numpy(rows)[:, :-1].contiguous(), torch.from_numpy(targets)[:, 1:].contiguous()

@@ -1,16 +1,15 @@
-"""Rows that begin where a document begins: BOS-aligned best-fit packing.
+"""BOS-aligned best-fit packing: every row begins with the start of a document.
 
-In packed tokens each document follows an end-of-text token, which is what a model sees before any text; here every row
-begins with one. A row takes the document that has waited longest, then again and again the longest of the waiting ones
-that still fits; when none does, the shortest is cropped and fills the row to its last token. So no token comes without
-the start of its document before it in the row, no row has padding, and what cropping leaves out is lost for that epoch:
-that is the price, `waste`.
+Each document on disk follows an end-of-text token, so every row begins with that token. A row takes the oldest
+candidate, then repeatedly the longest candidate that still fits. When none fits, it crops the shortest one to fill the
+row. So every token has the start of its document in its row, and no row has padding. The cropped tokens are lost for
+that epoch; `waste` is their share.
 
-Best-fit packing is due to Ding et al. (arXiv 2404.10830; there without the rule about starts); nanochat crops as we do.
-Taking the oldest first is ours: without it the longest documents wait for ever.
+Best-fit packing is by Ding et al. (arXiv 2404.10830, without the rule about starts); nanochat crops in the same way.
+Taking the oldest candidate first is our addition: without it the longest documents would never be chosen.
 
-Documents come in an order that is a pure function of (seed, epoch), and packing looks at their lengths only: every
-rank computes the same rows and reads its own.
+The order of documents is a pure function of (seed, epoch), and packing depends only on their lengths. So every rank
+computes the same rows and reads its own.
 """
 
 from __future__ import annotations
@@ -20,36 +19,37 @@ from bisect import bisect_left, bisect_right, insort
 import numpy as np
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, State, in_and_out, same_data, stream_of
-from trainer.data.permutation import shuffled
+from trainer.data.loader import Batch, LoaderState, build_batch, check_same_data, open_split
+from trainer.data.permutation import shuffle_positions
 from trainer.data.shards import TokenStream
 
-WAITING = 4096
-"""Documents to choose from. With lengths like those of web pages (log-normal, median 600 tokens) rows of 2,048 lose
-17.3, 15.1 or 13.5 % of the tokens with 256, 1,024 or 4,096; 12.6 % are in tails that no row has room for."""
-CHUNK = 1 << 22
-"""Tokens looked at together in the search for the starts of documents."""
-DRAW = 1024
-"""Documents whose place in the shuffled order is computed together."""
-SAMPLE = 20_000
-"""Documents that the waste is measured on."""
+CANDIDATES = 4096
+"""Documents to choose from. With lengths like those of web pages (log-normal, median 600 tokens), rows of 2,048 tokens
+lose 17.3, 15.1 or 13.5 % of the tokens with 256, 1,024 or 4,096 candidates; 12.6 % are beyond the length of a row."""
+SCAN_TOKENS = 1 << 22
+"""Tokens scanned at a time for the starts of documents."""
+SHUFFLE_AHEAD = 1024
+"""Documents whose shuffled positions are computed at a time."""
+WASTE_SAMPLE = 20_000
+"""Documents that `waste` is estimated on."""
 
 
-class Packer:
-    """An endless run of rows of exactly `size` tokens, over documents of these lengths.
+class BestFitPacker:
+    """Pack documents of these lengths into an endless sequence of rows of exactly `size` tokens.
 
-    A document's *ticket* is its place in the shuffled order, counted on over the epochs.
+    A *position* is a document's index in the shuffled order, counted through all epochs.
     """
 
-    def __init__(self, lengths: np.ndarray, size: int, seed: int, choice: int = WAITING) -> None:
-        self.lengths, self.size, self.seed, self.choice = lengths, size, seed, min(choice, len(lengths))
-        self.drawn = self.served = self.cropped = 0  # tickets; tokens of served documents; those of them left out
-        self._waiting: dict[int, tuple[int, int]] = {}  # ticket -> (document, length), the oldest first
-        self._by_length: list[tuple[int, int]] = []  # (length, -ticket): of equal lengths the oldest comes last
-        self._next: list[tuple[int, int]] = []  # (document, length) drawn ahead, the next one last
+    def __init__(self, lengths: np.ndarray, size: int, seed: int, candidates: int = CANDIDATES) -> None:
+        self.lengths, self.size, self.seed, self.candidates = lengths, size, seed, min(candidates, len(lengths))
+        self.drawn = 0  # positions that became candidates
+        self.served = self.cropped = 0  # tokens of all documents in rows; those of them that were cropped
+        self._waiting: dict[int, tuple[int, int]] = {}  # position -> (document, length), the oldest first
+        self._by_length: list[tuple[int, int]] = []  # (length, -position): of equal lengths the oldest comes last
+        self._next: list[tuple[int, int]] = []  # (document, length) computed ahead, the next one last
 
-    def row(self) -> list[tuple[int, int]]:
-        """Return the next row as (document, tokens from its start), in order; the last may be cropped."""
+    def next_row(self) -> list[tuple[int, int]]:
+        """Return the next row as (document, number of tokens from its start), in order; the last may be cropped."""
         self._refill()
         row = [self._take(next(iter(self._waiting)), self.size)]
         room = self.size - row[0][1]
@@ -60,45 +60,45 @@ class Packer:
             room -= row[-1][1]
         return row
 
-    def state(self) -> State:
+    def state_dict(self) -> LoaderState:
         counts = {"drawn": self.drawn, "served": self.served, "cropped": self.cropped}
         return {"waiting": list(self._waiting), **counts}
 
-    def restore(self, state: State) -> None:
-        tickets = state["waiting"]
-        self._waiting = dict(zip(tickets, self._documents(np.array(tickets, dtype=np.int64)), strict=True))
-        self._by_length = sorted((length, -ticket) for ticket, (_, length) in self._waiting.items())
+    def load_state_dict(self, state: LoaderState) -> None:
+        waiting = state["waiting"]
+        self._waiting = dict(zip(waiting, self._find_documents(np.array(waiting, dtype=np.int64)), strict=True))
+        self._by_length = sorted((length, -position) for position, (_, length) in self._waiting.items())
         self.drawn, self.served, self.cropped = state["drawn"], state["served"], state["cropped"]
         self._next = []
 
-    def _take(self, ticket: int, room: int) -> tuple[int, int]:
-        """Serve a waiting document, cropped to the room there is."""
-        document, length = self._waiting.pop(ticket)
-        del self._by_length[bisect_left(self._by_length, (length, -ticket))]
+    def _take(self, position: int, room: int) -> tuple[int, int]:
+        """Remove a candidate and return it with its length, cropped to the room in the row."""
+        document, length = self._waiting.pop(position)
+        del self._by_length[bisect_left(self._by_length, (length, -position))]
         taken = min(length, room)
         self.served += length
         self.cropped += length - taken
         return document, taken
 
     def _refill(self) -> None:
-        while len(self._waiting) < self.choice:
+        while len(self._waiting) < self.candidates:
             if not self._next:
-                ahead = min(DRAW, len(self.lengths))
-                self._next = self._documents(np.arange(self.drawn, self.drawn + ahead, dtype=np.int64))[::-1]
+                ahead = min(SHUFFLE_AHEAD, len(self.lengths))
+                self._next = self._find_documents(np.arange(self.drawn, self.drawn + ahead, dtype=np.int64))[::-1]
             self._waiting[self.drawn] = document = self._next.pop()
             insort(self._by_length, (document[1], -self.drawn))
             self.drawn += 1
 
-    def _documents(self, tickets: np.ndarray) -> list[tuple[int, int]]:
-        """(document, length) of each ticket."""
-        documents = shuffled(tickets, len(self.lengths), self.seed)
+    def _find_documents(self, positions: np.ndarray) -> list[tuple[int, int]]:
+        """Return (document, length) of each position."""
+        documents = shuffle_positions(positions, len(self.lengths), self.seed)
         return list(zip(documents.tolist(), self.lengths[documents].tolist(), strict=True))
 
 
 class DocumentLoader:
-    """An endless run of batches over one split; each row begins with the start of a document.
+    """Batches of packed documents of one split, see the module's docstring.
 
-    With several ranks each takes its part of every step: together they see what one would with `batch * ranks`.
+    Each of several ranks reads its part of every step; together they read what one rank with `batch * ranks` would.
     """
 
     def __init__(
@@ -107,47 +107,47 @@ class DocumentLoader:
         assert batch > 0
         assert 0 <= rank < ranks
         self.batch, self.length, self.seed, self.rank, self.ranks = batch, length, seed, rank, ranks
-        self._stream = stream_of(dataset, split, length)
-        self._starts = starts(self._stream, dataset.tokenizer.end_of_text)
+        self._stream = open_split(dataset, split, length)
+        self._starts = find_document_starts(self._stream, dataset.tokenizer.end_of_text)
         lengths = np.diff(self._starts, append=len(self._stream))
         self.documents = len(lengths)
-        self.position = 0  # rows handed out, over all ranks
-        self.waste = waste(lengths, length + 1, seed)
-        self._packer = Packer(lengths, length + 1, seed)
+        self.position = 0  # rows returned so far, over all ranks
+        self.waste = estimate_waste(lengths, length + 1, seed)
+        self._packer = BestFitPacker(lengths, length + 1, seed)
 
-    def next(self) -> Batch:
-        rows = [self._packer.row() for _ in range(self.batch * self.ranks)]
+    def next_batch(self) -> Batch:
+        rows = [self._packer.next_row() for _ in range(self.batch * self.ranks)]
         self.position += len(rows)
-        mine = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
-        return in_and_out(np.stack([self._read(row) for row in mine]))
+        own = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
+        return build_batch(np.stack([self._read_row(row) for row in own]))
 
-    def state(self) -> State:
-        about = {"position": self.position, "seed": self.seed, "length": self.length, "documents": self.documents}
-        return {**about, **self._packer.state()}
+    def state_dict(self) -> LoaderState:
+        settings = {"seed": self.seed, "length": self.length, "documents": self.documents}
+        return {"position": self.position, **settings, **self._packer.state_dict()}
 
-    def restore(self, state: State) -> None:
-        same_data(state, {name: getattr(self, name) for name in ("seed", "length", "documents")})
+    def load_state_dict(self, state: LoaderState) -> None:
+        check_same_data(state, {name: getattr(self, name) for name in ("seed", "length", "documents")})
         self.position = state["position"]
-        self._packer.restore(state)
+        self._packer.load_state_dict(state)
 
-    def _read(self, row: list[tuple[int, int]]) -> np.ndarray:
-        return np.concatenate([self._stream.read(int(self._starts[document]), taken) for document, taken in row])
-
-
-def starts(stream: TokenStream, end_of_text: int) -> np.ndarray:
-    """Where each document begins: the places of end-of-text tokens. Reads the whole split, about 1 GB a second."""
-    found = []
-    for place in range(0, len(stream), CHUNK):
-        part = stream.read(place, min(CHUNK, len(stream) - place))
-        found.append(np.flatnonzero(part == end_of_text) + place)
-    places = np.concatenate(found)
-    assert places[:1].tolist() == [0], "a dataset's tokens begin with an end-of-text token"
-    return places
+    def _read_row(self, row: list[tuple[int, int]]) -> np.ndarray:
+        return np.concatenate([self._stream.read_tokens(int(self._starts[document]), taken) for document, taken in row])
 
 
-def waste(lengths: np.ndarray, size: int, seed: int) -> float:
-    """The share of tokens that rows of this size leave out, measured on the first documents of this order."""
-    packer = Packer(lengths, size, seed)
-    while packer.drawn < min(len(lengths), SAMPLE) + len(packer._waiting):
-        packer.row()
+def find_document_starts(stream: TokenStream, end_of_text: int) -> np.ndarray:
+    """Return the positions of all end-of-text tokens. Reads the whole split, about 1 GB/s."""
+    parts = []
+    for first in range(0, len(stream), SCAN_TOKENS):
+        tokens = stream.read_tokens(first, min(SCAN_TOKENS, len(stream) - first))
+        parts.append(np.flatnonzero(tokens == end_of_text) + first)
+    starts = np.concatenate(parts)
+    assert starts[:1].tolist() == [0], "a dataset's tokens begin with an end-of-text token"
+    return starts
+
+
+def estimate_waste(lengths: np.ndarray, size: int, seed: int) -> float:
+    """Return the share of tokens that rows of this size crop, measured on the first documents of this order."""
+    packer = BestFitPacker(lengths, size, seed)
+    while packer.drawn < min(len(lengths), WASTE_SAMPLE) + len(packer._waiting):
+        packer.next_row()
     return packer.cropped / packer.served

@@ -1,4 +1,4 @@
-"""A shuffle that needs no memory: where each number goes is computed, not stored.
+"""A shuffle that needs no memory: the new position of each number is computed, not stored.
 
 A Feistel network permutes the numbers of an even count of bits whatever its round function is; numbers that come out
 beyond the range are sent through again until they fall inside (cycle walking), which keeps it a permutation. The result
@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Where each of `numbers` (int64, all in [0, size)) goes in the shuffle of [0, size) that `seed` names."""
+    """Return the new positions of `numbers` (int64, all in [0, size)) in the shuffle of [0, size) given by `seed`."""
     half = max(1, (max(1, size - 1).bit_length() + 1) // 2)
     start = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
     keys = _mix(np.arange(1, ROUNDS + 1, dtype=np.uint64) * _GOLDEN ^ _mix(start))
@@ -26,8 +26,8 @@ def permute(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def shuffled(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """The numbers at these positions of an endless run of epochs: each has all of [0, size), in an order of its own."""
+def shuffle_positions(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Return the numbers at these positions of a sequence of epochs, each of which is its own shuffle of [0, size)."""
     epochs, places = np.divmod(positions, size)
     numbers = np.empty_like(places)
     for epoch in np.unique(epochs):
@@ -45,7 +45,7 @@ def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: every bit of the result depends on every bit that went in."""
+    """splitmix64's finalizer: every bit of the result depends on every bit that went in."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Batches read ahead, in a thread, while the model works on the last ones.
+"""Read batches ahead in a thread while the model computes.
 
-A thread and not a process: reading waits in the kernel and copying is done by numpy, both without Python's lock; it
-needs no memory of its own, cannot be killed alone, and whatever goes wrong in it is raised where its batch is wanted.
+A thread instead of a process: reading (kernel) and copying (numpy) both release Python's lock. A thread needs no
+memory of its own, cannot be killed alone, and its errors are raised in `next_batch`.
 """
 
 from __future__ import annotations
@@ -10,61 +10,61 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, Loader, PackedLoader, State
+from trainer.data.loader import Batch, BlockLoader, Loader, LoaderState
 from trainer.data.packing import DocumentLoader
 
-AHEAD = 2
-"""Batches that wait: one would do for even steps, a second bridges a slow read."""
+PREFETCH_BATCHES = 2
+"""Batches in the queue: one is enough for even steps, a second one bridges a slow read."""
 
-PACKINGS: dict[str, type[PackedLoader] | type[DocumentLoader]] = {"blocks": PackedLoader, "documents": DocumentLoader}
+PACKINGS: dict[str, type[BlockLoader] | type[DocumentLoader]] = {"blocks": BlockLoader, "documents": DocumentLoader}
 
 
-class Prefetched:
-    """A loader whose batches are there when asked for. Its state is that of the batches handed out, not of those read.
+class PrefetchLoader:
+    """A loader that reads ahead. Its state counts the batches that were returned, not those that were read.
 
-    `pinned`: in page-locked memory, from which a GPU copies by itself (`.to(device, non_blocking=True)`).
+    `pinned`: put batches into page-locked memory for asynchronous copies (`.to(device, non_blocking=True)`).
     """
 
     def __init__(self, loader: Loader, pinned: bool = False) -> None:
         self.waste = loader.waste
         self._loader, self._pinned = loader, pinned
-        self._state = loader.state()
+        self._state = loader.state_dict()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
-        self._ahead: deque[Future[tuple[Batch, State]]] = deque()
+        self._queue: deque[Future[tuple[Batch, LoaderState]]] = deque()
 
-    def next(self) -> Batch:
-        while len(self._ahead) <= AHEAD:
-            self._ahead.append(self._reader.submit(self._read))
-        batch, self._state = self._ahead.popleft().result()
+    def next_batch(self) -> Batch:
+        while len(self._queue) <= PREFETCH_BATCHES:
+            self._queue.append(self._reader.submit(self._read_batch))
+        batch, self._state = self._queue.popleft().result()
         return batch
 
-    def state(self) -> State:
+    def state_dict(self) -> LoaderState:
         return self._state
 
-    def restore(self, state: State) -> None:
-        self._drop()
-        self._loader.restore(state)
-        self._state = self._loader.state()
+    def load_state_dict(self, state: LoaderState) -> None:
+        self._clear_queue()
+        self._loader.load_state_dict(state)
+        self._state = self._loader.state_dict()
 
     def close(self) -> None:
-        """End the thread; what was read ahead is forgotten."""
-        self._drop()
+        """End the thread and drop the batches in the queue."""
+        self._clear_queue()
         self._reader.shutdown()
 
-    def _read(self) -> tuple[Batch, State]:
-        inputs, targets = self._loader.next()
+    def _read_batch(self) -> tuple[Batch, LoaderState]:
+        inputs, targets = self._loader.next_batch()
         if self._pinned:
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        return (inputs, targets), self._loader.state()
+        return (inputs, targets), self._loader.state_dict()
 
-    def _drop(self) -> None:
-        for future in self._ahead:
+    def _clear_queue(self) -> None:
+        for future in self._queue:
             if not future.cancel():
-                future.exception()  # waits for the one that is being read
-        self._ahead.clear()
+                future.exception()  # wait for the batch that is being read
+        self._queue.clear()
 
 
-def loader(
+def build_loader(
     dataset: Dataset,
     split: str,
     packing: str,
@@ -74,6 +74,6 @@ def loader(
     rank: int = 0,
     ranks: int = 1,
     pinned: bool = False,
-) -> Prefetched:
-    """Return a run's loader: rows cut as `packing` says, read ahead."""
-    return Prefetched(PACKINGS[packing](dataset, split, batch, length, seed, rank, ranks), pinned)
+) -> PrefetchLoader:
+    """Build the prefetching loader of a run. `packing` is a key of `PACKINGS`."""
+    return PrefetchLoader(PACKINGS[packing](dataset, split, batch, length, seed, rank, ranks), pinned)

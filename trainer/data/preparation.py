@@ -1,7 +1,7 @@
-"""From a corpus to a dataset folder: read and spool, split, train the tokenizer, tokenise, and the manifest last.
+"""Build a dataset folder from a corpus: spool, split, train the tokenizer, tokenize, write the manifest.
 
-Everything goes into a folder beside the destination, which takes its name in one rename at the end: a dataset folder
-is whole or not there. Memory is bounded by the longest document (16 MiB for plain text) and a batch of 2 MiB.
+All files are written to a temporary folder next to the destination, which is renamed at the end, so a dataset folder is
+either complete or absent. Memory is bounded by the longest document (16 MiB for plain text) plus a batch of 2 MiB.
 """
 
 from __future__ import annotations
@@ -15,71 +15,73 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from trainer.data import splits
 from trainer.data.corpora import Corpus, Document
-from trainer.data.progress import Reporter
-from trainer.data.shards import GIVEN, DatasetError, FileWriter, ShardWriter, token_type
+from trainer.data.errors import DatasetError
+from trainer.data.progress import show_phase
+from trainer.data.shards import PROMPT_BIT, FileWriter, ShardWriter, get_token_dtype
 from trainer.data.spool import Spool
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, train_bpe
 
 FORMAT = 1
-PROMPTED = 2
-"""The format of a dataset in which some documents begin with a prompt."""
+FORMAT_WITH_PROMPTS = 2
+"""Format of a dataset in which some documents begin with a prompt."""
 MANIFEST = "manifest.json"
-SAMPLE = 4 << 20  # bytes of text that a tokenizer is trained on, spread over the train split
-BATCH = 2 << 20  # bytes of text tokenised at once
-Advance = Callable[[int], None]  # called with bytes of text done
-Encoded = tuple[Document, list[int]]  # with `GIVEN` in the ids of its prompt
+TOKENIZER_SAMPLE = 4 << 20  # bytes of text to train a tokenizer on, spread over the train split
+TOKENIZER_BATCH = 2 << 20  # characters of text tokenized at once
+Advance = Callable[[int], None]  # called with a number of bytes of text
+EncodedDocument = tuple[Document, list[int]]  # ids of a prompt have `PROMPT_BIT`
 SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 
 
-def build(
+def build_dataset(
     folder: Path,
     corpus: Corpus,
     spec: TokenizerSpec,
     limit_bytes: int | None,
-    about: dict[str, Any],
-    reporter: Reporter,
+    origin: dict[str, Any],
+    console: Console,
 ) -> None:
-    """Make the dataset at `folder`, which must be absent or empty. The caller holds the lock.
+    """Build the dataset at `folder`, which must be absent or empty. The caller holds the lock.
 
-    `about` goes into the manifest as it is: the corpus's spec, the limit and the cache key.
+    `origin` is copied into the manifest: the corpus's spec, the limit and the cache key.
     """
-    aside = folder.with_name(f".{folder.name}.preparing")
-    shutil.rmtree(aside, ignore_errors=True)  # of a preparation that died
+    partial = folder.with_name(f".{folder.name}.preparing")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     try:
-        aside.mkdir(parents=True)
-        _write(aside, corpus, spec, limit_bytes, about, reporter)
-        aside.rename(folder)
+        partial.mkdir(parents=True)
+        _write_dataset(partial, corpus, spec, limit_bytes, origin, console)
+        partial.rename(folder)
         _sync_folder(folder.parent)
-    except OSError as error:  # a full disk, a quota
+    except OSError as error:  # full disk, quota
         raise DatasetError(f"{folder} cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(
+def _write_dataset(
     folder: Path,
     corpus: Corpus,
     spec: TokenizerSpec,
     limit_bytes: int | None,
-    about: dict[str, Any],
-    reporter: Reporter,
+    origin: dict[str, Any],
+    console: Console,
 ) -> None:
     work = folder / "spool"
     work.mkdir()
     with Spool(work / "documents") as documents, Spool(work / "pieces") as pieces:
-        _read(documents, corpus, limit_bytes, reporter)
-        spool, assigned = _split(documents, pieces)
-        tokenizer = spec.given or _train_tokenizer(spool, assigned, spec, reporter)
+        _spool_corpus(documents, corpus, limit_bytes, console)
+        spool, assignment = _assign_splits(documents, pieces)
+        tokenizer = spec.tokenizer or _train_tokenizer(spool, assignment, spec, console)
         tokenizer.save(folder / "tokenizer.json")
-        dtype = token_type(tokenizer.vocabulary_size, documents.prompted)
-        rows = _tokenise(folder, spool, assigned, tokenizer, dtype, reporter)
+        dtype = get_token_dtype(tokenizer.vocabulary_size, documents.has_prompts)
+        rows = _tokenize_splits(folder, spool, assignment, tokenizer, dtype, console)
     shutil.rmtree(work)
     manifest = {
-        "format": PROMPTED if documents.prompted else FORMAT,
-        **about,
+        "format": FORMAT_WITH_PROMPTS if documents.has_prompts else FORMAT,
+        **origin,
         "tokenizer": {
             "spec": spec.text,
             "vocabulary_size": tokenizer.vocabulary_size,
@@ -88,14 +90,14 @@ def _write(
         },
         "splits": rows,
     }
-    manifest["hash"] = content_hash(manifest)
+    manifest["hash"] = compute_content_hash(manifest)
     with FileWriter(folder / MANIFEST) as writer:
         writer.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
         writer.finish()
 
 
-def content_hash(manifest: dict[str, Any]) -> str:
-    """sha256 of what decides the content: tokenizer, counts and the shards' hashes. No spec, path or time."""
+def compute_content_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of tokenizer, counts and shard hashes. Specs, paths and times do not change it."""
     content = {
         "format": manifest["format"],
         "tokenizer": manifest["tokenizer"]["sha256"],
@@ -115,8 +117,8 @@ def content_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _read(spool: Spool, corpus: Corpus, limit_bytes: int | None, reporter: Reporter) -> None:
-    with reporter.phase("Reading the corpus", limit_bytes) as phase:
+def _spool_corpus(spool: Spool, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
+    with show_phase(console, "Reading the corpus", limit_bytes) as phase:
         for document in corpus.documents():
             room = None if limit_bytes is None else limit_bytes - phase.done
             phase.advance(spool.add(document, room))
@@ -124,64 +126,66 @@ def _read(spool: Spool, corpus: Corpus, limit_bytes: int | None, reporter: Repor
                 break
 
 
-def _split(documents: Spool, pieces: Spool) -> tuple[Spool, np.ndarray]:
-    """The documents, or the pieces they had to be cut into, and the split of each."""
+def _assign_splits(documents: Spool, pieces: Spool) -> tuple[Spool, np.ndarray]:
+    """Return a spool and the split of each of its documents. Cut them into `pieces` where they are too long."""
     total = int(documents.lengths.sum())
     if total < splits.SMALLEST_CORPUS:
         raise DatasetError(f"A dataset needs at least {splits.SMALLEST_CORPUS} bytes of text; this corpus has {total}")
-    assigned = splits.assign(documents.keys, documents.lengths)
-    if assigned is not None:
-        return documents, assigned
+    assignment = splits.assign_splits(documents.keys, documents.lengths)
+    if assignment is not None:
+        return documents, assignment
     size = max(splits.SMALLEST_PIECE, total // splits.PIECES)
     for number in range(len(documents)):
-        for piece in splits.cut(documents.read(number), size):
+        for piece in splits.cut_document(documents.read_document(number), size):
             pieces.add(piece)
-    assigned = splits.assign(pieces.keys, pieces.lengths)
-    if assigned is None:
-        raise DatasetError("The corpus repeats itself: what is left without copies cannot be split into three parts")
-    return pieces, assigned
+    assignment = splits.assign_splits(pieces.keys, pieces.lengths)
+    if assignment is None:
+        raise DatasetError("The corpus repeats itself: without duplicates it cannot be split into three parts")
+    return pieces, assignment
 
 
-def _train_tokenizer(spool: Spool, assigned: np.ndarray, spec: TokenizerSpec, reporter: Reporter) -> Tokenizer:
+def _train_tokenizer(spool: Spool, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
     assert spec.train_size is not None
-    numbers = np.flatnonzero(assigned == splits.TRAIN)
-    with reporter.phase("Training the tokenizer", min(SAMPLE, int(spool.lengths[numbers].sum()))) as phase:
-        return train_bpe(_counted(_sample(spool, numbers), phase.advance), spec.train_size)
+    numbers = np.flatnonzero(assignment == splits.TRAIN)
+    with show_phase(
+        console, "Training the tokenizer", min(TOKENIZER_SAMPLE, int(spool.lengths[numbers].sum()))
+    ) as phase:
+        return train_bpe(_report_progress(_sample_texts(spool, numbers), phase.advance), spec.train_size)
 
 
-def _counted(texts: Iterable[str], advance: Advance) -> Iterator[str]:
+def _report_progress(texts: Iterable[str], advance: Advance) -> Iterator[str]:
     for text in texts:
         advance(len(text))
         yield text
 
 
-def _sample(spool: Spool, numbers: np.ndarray) -> Iterator[str]:
-    """About SAMPLE bytes, spread evenly: from each document its share, and a short document whole or not at all."""
+def _sample_texts(spool: Spool, numbers: np.ndarray) -> Iterator[str]:
+    """Yield about TOKENIZER_SAMPLE bytes: heads of documents, spread evenly, short ones as a whole or not at all."""
     lengths = spool.lengths
-    share = min(1.0, SAMPLE / int(lengths[numbers].sum()))
-    passed = taken = 0
+    share = min(1.0, TOKENIZER_SAMPLE / int(lengths[numbers].sum()))
+    seen = sampled = 0
     for number in map(int, numbers):
-        passed += int(lengths[number])
-        if (quota := round(passed * share) - taken) > 0:
+        seen += int(lengths[number])
+        if (quota := round(seen * share) - sampled) > 0:
             quota = min(max(quota, 4 << 10), int(lengths[number]))
-            taken += quota
-            yield spool.read(number, quota).text
+            sampled += quota
+            yield spool.read_document(number, quota).text
 
 
-def _tokenise(
+def _tokenize_splits(
     folder: Path,
     spool: Spool,
-    assigned: np.ndarray,
+    assignment: np.ndarray,
     tokenizer: Tokenizer,
     dtype: np.dtype[Any],
-    reporter: Reporter,
+    console: Console,
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    with reporter.phase("Tokenising", int(spool.lengths.sum())) as phase:
+    with show_phase(console, "Tokenizing", int(spool.lengths.sum())) as phase:
         for split, code in SPLITS.items():
-            numbers = np.flatnonzero(assigned == code)
-            batches = _batches(spool, numbers)
-            encoded = _encoded(batches, tokenizer, phase.advance)
+            numbers = np.flatnonzero(assignment == code)
+            batches = _batch_documents(spool, numbers)
+            encoded = _encode_documents(batches, tokenizer, phase.advance)
             shards = (
                 _write_documents(folder, split, encoded)
                 if split == "test"
@@ -196,13 +200,13 @@ def _tokenise(
     return rows
 
 
-def _batches(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
+def _batch_documents(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
-    for document in spool.documents(numbers):
+    for document in spool.iterate_documents(numbers):
         batch.append(document)
         size += len(document.text)
-        if size >= BATCH:
+        if size >= TOKENIZER_BATCH:
             yield batch
             batch, size = [], 0
     if batch:
@@ -210,17 +214,17 @@ def _batches(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
 
 
 def _write_tokens(
-    folder: Path, split: str, encoded: Iterator[Encoded], end_of_text: int, dtype: np.dtype[Any]
+    folder: Path, split: str, encoded: Iterator[EncodedDocument], end_of_text: int, dtype: np.dtype[Any]
 ) -> list[dict[str, Any]]:
-    """Packed tokens: each document after an end-of-text token, which is what a model sees before any text."""
+    """Write packed tokens, each document after an end-of-text token."""
     with ShardWriter(folder, split, dtype) as writer:
         for _, ids in encoded:
             writer.add([end_of_text, *ids])
         return writer.finish()
 
 
-def _write_documents(folder: Path, split: str, encoded: Iterator[Encoded]) -> list[dict[str, Any]]:
-    """Text, for the scorer: it is scored whatever a model's tokenizer is. Tokens are counted as in the other splits."""
+def _write_documents(folder: Path, split: str, encoded: Iterator[EncodedDocument]) -> list[dict[str, Any]]:
+    """Write text, since the scorer is independent of the tokenizer. Tokens are counted as in the other splits."""
     path, tokens = f"{split}/documents.jsonl", 0
     with FileWriter(folder / path) as writer:
         for document, ids in encoded:
@@ -230,19 +234,21 @@ def _write_documents(folder: Path, split: str, encoded: Iterator[Encoded]) -> li
         return [{"path": path, "tokens": tokens, "size": writer.size, "sha256": writer.finish()}]
 
 
-def _encoded(batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance) -> Iterator[Encoded]:
-    """Yield each document with its ids. Prompts are encoded by themselves, as they will be when the model is asked."""
+def _encode_documents(
+    batches: Iterator[list[Document]], tokenizer: Tokenizer, advance: Advance
+) -> Iterator[EncodedDocument]:
+    """Yield each document with its ids. A prompt is encoded separately, as at inference."""
     for batch in batches:
-        ids = iter(tokenizer.encode_batch([part for document in batch for part in _parts(document)]))
+        ids = iter(tokenizer.encode_batch([part for document in batch for part in _split_prompt(document)]))
         for document in batch:
-            prompt = next(ids) if document.given else []
-            yield document, [*(token | GIVEN for token in prompt), *next(ids)]
+            prompt = next(ids) if document.prompt_length else []
+            yield document, [*(token | PROMPT_BIT for token in prompt), *next(ids)]
             advance(len(document.text.encode()))
 
 
-def _parts(document: Document) -> tuple[str, ...]:
-    text, given = document.text, document.given
-    return (text[:given], text[given:]) if given else (text,)
+def _split_prompt(document: Document) -> tuple[str, ...]:
+    text, end = document.text, document.prompt_length
+    return (text[:end], text[end:]) if end else (text,)
 
 
 def _sync_folder(folder: Path) -> None:

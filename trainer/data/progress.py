@@ -1,62 +1,47 @@
-"""How far a preparation is, on standard error: bars on a terminal, a line now and then in a log."""
+"""Progress of a preparation: bars on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
-PATIENCE = 15.0  # seconds between two lines of a log
+LOG_INTERVAL = 15.0  # seconds between two lines in a log
 
 
-class Phase:
-    """Counts the bytes that are done, and passes them on."""
+class ProgressPhase:
+    """Count and show the bytes that are done. A disabled `bar` means that the output is a log."""
 
-    def __init__(self, show: Callable[[int], None]) -> None:
-        self._show = show
+    def __init__(self, bar: Progress, task: TaskID) -> None:
         self.done = 0
+        self._bar, self._task, self._last = bar, task, time.monotonic()
 
     def advance(self, amount: int) -> None:
         self.done += amount
-        self._show(self.done)
+        self._bar.update(self._task, completed=self.done)
+        if self._bar.disable and time.monotonic() - self._last >= LOG_INTERVAL:
+            self._last = time.monotonic()
+            title = self._bar.tasks[self._task].description
+            self._bar.console.print(f"{title}: {self.done / (1 << 20):,.0f} MiB so far ...", markup=False)
 
 
-@dataclass(slots=True)
-class Reporter:
-    """Says what goes on, or nothing when it is not wanted."""
-
-    wanted: bool = True
-    console: Console = field(default_factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))
-
-    def say(self, sentence: str) -> None:
-        if self.wanted:
-            self.console.print(sentence, markup=False)
-
-    @contextmanager
-    def phase(self, title: str, total: int | None = None) -> Iterator[Phase]:
-        """`total` bytes of work; None where the end is not known."""
-        if not self.wanted:
-            yield Phase(lambda _: None)
-        elif not self.console.is_terminal:
-            self.say(f"{title} ...")
-            yield Phase(self._lines(title))
-        else:
-            columns = [TextColumn("{task.description:24}"), BarColumn(), DownloadColumn(binary_units=True)]
-            with Progress(*columns, TransferSpeedColumn(), TimeElapsedColumn(), console=self.console) as bar:
-                task = bar.add_task(title, total=total)
-                yield Phase(lambda done: bar.update(task, completed=done))
-
-    def _lines(self, title: str) -> Callable[[int], None]:
-        last = time.monotonic()
-
-        def show(done: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= PATIENCE:
-                last = time.monotonic()
-                self.say(f"{title}: {done / (1 << 20):,.0f} MiB so far ...")
-
-        return show
+@contextmanager
+def show_phase(console: Console, title: str, total: int | None = None) -> Iterator[ProgressPhase]:
+    """Show a phase of `total` bytes, None if the amount is unknown. A quiet console shows nothing."""
+    columns = [TextColumn("{task.description:24}"), BarColumn(), DownloadColumn(binary_units=True)]
+    columns += [TransferSpeedColumn(), TimeElapsedColumn()]
+    if not console.is_terminal:
+        console.print(f"{title} ...", markup=False)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield ProgressPhase(bar, bar.add_task(title, total=total))

@@ -1,4 +1,4 @@
-"""Token ids on disk: flat files of little-endian uint16 or uint32, written once, read at any offset."""
+"""Files of token ids: flat little-endian uint16 or uint32, written once, read at any offset."""
 
 from __future__ import annotations
 
@@ -12,33 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from trainer.data.errors import DamagedDatasetError
+
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 
 
-class DatasetError(ValueError):
-    """The dataset cannot be made or read; the message is one line for whoever named it."""
+PROMPT_BIT = 1 << 31
+"""Set in the tokens of a prompt, which the model reads but does not learn."""
 
 
-class DamagedDataset(DatasetError):
-    """A file is not what the manifest says: nobody's wish, and no fault of a model's."""
-
-
-def damaged(path: Path, how: str) -> DamagedDataset:
-    """Name the file, what is wrong with it and the way out. `path` lies in a split's folder in the dataset's."""
-    return DamagedDataset(f"{path} {how}: delete the folder {path.parent.parent} and prepare the dataset again")
-
-
-GIVEN = 1 << 31
-"""Set in a token that is read and not learned: a prompt's."""
-
-
-def token_type(vocabulary_size: int, prompted: bool = False) -> np.dtype[Any]:
-    """`prompted`: some tokens are `GIVEN`."""
-    return np.dtype("<u2" if vocabulary_size <= 1 << 16 and not prompted else "<u4")
+def get_token_dtype(vocabulary_size: int, has_prompts: bool = False) -> np.dtype[Any]:
+    """Return the type of tokens on disk. `has_prompts`: some tokens have `PROMPT_BIT`."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 and not has_prompts else "<u4")
 
 
 class FileWriter:
-    """One file, its size and its sha256, flushed to the disk when closed."""
+    """Write one file, count and hash its bytes, and flush it to disk."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +47,7 @@ class FileWriter:
         self.size += len(data)
 
     def finish(self) -> str:
-        """Return the sha256."""
+        """Flush and close the file; return its sha256."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()
@@ -66,7 +55,7 @@ class FileWriter:
 
 
 class ShardWriter:
-    """A stream of tokens into SPLIT/00000.bin, 00001.bin, ... A document may run on in the next shard."""
+    """Write tokens to SPLIT/00000.bin, 00001.bin, ... A document may continue in the next shard."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int = SHARD_TOKENS) -> None:
         self._folder, self._split, self._dtype, self._limit = folder, split, dtype, shard_tokens
@@ -77,7 +66,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:  # broken off: what there is will be removed
+        if self._file is not None:  # after an error: the caller deletes the folder
             self._file.__exit__()
 
     def add(self, ids: Sequence[int]) -> None:
@@ -92,7 +81,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the manifest's rows, one a shard."""
+        """Return one row of the manifest for each shard."""
         self._finish_shard()
         return self._rows
 
@@ -108,10 +97,10 @@ class ShardWriter:
 
 
 class Shard:
-    """The tokens of one file, read where they are wanted: `shard[start:stop]` is an array.
+    """The tokens of one file, read on demand: `shard[start:stop]` returns an array.
 
-    Not a memory map: where a file was cut short or its disk fails, reading a map kills the process (SIGBUS), and this
-    raises DatasetError. A row takes a few microseconds either way.
+    Not a memory map: reading a map of a truncated file or from a failing disk kills the process (SIGBUS), while `pread`
+    raises DamagedDatasetError. Both take a few microseconds a row.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int) -> None:
@@ -119,7 +108,7 @@ class Shard:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise damaged(path, f"cannot be opened ({error.strerror or error})") from error
+            raise DamagedDatasetError(path, f"cannot be opened ({error.strerror or error})") from error
         weakref.finalize(self, os.close, self._descriptor)
 
     def __len__(self) -> int:
@@ -128,18 +117,18 @@ class Shard:
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop, step = part.indices(self._tokens)
         assert step == 1
-        wanted = max(0, stop - start) * self.dtype.itemsize
+        size = max(0, stop - start) * self.dtype.itemsize
         try:
-            data = os.pread(self._descriptor, wanted, start * self.dtype.itemsize)
+            data = os.pread(self._descriptor, size, start * self.dtype.itemsize)
         except OSError as error:
-            raise damaged(self._path, f"cannot be read ({error.strerror or error})") from error
-        if len(data) != wanted:
-            raise damaged(self._path, "is damaged: it was cut short while it was in use")
+            raise DamagedDatasetError(self._path, f"cannot be read ({error.strerror or error})") from error
+        if len(data) != size:
+            raise DamagedDatasetError(self._path, "is damaged: it was cut short while it was in use")
         return np.frombuffer(data, dtype=self.dtype)
 
 
 class TokenStream:
-    """The tokens of several shards as one sequence, read where they are wanted."""
+    """The tokens of several shards as one sequence, read on demand."""
 
     def __init__(self, arrays: Sequence[np.ndarray | Shard]) -> None:
         self._arrays = list(arrays)
@@ -150,8 +139,8 @@ class TokenStream:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def read(self, start: int, length: int) -> np.ndarray:
-        """[length] int64, `GIVEN` where that is set. They must lie inside the stream."""
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return [length] int64, with `PROMPT_BIT` in tokens of a prompt. The range must lie inside the stream."""
         assert 0 <= start <= len(self) - length
         tokens = np.empty(length, dtype=np.int64)
         done, shard = 0, bisect_right(self._starts, start) - 1

@@ -1,9 +1,9 @@
-"""Which document belongs to train, dev or test: by the hash of its text, never by its place in the corpus.
+"""Assign documents to train, dev or test by the hash of their text.
 
-Ordered by hash, the documents in the lowest 1 % of all hashes are test, those in the next 1 % dev, the rest train; in
-a corpus of few documents more of the lowest are taken until dev and test hold enough text to be measured on. A document
-longer than a twentieth of the corpus is always train. The order of the documents does not matter; in a corpus of
-thousands neither do the other documents, so a text stays on its side when the corpus grows.
+The lowest 1 % of all hash values are test, the next 1 % dev, the rest train. In a corpus of few documents, dev and test
+take more of the lowest hashes until they have enough text. A document longer than a twentieth of the corpus is always
+train. The order of documents does not matter. In a corpus of thousands the other documents do not matter either, so a
+text stays in its split when the corpus grows.
 """
 
 from __future__ import annotations
@@ -16,53 +16,55 @@ import numpy as np
 from trainer.data.corpora.document import Document
 
 TRAIN, DEV, TEST = 0, 1, 2
-SHARE = 0.01  # of all hashes, for each of dev and test
-LONG = 20  # a document longer than a twentieth of the corpus is train
-ENOUGH = 256 << 10  # bytes: what dev and test want where there is that much
+SHARE = 0.01  # of all hash values, for each of dev and test
+LONG_FRACTION = 20  # a document longer than a twentieth of the corpus is train
+ENOUGH_BYTES = 256 << 10  # bytes for each of dev and test, if the corpus is large enough
 SMALLEST_CORPUS = 8 << 10  # bytes
 SMALLEST_PIECE = 256  # bytes
-PIECES = 100  # a corpus of a few long documents is cut into about so many
+PIECES = 100  # a corpus of a few long documents is cut into about this many
 
 
-def assign(keys: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """[N] int8 of TRAIN, DEV, TEST for documents with these hashes (uint64) and lengths in bytes.
+def assign_splits(keys: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+    """Return TRAIN, DEV or TEST, [N] int8, for documents with these hashes (uint64) and lengths in bytes.
 
-    None where the documents are too few or too long for dev and test to have enough: they must be cut first.
+    Return None if dev and test would get too little text because the documents are too few or too long.
     """
     total = int(lengths.sum())
-    wanted = min(ENOUGH, max(total // 50, min(2 << 10, total // 8)))
+    required = min(ENOUGH_BYTES, max(total // 50, min(2 << 10, total // 8)))
     order = np.argsort(keys, kind="stable")
-    order = order[lengths[order] * LONG <= total]
+    order = order[lengths[order] * LONG_FRACTION <= total]
     splits = np.zeros(len(keys), dtype=np.int8)
     start = 0
     for split, share in ((TEST, SHARE), (DEV, 2 * SHARE)):
-        taken = 0
-        while start < len(order) and (taken < wanted or keys[order[start]] < share * 2.0**64):
+        size = 0
+        while start < len(order) and (size < required or keys[order[start]] < share * 2.0**64):
             splits[order[start]] = split
-            taken += int(lengths[order[start]])
+            size += int(lengths[order[start]])
             start += 1
-        if taken < wanted:
+        if size < required:
             return None
     return splits
 
 
-def cut(document: Document, size: int) -> Iterator[Document]:
-    """The document in pieces of about `size` bytes, cut where a paragraph, a line or at least a word ends."""
+def cut_document(document: Document, size: int) -> Iterator[Document]:
+    """Cut a document into pieces of about `size` bytes at the end of a paragraph, a line or at least a word."""
     text, start, number = document.text, 0, 1
     step = max(1, size * len(text) // (len(text.encode()) or 1))  # characters
     while len(text) - start > 3 * step // 2:
-        end = _end_near(text, start + step, start + 3 * step // 2)
-        yield Document(f"{document.id}/{number}", text[start:end], min(max(document.given - start, 0), end - start))
+        end = _find_boundary(text, start + step, start + 3 * step // 2)
+        yield Document(
+            f"{document.id}/{number}", text[start:end], min(max(document.prompt_length - start, 0), end - start)
+        )
         start, number = end, number + 1
     name = f"{document.id}/{number}" if number > 1 else document.id
-    yield Document(name, text[start:], max(document.given - start, 0))
+    yield Document(name, text[start:], max(document.prompt_length - start, 0))
 
 
-def _end_near(text: str, start: int, stop: int) -> int:
-    for pattern in _ENDS:
+def _find_boundary(text: str, start: int, stop: int) -> int:
+    for pattern in _BOUNDARIES:
         if match := pattern.search(text, start, stop):
             return match.end()
     return start
 
 
-_ENDS = [re.compile(pattern) for pattern in (r"\n\s*\n", r"\n", r"\s")]
+_BOUNDARIES = [re.compile(pattern) for pattern in (r"\n\s*\n", r"\n", r"\s")]

@@ -1,7 +1,7 @@
-"""Documents on their way into a dataset: on disk, in the order they came, each text once.
+"""A temporary file of documents in their order, without duplicates.
 
-A corpus may come over the network or out of an archive, and is wanted three times (to split it, to train the tokenizer
-on a sample, to tokenise it), so it is written down once. In memory stay about 50 bytes a document.
+A corpus may come from the network or an archive and is read three times (to split it, to train the tokenizer on a
+sample, to tokenize it), so it is stored once. Each document takes about 50 bytes of memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("w+b")
-        self._offsets = array("Q")  # where the id begins; the text follows it
+        self._offsets = array("Q")  # of the id; the text follows it
         self._id_lengths = array("L")
         self._lengths = array("Q")
-        self._given = array("Q")
+        self._prompt_lengths = array("Q")
         self._keys = array("Q")
         self._seen = SeenKeys()
         self._end = 0
@@ -40,24 +40,23 @@ class Spool:
 
     @property
     def keys(self) -> np.ndarray:
-        """[N] uint64: the first 8 bytes of each text's sha256."""
+        """The first 8 bytes of each text's sha256, [N] uint64."""
         return np.array(self._keys, dtype=np.uint64)
 
     @property
     def lengths(self) -> np.ndarray:
-        """[N] uint64: bytes of UTF-8 of each text."""
+        """Bytes of UTF-8 of each text, [N] uint64."""
         return np.array(self._lengths, dtype=np.uint64)
 
     @property
-    def prompted(self) -> bool:
-        """Whether a part of any text is given, see `Document.given`."""
-        return any(self._given)
+    def has_prompts(self) -> bool:
+        return any(self._prompt_lengths)
 
     def add(self, document: Document, room: int | None = None) -> int:
-        """Write a document, cut to `room` bytes, unless its text is here already. Return the bytes it took."""
+        """Append a document, cut to `room` bytes, unless it is a duplicate. Return the bytes that were added."""
         text = document.text.encode()
         if room is not None and len(text) > room:
-            text = text[:room].decode(errors="ignore").encode()  # never half a character
+            text = text[:room].decode(errors="ignore").encode()  # drops a split character
         key = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
         if not text or not self._seen.add(key):
             return 0
@@ -67,29 +66,29 @@ class Spool:
         self._offsets.append(self._end)
         self._id_lengths.append(len(name))
         self._lengths.append(len(text))
-        self._given.append(document.given)
+        self._prompt_lengths.append(document.prompt_length)
         self._keys.append(key)
         self._end += len(name) + len(text)
         return len(text)
 
-    def read(self, number: int, limit: int = -1) -> Document:
-        """A document; with a limit, at most so many bytes of its text."""
+    def read_document(self, number: int, limit: int = -1) -> Document:
+        """Read a document, or at most `limit` bytes of its text."""
         self._stream.seek(self._offsets[number])
         name = self._stream.read(self._id_lengths[number]).decode()
         length = self._lengths[number]
         content = self._stream.read(min(length, limit) if limit >= 0 else length)
-        text = content.decode(errors="strict" if limit < 0 else "ignore")  # a limit may cut a character
-        return Document(name, text, min(self._given[number], len(text)))
+        text = content.decode(errors="strict" if limit < 0 else "ignore")  # a limit may split a character
+        return Document(name, text, min(self._prompt_lengths[number], len(text)))
 
-    def documents(self, numbers: np.ndarray) -> Iterator[Document]:
-        return (self.read(int(number)) for number in numbers)
+    def iterate_documents(self, numbers: np.ndarray) -> Iterator[Document]:
+        return (self.read_document(int(number)) for number in numbers)
 
 
 class SeenKeys:
-    """A growing set of 64-bit keys at about 16 bytes each (a Python set of ints takes six times that).
+    """A set of 64-bit keys in an open-addressing hash table: 16 bytes a key, a sixth of a Python set of ints.
 
-    Keys are parts of cryptographic hashes, so their low bits are the place in the table. Two different texts share a
-    key with a probability of about 3 in a million among ten million documents; then the second is taken for a copy.
+    Keys are parts of cryptographic hashes, so their low bits serve as the index. Among ten million documents two
+    different texts share a key with a probability of about 3 in a million; the second is then dropped as a duplicate.
     """
 
     def __init__(self) -> None:
@@ -97,26 +96,26 @@ class SeenKeys:
         self._count = 0
 
     def add(self, key: int) -> bool:
-        """True if the key is new."""
-        key = key or 1  # 0 marks an empty place
+        """Add a key. Return whether it is new."""
+        key = key or 1  # 0 marks an empty slot
         if 2 * self._count >= len(self._table):
             self._grow()
-        place = self._place(key)
-        if self._table[place] == key:
+        slot = self._find_slot(key)
+        if self._table[slot] == key:
             return False
-        self._table[place] = key
+        self._table[slot] = key
         self._count += 1
         return True
 
-    def _place(self, key: int) -> int:
+    def _find_slot(self, key: int) -> int:
         mask = len(self._table) - 1
-        place = key & mask
-        while self._table[place] not in (0, key):
-            place = (place + 1) & mask
-        return place
+        slot = key & mask
+        while self._table[slot] not in (0, key):
+            slot = (slot + 1) & mask
+        return slot
 
     def _grow(self) -> None:
         old, self._table = self._table, array("Q", bytes(16 * len(self._table)))
         for key in old:
             if key:
-                self._table[self._place(key)] = key
+                self._table[self._find_slot(key)] = key

@@ -1,8 +1,8 @@
-"""RWKV's World tokenizer: a list of byte strings, and of those that fit the longest is taken, each time.
+"""RWKV's World tokenizer: a list of byte strings with greedy longest-match encoding.
 
-Its file has a line for each token, `ID LITERAL LENGTH`: a Python literal, text or bytes, and how many bytes it has
-(https://github.com/BlinkDL/ChatRWKV, tokenizer/). Id 0 is the end of text. All 256 bytes are tokens, so every text
-comes back byte for byte, and any other bytes would, too.
+The published file has a line for each token, `ID LITERAL LENGTH`: a Python literal (text or bytes) and its number of
+bytes (https://github.com/BlinkDL/ChatRWKV, tokenizer/). Id 0 is the end of text. All 256 bytes are tokens, so any bytes
+are reproduced exactly.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.tokenizer import WORLD, Tokenizer, TokenizerError
+from trainer.data.errors import TokenizerError
+from trainer.data.tokenizer import WORLD_PREFIX, Tokenizer
 
-PADDING = 64
-"""Models have embeddings for a multiple of so many tokens: 65536 for the published 65529 and the end of text."""
+VOCABULARY_MULTIPLE = 64
+"""The vocabulary size is a multiple of this: 65536 for the published 65529 tokens and the end of text."""
 
-Node = list[Any]
-"""A place in the trie: what follows a byte, as a dict of nodes or None, and the token that ends here, or 0."""
+TrieNode = list[Any]
+"""[children by byte (a dict, None if there are none), id of the token that ends here (0 if none)]."""
 
 
 class WorldTokenizer(Tokenizer):
-    """Saved as JSON, `{"model": {"type": "World"}, "tokens": [[ID, HEX], ...]}`, and loaded as any other tokenizer."""
+    """A World vocabulary, saved as JSON: `{"model": {"type": "World"}, "tokens": [[ID, HEX], ...]}`."""
 
     def __init__(self, content: bytes, name: str = "The tokenizer") -> None:
         try:
@@ -39,46 +40,48 @@ class WorldTokenizer(Tokenizer):
         if min(self._tokens) < 1 or max(self._tokens) > 1 << 20 or b"" in self._tokens.values():
             raise TokenizerError(f"{name} has an empty token, or an id below 1 or beyond {1 << 20}")
         self._content = content
-        self._lengths = np.zeros(-(-(max(self._tokens) + 1) // PADDING) * PADDING, dtype=np.int64)
+        self._lengths = np.zeros(
+            -(-(max(self._tokens) + 1) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE, dtype=np.int64
+        )
         for number, token in self._tokens.items():
             self._lengths[number] = len(token)
         self.end_of_text = 0
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self._root: Node | None = None
+        self._root: TrieNode | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without end-of-text tokens."""
+        """Return the token ids of each text, without end-of-text tokens."""
         return [self.encode_bytes(text.encode()) for text in texts]
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Token ids of any bytes."""
+        """Return the token ids of any bytes."""
         if self._root is None:
-            self._root = trie(self._tokens)
-        first: dict[int, Node] = self._root[0]
-        found: list[int] = []
-        place, end = 0, len(data)
-        while place < end:
-            at = place
-            following: dict[int, Node] | None = first
-            # Every byte is a token: the walk finds one at its first step.
-            while following is not None and at < end and (node := following.get(data[at])) is not None:
-                at += 1
-                following = node[0]
+            self._root = build_trie(self._tokens)
+        first: dict[int, TrieNode] = self._root[0]
+        ids: list[int] = []
+        start, end = 0, len(data)
+        while start < end:
+            position = start
+            children: dict[int, TrieNode] | None = first
+            # Every byte is a token, so the first step finds one.
+            while children is not None and position < end and (node := children.get(data[position])) is not None:
+                position += 1
+                children = node[0]
                 if node[1]:
-                    token, place = node[1], at
-            found.append(token)
-        return found
+                    token, start = node[1], position
+            ids.append(token)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(map(self.bytes_of, ids)).decode(errors="replace")
+        return b"".join(map(self.get_token_bytes, ids)).decode(errors="replace")
 
-    def bytes_of(self, token: int) -> bytes:
+    def get_token_bytes(self, token: int) -> bytes:
         return self._tokens.get(token, b"")
 
 
-def trie(tokens: dict[int, bytes]) -> Node:
-    """Return the root of all tokens."""
-    root: Node = [{}, 0]
+def build_trie(tokens: dict[int, bytes]) -> TrieNode:
+    """Return the root of a trie of all tokens."""
+    root: TrieNode = [{}, 0]
     for number, token in tokens.items():
         node = root
         for byte in token:
@@ -89,24 +92,25 @@ def trie(tokens: dict[int, bytes]) -> Node:
     return root
 
 
-def find(name: str) -> Path:
-    """Return where a vocabulary's file is: there, or, by its name alone, where a node keeps such files.
+def find_vocabulary(name: str) -> Path:
+    """Return the path of a vocabulary file. A bare file name is also searched in the machine's tokenizer folders.
 
-    A site names the tokenizer of a season once for all its nodes, which have no path in common.
+    A site names the tokenizer of a season once for all its nodes, whose paths differ.
     """
-    given = Path(name).expanduser()
-    kept = [Path(data) / "tokenizers" / "rwkv-world"] if (data := os.environ.get("DAILYTRAIN_DATA")) else []
+    path = Path(name).expanduser()
     cache = Path(os.environ.get("DAILYTRAIN_CACHE") or Path.home() / ".cache" / "dailytrain").expanduser()
-    places = [given, *(folder / name for folder in (*kept, cache / "tokenizers") if given.name == name)]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        where = f", nor is it in {cache / 'tokenizers'}, where this machine would keep it" if given.name == name else ""
-        raise TokenizerError(f"{name} cannot be read: No such file{where}")
-    return found
+    folders = [cache / "tokenizers"] if path.name == name else []
+    if folders and (data := os.environ.get("DAILYTRAIN_DATA")):
+        folders.insert(0, Path(data) / "tokenizers" / "rwkv-world")
+    for candidate in (path, *(folder / name for folder in folders)):
+        if candidate.is_file():
+            return candidate
+    where = f", neither there nor in {cache / 'tokenizers'}" if folders else ""
+    raise TokenizerError(f"{name} cannot be read: No such file{where}")
 
 
-def read(file: Path) -> WorldTokenizer:
-    """Read the published file. Raise TokenizerError, one clear line."""
+def load_vocabulary(file: Path) -> WorldTokenizer:
+    """Load a vocabulary in the published format."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -116,27 +120,29 @@ def read(file: Path) -> WorldTokenizer:
     tokens: dict[int, bytes] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            identifier, token = entry(line, f"{file.name}, line {number},")
+            identifier, token = _parse_entry(line, f"{file.name}, line {number},")
             if identifier in tokens:
-                raise TokenizerError(f"{file.name}, line {number}, gives the id {identifier} again")
+                raise TokenizerError(f"{file.name}, line {number}, repeats the id {identifier}")
             tokens[identifier] = token
     if len(set(tokens.values())) < max(len(tokens), 1):
         raise TokenizerError(f"{file.name} has no tokens, or one of them twice")
-    listed = json.dumps([[number, token.hex()] for number, token in tokens.items()], separators=(",", ":"))
-    return WorldTokenizer(WORLD + f', "tokens": {listed}}}'.encode(), file.name)
+    pairs = json.dumps([[number, token.hex()] for number, token in tokens.items()], separators=(",", ":"))
+    return WorldTokenizer(WORLD_PREFIX + f', "tokens": {pairs}}}'.encode(), file.name)
 
 
-def entry(line: str, place: str) -> tuple[int, bytes]:
-    """Read a line: the token's id and its bytes."""
+def _parse_entry(line: str, location: str) -> tuple[int, bytes]:
+    """Return the id and the bytes of a token. `location` of the line is for the error."""
     identifier, _, rest = line.strip().partition(" ")
     literal, _, length = rest.rpartition(" ")
     try:
         value = ast.literal_eval(literal)
         token = value.encode() if isinstance(value, str) else value
-        good = isinstance(token, bytes) and len(token) == int(length)
+        is_valid = isinstance(token, bytes) and len(token) == int(length)
         number = int(identifier)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        good = False
-    if not good:
-        raise TokenizerError(f"{place} is not an entry of a World vocabulary: an id, a token and its length in bytes")
+        is_valid = False
+    if not is_valid:
+        raise TokenizerError(
+            f"{location} is not an entry of a World vocabulary: an id, a token and its length in bytes"
+        )
     return number, token

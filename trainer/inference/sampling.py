@@ -111,7 +111,7 @@ def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
-        if piece := decoder.decode(tokenizer.bytes_of(token)):
+        if piece := decoder.decode(tokenizer.get_token_bytes(token)):
             yield piece
     if rest := decoder.decode(b"", final=True):
         yield rest

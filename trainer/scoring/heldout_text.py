@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpora import Document, open_corpus
-from trainer.data.dataset import Dataset, DatasetError, held_out
+from trainer.data.dataset import Dataset, iterate_test_documents
+from trainer.data.errors import DatasetError
 from trainer.data.tokenizer import Tokenizer
 from trainer.scoring.run_folder import compute_sha256
 
@@ -41,7 +42,9 @@ def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedD
     for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
         if compute_sha256(dataset.folder / shard["path"]) != shard["sha256"]:
             raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
-    documents = sorted(held_out(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest())
+    documents = sorted(
+        iterate_test_documents(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest()
+    )
     return encode_documents(documents, dataset.tokenizer, limit_tokens)
 
 

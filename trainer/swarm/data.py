@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import NOT_LEARNED, Batch, batch_of, in_order, stream_of
-from trainer.data.permutation import shuffled
+from trainer.data.loader import IGNORE_INDEX, Batch, iterate_in_order, open_split, read_batch
+from trainer.data.permutation import shuffle_positions
 from trainer.swarm.config import SwarmConfig
 
 
@@ -23,7 +23,7 @@ def sample_ids(seed: int, step: int, micro_batch: int, *, micro_batches: int, ro
     """
     assert 0 <= micro_batch < micro_batches
     first = (step * micro_batches + micro_batch) * rows
-    return shuffled(np.arange(first, first + rows, dtype=np.int64), total, seed)
+    return shuffle_positions(np.arange(first, first + rows, dtype=np.int64), total, seed)
 
 
 class Batches:
@@ -32,7 +32,7 @@ class Batches:
     def __init__(self, dataset: Dataset, config: SwarmConfig) -> None:
         """Raise `DatasetError` if the text is too short for one row."""
         self.dataset, self.config = dataset, config
-        self.stream = stream_of(dataset, "train", config.sequence_length)
+        self.stream = open_split(dataset, "train", config.sequence_length)
         self.rows = -(-(len(self.stream) - 1) // config.sequence_length)
         """Rows of an epoch; the last one is moved back to end with the text."""
 
@@ -48,20 +48,20 @@ class Batches:
         )
 
     def tokens(self, step: int, micro_batch: int) -> Batch:
-        """Return tokens and targets `[B, T]`, int64; a target may be `NOT_LEARNED`."""
+        """Return tokens and targets `[B, T]`, int64; a target may be `IGNORE_INDEX`."""
         length = self.config.sequence_length
         last = len(self.stream) - length - 1
         starts = [min(int(number) * length, last) for number in self.ids(step, micro_batch)]
-        return batch_of(self.stream, starts, length)
+        return read_batch(self.stream, starts, length)
 
     def count(self, step: int) -> int:
         """Return how many targets of a step are learned: what its sum of nats is divided by."""
         targets = (self.tokens(step, micro_batch)[1] for micro_batch in range(self.config.micro_batches))
-        return sum(int((y != NOT_LEARNED).sum()) for y in targets)
+        return sum(int((y != IGNORE_INDEX).sum()) for y in targets)
 
     def dev(self, rows: int) -> Iterator[Batch]:
         """Yield so many rows of dev, always the same ones, in micro-batches: what evaluations are made on."""
-        return in_order(self.dataset, "dev", self.config.micro_batch, self.config.sequence_length, rows)
+        return iterate_in_order(self.dataset, "dev", self.config.micro_batch, self.config.sequence_length, rows)
 
 
 class SameBatch(Batches):

@@ -25,7 +25,7 @@ import torch
 from trainer.cli.parser import Parser
 from trainer.cli.prepare import parse_size
 from trainer.config.presets import values_of
-from trainer.data.dataset import Dataset, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.models import load_architecture
 from trainer.swarm import reference
 from trainer.swarm.chaos import Fault
@@ -377,7 +377,9 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="swarm-") as folder:
         place = Path(folder) / "dataset"
-        dataset = prepare(args.corpus, values["tokenizer"], place, parse_size(values.get("limit_bytes", "1GiB")))
+        dataset = prepare_dataset(
+            args.corpus, values["tokenizer"], place, parse_size(values.get("limit_bytes", "1GiB"))
+        )
         config = configured(args, dataset)
         result, lines = compare(config, place, args.workers, args.chaos, args.patience, args.seconds, args.out)
     fields = ("max_abs_loss_difference", "steps", "kills", "exact_cover", "hashes_equal")

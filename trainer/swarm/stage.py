@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.data.loader import NOT_LEARNED
+from trainer.data.loader import IGNORE_INDEX
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim.optimizers import assign
@@ -60,7 +60,7 @@ class Passage:
     def count(self) -> int:
         """Targets that are learned."""
         assert self.targets is not None
-        return int((self.targets != NOT_LEARNED).sum())
+        return int((self.targets != IGNORE_INDEX).sum())
 
 
 class Stage:

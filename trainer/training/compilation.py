@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from trainer.config.train_config import Resolved
-from trainer.data.dataset import cache_folder
+from trainer.data.dataset import get_cache_folder
 from trainer.training.objective import Objective
 
 BACKEND = "inductor"
@@ -43,7 +43,7 @@ def set_cache() -> None:
 
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") not in (None, default_cache_dir()):
         return
-    lasting = cache_folder().parent / "compiled"
+    lasting = get_cache_folder().parent / "compiled"
     folder = lasting if writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from trainer.data.loader import NOT_LEARNED, in_order
+from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gathered
 from trainer.errors import ModelError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, continuation
@@ -39,11 +39,11 @@ def dev_loss(run: Run) -> dict[str, float]:
     text_bytes = torch.zeros((), dtype=torch.int64, device=device)
     tokens = torch.zeros((), dtype=torch.int64, device=device)
     limit = max(1, resolved.dev_tokens // resolved.sequence_length)
-    for inputs, targets in in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
+    for inputs, targets in iterate_in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
         y = targets.to(device).flatten()
         with attribute_to_model("while it was evaluated"):
             losses = run.model(inputs.to(device), targets.to(device), each=True)
-        sizes = bytes_of[y.clamp(min=0)] * (y != NOT_LEARNED)
+        sizes = bytes_of[y.clamp(min=0)] * (y != IGNORE_INDEX)
         counted = sizes > 0
         nats += losses[counted].double().sum()
         tokens += counted.sum()

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trainer.data.loader import NOT_LEARNED
+from trainer.data.loader import IGNORE_INDEX
 from trainer.models.base import LanguageModel
 from trainer.training.chunked_bptt import Carried, evaluated
 
@@ -58,7 +58,7 @@ class Objective(nn.Module):
 
         It keeps logits from drifting upwards together, which the loss does not see (RWKV-LM's loss).
         """
-        largest = logits.max(-1).values * (targets != NOT_LEARNED)
+        largest = logits.max(-1).values * (targets != IGNORE_INDEX)
         extra = self.l2wrap / 2 * largest.square().sum()
         return extra - extra.detach()
 

@@ -21,7 +21,7 @@ from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.config.train_config import ARRANGEMENT, ConfigError, Resolved, TrainConfig, as_saved
 from trainer.data.dataset import Dataset
-from trainer.data.prefetch import Prefetched
+from trainer.data.prefetch import PrefetchLoader
 from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
 from trainer.training import finetune
 from trainer.training.entry_integrity import Guard
@@ -66,7 +66,7 @@ class Run:
     """What a token costs, by our own count."""
     guard: Guard
     spikes: SpikeGuard
-    loader: Prefetched
+    loader: PrefetchLoader
     identity: dict[str, Any]
     """What must be the same to go on from a checkpoint."""
     lineage: dict[str, Any] | None = None
@@ -236,7 +236,7 @@ def resume(run: Run, console: Console) -> None:
     run.kept = folder
     run.compile_seconds = state["compile_seconds"]
     run.spikes.restore(state["spikes"])
-    run.loader.restore(state["loader"])
+    run.loader.load_state_dict(state["loader"])
     restore_random_state(state["random"])
     metrics.cut_back(run.spent.steps)
     console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
@@ -264,7 +264,7 @@ def keep(run: Run, beside: bool = False) -> Path:
         "clock": list(run.clock),
         "compile_seconds": run.compile_seconds,
         "spikes": run.spikes.state(),
-        "loader": run.loader.state(),
+        "loader": run.loader.state_dict(),
         "random": random_state(),
         "identity": run.identity,
     }

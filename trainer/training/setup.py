@@ -22,9 +22,9 @@ from trainer.config.train_config import (
     TrainConfig,
     resolve,
 )
-from trainer.data.dataset import Dataset, cache_folder, prepare
-from trainer.data.loader import in_order
-from trainer.data.prefetch import Prefetched, loader
+from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
+from trainer.data.loader import iterate_in_order
+from trainer.data.prefetch import PrefetchLoader, build_loader
 from trainer.data.tokenizer import Tokenizer
 from trainer.distributed.devices import make_fabric, pick_device, set_threads
 from trainer.errors import ModelError, attribute_to_model
@@ -61,7 +61,7 @@ def setup(config: TrainConfig, console: Console, guard: entry_integrity.Guard) -
     base = None if config.from_ is None else finetune.find(config.from_)
     dataset = open_dataset(config, device)
     dataset.verify(("train", "dev"))
-    row, _ = next(in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
+    row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
     row = row[:, : resolved.piece]
     vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
     shape = finetune.shape(base, config.arch)
@@ -127,11 +127,11 @@ def open_dataset(config: TrainConfig, device: str) -> Dataset:
     """Open the dataset given, or prepare the corpus (or find it prepared)."""
     if config.dataset is not None:
         return Dataset.open(config.dataset)
-    return prepare(
+    return prepare_dataset(
         config.corpus or DEFAULT_CORPUS,
         config.tokenizer or DEFAULT_TOKENIZER,
         # Where nothing may be written outside the run's folder, the dataset stays in it.
-        folder=None if writable(cache_folder()) else config.out / "dataset",
+        folder=None if writable(get_cache_folder()) else config.out / "dataset",
         limit_bytes=config.text_limit(device),
         progress=True,
     )
@@ -220,9 +220,9 @@ def arrange(
     return objective, resolved
 
 
-def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: Fabric) -> Prefetched:
+def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: Fabric) -> PrefetchLoader:
     """Return what hands out this process's rows of every step."""
-    return loader(
+    return build_loader(
         dataset,
         "train",
         resolved.packing,

@@ -41,7 +41,7 @@ def test_every_contender_trains_the_shape(name: str) -> None:
     assert contender.report()["flops_per_token"] == pytest.approx(expected, rel=0.1)
 
 
-def test_the_peers_are_the_ones_that_are_named() -> None:
+def test_peers_are_torch_and_litgpt() -> None:
     assert set(BUILT) == set(PEERS)
 
 
@@ -51,7 +51,7 @@ def row(name: str, *speeds: float) -> Row:
     return made
 
 
-def test_ratios_are_to_the_best_peer_repeat_by_repeat() -> None:
+def test_ratios_compare_with_best_peer_per_repeat() -> None:
     rows = [row("nanogpt", 110, 55, 120), row("gpt", 90, 45, 80), row("torch", 80, 40, 90), row("litgpt", 100, 50, 90)]
     content = results(SimpleNamespace(rows=rows), peak=2000.0)  # type: ignore[arg-type]
     assert content["best_peer"] == "litgpt"
@@ -61,7 +61,7 @@ def test_ratios_are_to_the_best_peer_repeat_by_repeat() -> None:
     assert content["contenders"][3]["ratio_to_best_peer"] == 1
 
 
-def test_two_repeats_in_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_repeats_run_in_separate_processes(capfd: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
     assert bench.main([*flags, "--json"]) == 0
     out, err = capfd.readouterr()
@@ -82,7 +82,7 @@ def test_two_repeats_in_processes_of_their_own(capfd: pytest.CaptureFixture[str]
     assert 0 < contender["mfu"] < 1
 
 
-def test_a_contender_that_breaks_says_why_and_the_others_go_on() -> None:
+def test_failed_contender_reports_error_and_others_continue() -> None:
     broken = dataclasses.replace(Spec("torch", False, SMALL), name="absent")
     with Turns([broken]) as turns:
         assert turns.running == []
@@ -101,7 +101,7 @@ def test_a_contender_that_breaks_says_why_and_the_others_go_on() -> None:
         (["--batch", "0"], "at least 1"),
     ],
 )
-def test_bad_input_gets_one_line(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_prints_one_line(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*flags, "--device", "cpu"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

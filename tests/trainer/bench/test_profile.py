@@ -13,7 +13,7 @@ from trainer.bench.profiling import PARTS, covered
 from trainer.cli import profile
 
 
-def test_a_few_steps_leave_a_trace_and_a_table(
+def test_profile_writes_trace_and_table(
     dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, "--steps", "2", "--json"]
@@ -36,7 +36,7 @@ def test_a_few_steps_leave_a_trace_and_a_table(
     assert "backward" in capfd.readouterr().out
 
 
-def test_time_that_two_kernels_share_counts_once() -> None:
+def test_overlapping_kernels_count_once() -> None:
     assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
     assert covered([]) == 0
 
@@ -45,7 +45,7 @@ def test_time_that_two_kernels_share_counts_once() -> None:
     ("flags", "sentence"),
     [(["--arch", "gtp"], "there is no architecture 'gtp'"), (["--model.dept", "3"], "gpt has no option 'dept'")],
 )
-def test_a_run_that_cannot_be_gets_one_line(
+def test_impossible_run_prints_one_line(
     flags: list[str], sentence: str, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert profile.main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, *flags]) == 2

@@ -23,14 +23,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == text
 
 
-def test_an_unknown_command_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "there is no command 'trian'" in err
 
 
-def test_the_light_commands_import_no_engine() -> None:
+def test_light_commands_import_no_torch() -> None:
     """The agent starts at once, on machines without torch."""
     code = (
         "import sys; from trainer.cli import main; main(['--help']); main(['nothing']);"
@@ -39,14 +39,14 @@ def test_the_light_commands_import_no_engine() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "trainer.cli.arch")
     assert main(["arch", "list"]) == 2
     assert "arch needs the package torch" in capsys.readouterr().err
 
 
-def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> None:
     assert arch.main(["list"]) == 0
     listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
     assert listed == {
@@ -58,7 +58,7 @@ def test_the_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     }
 
 
-def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arch_list_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5"]
@@ -84,7 +84,7 @@ def test_the_architectures_are_listed_for_programs(capsys: pytest.CaptureFixture
         (["--device", "cuda", "--dataset", "DATASET"], "no GPU"),
     ],
 )
-def test_bad_input_to_train_gets_one_line(
+def test_bad_input_to_train_prints_one_line(
     flags: list[str],
     sentence: str,
     dataset_folder: Path,
@@ -108,7 +108,7 @@ def test_bad_input_to_train_gets_one_line(
     assert sentence in err
 
 
-def test_a_damaged_checkpoint_gets_one_line(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoint_prints_one_line(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     (run / "checkpoints/step-00000030/model.safetensors").write_bytes(b"nothing")
     assert main(["sample", str(run)]) == 2
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_gets_one_line(tiny_run: Path, tmp_path: Path, capf
     assert "model.safetensors is damaged" in err
 
 
-def test_training_on_from_a_damaged_checkpoint_gets_one_line(
+def test_resume_from_damaged_checkpoint_prints_one_line(
     tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
@@ -128,7 +128,7 @@ def test_training_on_from_a_damaged_checkpoint_gets_one_line(
     assert not any("Traceback" in line for line in lines)
 
 
-def test_a_model_writes_after_the_prompt_the_same_each_time(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_is_reproducible_and_starts_with_prompt(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = [str(tiny_run), "--prompt", "The cat", "--tokens", "12", "--seed", "3"]
     assert sample.main(ask) == 0
     first = capsys.readouterr().out
@@ -139,12 +139,12 @@ def test_a_model_writes_after_the_prompt_the_same_each_time(tiny_run: Path, caps
 
 
 @pytest.mark.parametrize("folder", ["absent", "."])
-def test_a_folder_that_is_no_run_gets_one_line(folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_run_prints_one_line(folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", str(tmp_path / folder)]) == 2
     assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_corpus_is_prepared_on_the_way(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_prepares_corpus(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
     flags = ["--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:300", "--budget", "2steps", *TINY]
     assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 0

@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 ARGUMENTS = ["--corpus", "python-library", "--tokenizer", "bpe:512", "--limit-bytes", "64KiB"]
 
 
-def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_is_the_only_standard_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*ARGUMENTS, "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
@@ -33,7 +33,7 @@ def test_json_is_all_that_standard_output_gets(capsys: pytest.CaptureFixture[str
     assert "Tokenising" in printed.err
 
 
-def test_a_second_call_answers_the_same_without_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_call_reuses_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main([*ARGUMENTS, "--json"]) == 0
         printed = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_a_second_call_answers_the_same_without_work(capsys: pytest.CaptureFixtu
         (["--out", __file__], "exists and is not a dataset"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_exit_2(
+def test_bad_input_prints_one_line_and_exits_2(
     capsys: pytest.CaptureFixture[str], change: list[str], complaint: str
 ) -> None:
     assert main([*ARGUMENTS, "--quiet", *change]) == 2
@@ -67,7 +67,7 @@ def test_bad_input_is_one_clear_line_and_exit_2(
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_ends_it_with_130_and_leaves_nothing(tmp_path: Path, stop: signal.Signals) -> None:
+def test_stop_exits_130_and_leaves_no_files(tmp_path: Path, stop: signal.Signals) -> None:
     command = [
         sys.executable,
         "-m",
@@ -94,11 +94,11 @@ def test_a_stop_ends_it_with_130_and_leaves_nothing(tmp_path: Path, stop: signal
     ("text", "size"),
     [("1048576", 1 << 20), ("16MiB", 16 << 20), ("1.5g", 1_500_000_000), (" 2 kB ", 2000), ("1Ki", 1024)],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+def test_parse_size_accepts_units(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "ten", "1XB", "1.2.3M", "MiB", "nan", "1e3"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_parse_size_rejects_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
-from trainer.data.dataset import DamagedDataset, Dataset
-from trainer.data.loader import PackedLoader
-from trainer.data.prefetch import loader
+from trainer.data.dataset import Dataset
+from trainer.data.errors import DamagedDatasetError
+from trainer.data.loader import BlockLoader
+from trainer.data.prefetch import build_loader
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_damage_is_found_before_a_step_is_made(
+def test_damaged_shard_stops_run_before_first_step(
     folder: Path, tmp_path: Path, split: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainer.train import command
@@ -57,19 +58,19 @@ def test_damage_is_found_before_a_step_is_made(
     assert json.loads((tmp_path / "run" / "failure.json").read_text())["cause"] == "infrastructure"
 
 
-def test_cut_short_in_use_it_is_an_error_and_no_crash(folder: Path) -> None:
+def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
     """Through a memory map this would be the end of the process, without a word."""
-    loading = loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
-    loading.next()
+    loading = build_loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
+    loading.next_batch()
     (folder / "train" / "00000.bin").write_bytes(b"")
     complaint = r"train/00000.bin is damaged: it was cut short while it was in use: delete"
-    with pytest.raises(DamagedDataset, match=complaint):
+    with pytest.raises(DamagedDatasetError, match=complaint):
         # Some batches had been read before.
-        all(loading.next() for _ in range(10))
+        all(loading.next_batch() for _ in range(10))
     loading.close()
 
 
-def test_a_run_whose_data_breaks_off_goes_on_when_it_is_back(
+def test_run_resumes_after_shard_is_repaired(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainer.train import command
@@ -79,14 +80,14 @@ def test_a_run_whose_data_breaks_off_goes_on_when_it_is_back(
         return command(["--dataset", str(folder), "--out", str(tmp_path / out), *flags])
 
     shard = folder / "train" / "00000.bin"
-    whole, read = shard.read_bytes(), PackedLoader.next
+    whole, read = shard.read_bytes(), BlockLoader.next_batch
 
-    def truncating(self: PackedLoader) -> object:
+    def truncating(self: BlockLoader) -> object:
         if self.position == 6 * self.batch:
             shard.write_bytes(b"")
         return read(self)
 
-    monkeypatch.setattr(PackedLoader, "next", truncating)
+    monkeypatch.setattr(BlockLoader, "next_batch", truncating)
     assert train("broken") == 1
     assert "Traceback" not in (said := capsys.readouterr().err)
     assert "cut short while it was in use" in said.splitlines()[-1]
@@ -99,7 +100,7 @@ def test_a_run_whose_data_breaks_off_goes_on_when_it_is_back(
     assert first == second
 
 
-def test_several_ranks_share_the_reading(folder: Path) -> None:
+def test_verify_splits_files_among_ranks(folder: Path) -> None:
     dataset = Dataset.open(folder)
     flip(folder / "dev" / "00000.bin")
     files = len(dataset.manifest["splits"]["train"]["shards"]) + 1
@@ -107,6 +108,6 @@ def test_several_ranks_share_the_reading(folder: Path) -> None:
     for rank in range(files):
         try:
             dataset.verify(("train", "dev"), rank, files)
-        except DamagedDataset:
+        except DamagedDatasetError:
             found += 1
     assert found == 1

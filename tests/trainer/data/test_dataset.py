@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from trainer.data import preparation, shards
-from trainer.data.corpora import CorpusError, open_corpus
-from trainer.data.dataset import Dataset, DatasetError, cache_folder, held_out, prepare
+from trainer.data.corpora import open_corpus
+from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
+from trainer.data.errors import CorpusError, DatasetError
 
 LIMIT = 150_000
 SCRIPT = """
 import sys
-from trainer.data.dataset import prepare
-print(prepare("python-library", sys.argv[1], sys.argv[2] or None, int(sys.argv[3])).hash)
+from trainer.data.dataset import prepare_dataset
+print(prepare_dataset("python-library", sys.argv[1], sys.argv[2] or None, int(sys.argv[3])).hash)
 """
 
 
@@ -39,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset that no test changes."""
-    return prepare("python-library", "bpe:512", tmp_path_factory.mktemp("made") / "dataset", LIMIT)
+    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("made") / "dataset", LIMIT)
 
 
 @pytest.fixture
@@ -54,31 +55,35 @@ def books(tmp_path: Path) -> Path:
 
 
 def text_of(dataset: Dataset, split: str) -> list[str]:
-    ids = dataset.stream(split).read(0, len(dataset.stream(split)))
+    ids = dataset.open_stream(split).read_tokens(0, len(dataset.open_stream(split)))
     ends = [*np.flatnonzero(ids == dataset.tokenizer.end_of_text), len(ids)]
     return [dataset.tokenizer.decode(ids[a + 1 : b]) for a, b in pairwise(ends)]
 
 
-def test_every_text_of_the_corpus_is_in_exactly_one_split(books: Path) -> None:
+def test_each_text_is_in_exactly_one_split(books: Path) -> None:
     (books / "copy.txt").write_text((books / "05.txt").read_text())
-    dataset = prepare(f"files:{books}", "bpe:300")
-    parts = [text_of(dataset, "train"), text_of(dataset, "dev"), [document.text for document in held_out(dataset)]]
+    dataset = prepare_dataset(f"files:{books}", "bpe:300")
+    parts = [
+        text_of(dataset, "train"),
+        text_of(dataset, "dev"),
+        [document.text for document in iterate_test_documents(dataset)],
+    ]
     texts = {document.text for document in open_corpus(f"files:{books}")}
     assert sorted(parts[0] + parts[1] + parts[2]) == sorted(texts)
     assert all(parts)
     assert len(texts) == 80
 
 
-def test_the_manifest_counts_what_is_there(made: Dataset) -> None:
+def test_manifest_counts_match_files(made: Dataset) -> None:
     rows = made.manifest["splits"]
     assert sum(row["bytes"] for row in rows.values()) == LIMIT
     for split in ("train", "dev"):
         texts = text_of(made, split)
         assert rows[split]["documents"] == len(texts)
         assert rows[split]["bytes"] == sum(len(text.encode()) for text in texts)
-        assert rows[split]["tokens"] == len(made.stream(split)) == sum(map(len, made.tokens(split)))
-        assert made.tokens(split)[0].dtype == np.dtype("<u2")
-    held = list(held_out(made))
+        assert rows[split]["tokens"] == len(made.open_stream(split)) == sum(map(len, made.open_shards(split)))
+        assert made.open_shards(split)[0].dtype == np.dtype("<u2")
+    held = list(iterate_test_documents(made))
     encoded = made.tokenizer.encode_batch([document.text for document in held])
     assert rows["test"]["documents"] == len(held)
     assert rows["test"]["tokens"] == sum(len(ids) + 1 for ids in encoded)
@@ -86,56 +91,56 @@ def test_the_manifest_counts_what_is_there(made: Dataset) -> None:
     made.verify()
 
 
-def test_the_hash_is_of_the_content_and_not_of_place_or_time(books: Path, tmp_path: Path, cache: Path) -> None:
-    first = prepare(f"files:{books}", "bpe:300", tmp_path / "first")
+def test_hash_depends_on_content_not_on_location(books: Path, tmp_path: Path, cache: Path) -> None:
+    first = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "first")
     moved = books.rename(tmp_path / "moved")
-    second = prepare(f"files:{moved}/*.txt", "bpe:300")
+    second = prepare_dataset(f"files:{moved}/*.txt", "bpe:300")
     assert first.hash == second.hash
-    assert second.folder.parent == cache / "datasets" == cache_folder()
+    assert second.folder.parent == cache / "datasets" == get_cache_folder()
     assert str(tmp_path) not in json.dumps(second.manifest["splits"])
-    assert prepare(f"files:{moved}", "bpe:301").hash != first.hash
+    assert prepare_dataset(f"files:{moved}", "bpe:301").hash != first.hash
 
 
-def test_the_same_request_finds_the_same_dataset(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     places = (None, tmp_path / "named")
-    made = [prepare(f"files:{books}", "bpe:300", place) for place in places]
+    made = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
 
     def no_more(*_: object) -> None:
         raise AssertionError("it was made again")
 
-    monkeypatch.setattr("trainer.data.dataset.build", no_more)
-    again = [prepare(f"files:{books}", "bpe:300", place) for place in places]
+    monkeypatch.setattr("trainer.data.dataset.build_dataset", no_more)
+    again = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
     assert [dataset.folder for dataset in made] == [dataset.folder for dataset in again]
 
 
-def test_a_changed_file_is_another_dataset(books: Path) -> None:
-    before = prepare(f"files:{books}", "bpe:300")
+def test_changed_file_gives_another_dataset(books: Path) -> None:
+    before = prepare_dataset(f"files:{books}", "bpe:300")
     path, times = books / "07.txt", (books / "07.txt").stat()
     path.write_text(path.read_text().replace("Book 7", "Buch 7"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = prepare(f"files:{books}", "bpe:300")
+    after = prepare_dataset(f"files:{books}", "bpe:300")
     assert after.hash != before.hash
     assert after.folder != before.folder
 
 
-def test_a_tokenizer_that_is_given_is_used_as_it_is(made: Dataset, books: Path) -> None:
-    dataset = prepare(f"files:{books}", str(made.folder / "tokenizer.json"))
+def test_existing_tokenizer_is_used_unchanged(made: Dataset, books: Path) -> None:
+    dataset = prepare_dataset(f"files:{books}", str(made.folder / "tokenizer.json"))
     assert dataset.tokenizer.sha256 == made.tokenizer.sha256
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(books: Path, made: Dataset, tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_overwritten(books: Path, made: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(DatasetError, match="exists and is not a dataset"):
-        prepare(f"files:{books}", "bpe:300", tmp_path / "mine")
+        prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "mine")
     with pytest.raises(DatasetError, match=r"holds another dataset \(python-library\)"):
-        prepare(f"files:{books}", "bpe:300", made.folder)
+        prepare_dataset(f"files:{books}", "bpe:300", made.folder)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(books: Path, tmp_path: Path) -> None:
+def test_empty_folder_is_filled_without_leftovers(books: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    prepare(f"files:{books}", "bpe:300", tmp_path / "out")
+    prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "manifest.json", "tokenizer.json", "train", "dev", "test",
     }  # fmt: skip
@@ -143,56 +148,59 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(books: Path, tm
 
 
 @pytest.mark.parametrize("text", ["", "too short", "again and again\n" * 4000])
-def test_a_corpus_that_cannot_be_split_is_one_clear_line(tmp_path: Path, text: str) -> None:
+def test_unsplittable_corpus_raises_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(DatasetError, match=r"at least 8192 bytes of text; this corpus has \d|repeats itself") as caught:
-        prepare(f"files:{tmp_path}/a.txt", "bpe:300")
+        prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
-    assert not list(cache_folder().iterdir())
+    assert not list(get_cache_folder().iterdir())
 
 
 @pytest.mark.parametrize("alphabet", ["abcdefgh ij\n", "äöüßéèçñ жя\n", "字漢語文書本語\n", "x"])
-def test_one_small_text_is_cut_so_that_every_split_has_something(tmp_path: Path, alphabet: str) -> None:
+def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) -> None:
     digits = np.random.default_rng(1).integers(0, len(alphabet), 9000)
     text = "".join(alphabet[digit] for digit in digits) if len(alphabet) > 1 else "".join(map(str, digits + 1))
     text = "".join(f"{text[start : start + 50]}{start}" for start in range(0, len(text), 50))
     (tmp_path / "a.txt").write_text(text)
-    dataset = prepare(f"files:{tmp_path}/a.txt", "bpe:300")
+    dataset = prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300")
     for split in ("train", "dev", "test"):
         assert dataset.manifest["splits"][split]["bytes"] >= 1024
     assert sum(split["bytes"] for split in dataset.manifest["splits"].values()) == len(text.encode())
 
 
-def test_a_limit_takes_so_many_bytes_and_no_half_character(tmp_path: Path) -> None:
+def test_limit_is_exact_and_splits_no_character(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"zwölf Straßen {number}\n" for number in range(2000)))
     for limit in range(20_000, 20_006):
-        dataset = prepare(f"files:{tmp_path}/a.txt", "bpe:300", limit_bytes=limit)
+        dataset = prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300", limit_bytes=limit)
         assert limit - 3 <= sum(split["bytes"] for split in dataset.manifest["splits"].values()) <= limit
-    with pytest.raises(DatasetError, match="more than nothing"):
-        prepare(f"files:{tmp_path}/a.txt", limit_bytes=0)
+    with pytest.raises(DatasetError, match="greater than 0"):
+        prepare_dataset(f"files:{tmp_path}/a.txt", limit_bytes=0)
 
 
-def test_a_document_may_run_over_several_shards(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = prepare(f"files:{books}", "bpe:300", tmp_path / "whole")
+def test_document_may_span_shards(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "whole")
     monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (1000,))
-    cut = prepare(f"files:{books}", "bpe:300", tmp_path / "cut")
-    assert [len(tokens) for tokens in cut.tokens("train")][:2] == [1000, 1000]
+    cut = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "cut")
+    assert [len(tokens) for tokens in cut.open_shards("train")][:2] == [1000, 1000]
     assert text_of(cut, "train") == text_of(whole, "train")
-    assert cut.stream("train").read(995, 2010).tolist() == whole.stream("train").read(995, 2010).tolist()
+    assert (
+        cut.open_stream("train").read_tokens(995, 2010).tolist()
+        == whole.open_stream("train").read_tokens(995, 2010).tolist()
+    )
 
 
-def test_a_large_vocabulary_takes_four_bytes_a_token() -> None:
-    assert [shards.token_type(size).itemsize for size in (257, 65536, 65537)] == [2, 2, 4]
+def test_large_vocabulary_uses_four_bytes_per_token() -> None:
+    assert [shards.get_token_dtype(size).itemsize for size in (257, 65536, 65537)] == [2, 2, 4]
 
 
-def test_a_damaged_file_is_named(books: Path, tmp_path: Path) -> None:
-    dataset = prepare(f"files:{books}", "bpe:300", tmp_path / "out")
+def test_damaged_file_error_names_file(books: Path, tmp_path: Path) -> None:
+    dataset = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     shard = tmp_path / "out" / "train" / "00000.bin"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
     complaint = rf"train/00000.bin is damaged: it has {len(whole) - 2} bytes instead of {len(whole)}: delete"
-    for read in (lambda: Dataset.open(dataset.folder), lambda: dataset.tokens("train")):
+    for read in (lambda: Dataset.open(dataset.folder), lambda: dataset.open_shards("train")):
         with pytest.raises(DatasetError, match=complaint):
             read()
     shard.write_bytes(whole[:-1] + b"\xff")
@@ -211,11 +219,11 @@ def test_a_damaged_file_is_named(books: Path, tmp_path: Path) -> None:
         (lambda text: "[]", "not of format 1"),
         (lambda text: text.replace('"format": 1', '"format": 3'), "not of format 1"),
         (lambda text: text.replace('"documents"', '"papers"'), "lacks 'documents'"),
-        (lambda text: text.replace('"bytes": ', '"bytes": 1'), "its hash does not fit"),
-        (lambda text: text.replace("train/00000.bin", "../../secret"), "its hash does not fit"),
+        (lambda text: text.replace('"bytes": ', '"bytes": 1'), "its hash does not match"),
+        (lambda text: text.replace("train/00000.bin", "../../secret"), "its hash does not match"),
     ],
 )
-def test_a_damaged_manifest_is_one_clear_line(made: Dataset, tmp_path: Path, change: object, complaint: str) -> None:
+def test_damaged_manifest_raises_one_line(made: Dataset, tmp_path: Path, change: object, complaint: str) -> None:
     text = (made.folder / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(change(text))  # type: ignore[operator]
     with pytest.raises(DatasetError, match=complaint) as caught:
@@ -223,62 +231,62 @@ def test_a_damaged_manifest_is_one_clear_line(made: Dataset, tmp_path: Path, cha
     assert "\n" not in str(caught.value)
 
 
-def test_another_tokenizer_in_the_folder_is_refused(books: Path, tmp_path: Path) -> None:
-    prepare(f"files:{books}", "bpe:300", tmp_path / "out")
+def test_replaced_tokenizer_is_rejected(books: Path, tmp_path: Path) -> None:
+    prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     (tmp_path / "out" / "tokenizer.json").write_text("{}")
     with pytest.raises(DatasetError, match="is not the tokenizer that the manifest names"):
         Dataset.open(tmp_path / "out")
 
 
-def test_no_dataset_is_one_clear_line(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"is not a dataset: it has no manifest.json"):
         Dataset.open(tmp_path)
 
 
-def test_a_copy_without_the_test_split_trains_but_scores_nothing(books: Path, tmp_path: Path) -> None:
-    folder = prepare(f"files:{books}", "bpe:300", tmp_path / "out").folder
+def test_copy_without_test_split_trains_but_cannot_be_scored(books: Path, tmp_path: Path) -> None:
+    folder = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out").folder
     (folder / "test" / "documents.jsonl").unlink()
     (folder / "test").rmdir()
     dataset = Dataset.open(folder)
     dataset.verify()
-    assert len(dataset.stream("train")) > 0
+    assert len(dataset.open_stream("train")) > 0
     with pytest.raises(DatasetError, match="has no test split"):
-        held_out(dataset)
+        iterate_test_documents(dataset)
 
 
-def test_a_damaged_dataset_in_the_cache_is_made_again(books: Path) -> None:
-    dataset = prepare(f"files:{books}", "bpe:300")
+def test_damaged_dataset_in_cache_is_rebuilt(books: Path) -> None:
+    dataset = prepare_dataset(f"files:{books}", "bpe:300")
     (dataset.folder / "train" / "00000.bin").write_bytes(b"")
-    again = prepare(f"files:{books}", "bpe:300")
+    again = prepare_dataset(f"files:{books}", "bpe:300")
     assert (again.folder, again.hash) == (dataset.folder, dataset.hash)
     again.verify()
 
 
-def test_a_corpus_that_breaks_off_leaves_nothing(books: Path, tmp_path: Path) -> None:
+def test_failed_preparation_leaves_no_files(books: Path, tmp_path: Path) -> None:
     (books / "99.txt").write_bytes(b"\xff")
     with pytest.raises(CorpusError, match=r"99.txt is not UTF-8"):
-        prepare(f"files:{books}", "bpe:300", tmp_path / "out")
+        prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"books"}
 
 
-def test_a_full_disk_is_one_clear_line(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_one_line(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(preparation.FileWriter, "write", full)
     with pytest.raises(DatasetError, match=r"out cannot be written: No space left on device$"):
-        prepare(f"files:{books}", "bpe:300", tmp_path / "out")
+        prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"books"}
 
 
-def test_processes_that_prepare_the_same_at_once_make_it_once(cache: Path) -> None:
+def test_concurrent_preparations_build_once(cache: Path) -> None:
     processes = [preparing("bpe:512", "", LIMIT, cache) for _ in range(3)]
     answers = [process.communicate(timeout=60) for process in processes]
     assert len({out for out, _ in answers}) == 1, answers
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
 
 
-def test_a_preparation_that_was_killed_is_done_again(tmp_path: Path, cache: Path, made: Dataset) -> None:
+def test_killed_preparation_is_repeated(tmp_path: Path, cache: Path, made: Dataset) -> None:
     aside = tmp_path / ".out.preparing"
     process = preparing("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
     while process.poll() is None and not (aside / "spool").exists():
@@ -287,6 +295,6 @@ def test_a_preparation_that_was_killed_is_done_again(tmp_path: Path, cache: Path
     process.communicate()
     assert aside.exists()
     assert not (tmp_path / "out").exists()
-    dataset = prepare("python-library", "bpe:512", tmp_path / "out", LIMIT)
+    dataset = prepare_dataset("python-library", "bpe:512", tmp_path / "out", LIMIT)
     assert dataset.hash == made.hash
     assert {path.name for path in tmp_path.iterdir()} == {"out"}

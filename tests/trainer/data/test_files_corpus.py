@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.corpora import CorpusError, Document, find_corpus, open_corpus
+from trainer.data.corpora import Document, find_corpus, open_corpus
 from trainer.data.corpora import files as files_corpus
+from trainer.data.errors import CorpusError
 
 
 def texts(spec: str) -> dict[str, str]:
@@ -20,7 +21,7 @@ def lines(*records: object) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-def test_a_glob_takes_plain_and_compressed_text_in_the_order_of_names(tmp_path: Path) -> None:
+def test_glob_reads_plain_and_compressed_files_in_name_order(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes("zwei\r\nüber".encode())
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one"))
     (tmp_path / "c.txt.xz").write_bytes(lzma.compress(b"three"))
@@ -32,14 +33,14 @@ def test_a_glob_takes_plain_and_compressed_text_in_the_order_of_names(tmp_path: 
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
-def test_each_line_of_jsonl_is_a_document(tmp_path: Path, ending: str, pack: object) -> None:
+def test_jsonl_line_is_a_document(tmp_path: Path, ending: str, pack: object) -> None:
     data = b"\xef\xbb\xbf" + lines({"text": "first\nlines"}, {"id": 7, "text": ""}, {"text": "third"}) + b"\n"
     (tmp_path / f"x.jsonl{ending}").write_bytes(pack(data))  # type: ignore[operator]
     found = texts(f"files:{tmp_path}/x.jsonl{ending}")
     assert found == {f"x.jsonl{ending}:1": "first\nlines", f"x.jsonl{ending}:3": "third"}
 
 
-def test_several_globs_are_one_corpus_without_repeats(tmp_path: Path) -> None:
+def test_overlapping_globs_read_each_file_once(tmp_path: Path) -> None:
     for name in ("one/a.txt", "two/a.txt", "two/b.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -47,19 +48,19 @@ def test_several_globs_are_one_corpus_without_repeats(tmp_path: Path) -> None:
     assert list(texts(spec)) == ["one/a.txt", "two/a.txt", "two/b.md"]
 
 
-def test_a_name_with_a_comma_is_a_name(tmp_path: Path) -> None:
+def test_file_name_may_contain_a_comma(tmp_path: Path) -> None:
     (tmp_path / "a,b.txt").write_text("text")
     assert texts(f"files:{tmp_path}/a,b.txt") == {"a,b.txt": "text"}
 
 
-def test_a_folder_is_walked_for_text_only(tmp_path: Path) -> None:
+def test_folder_yields_text_files_only(tmp_path: Path) -> None:
     for name in ("deep/er/a.txt", "b.JSONL.gz", "picture.png", ".hidden/c.txt", ".d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(lines({"text": "j"})) if name.endswith("gz") else b"t")
     assert texts(f"files:{tmp_path}") == {"b.JSONL.gz:1": "j", "deep/er/a.txt": "t"}
 
 
-def test_ids_do_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
+def test_ids_do_not_depend_on_location(tmp_path: Path) -> None:
     for home in ("here", "there/deeper"):
         (tmp_path / home / "books").mkdir(parents=True)
         (tmp_path / home / "books" / "a.txt").write_text("text")
@@ -68,7 +69,7 @@ def test_ids_do_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
     assert find_corpus(here).fingerprint() == find_corpus(there).fingerprint()
 
 
-def test_a_byte_that_is_not_utf8_is_named_with_file_and_offset(tmp_path: Path) -> None:
+def test_invalid_utf8_error_names_file_and_offset(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(CorpusError, match=r"^a.txt is not UTF-8 text: byte 0xe9 at offset 3$"):
         texts(f"files:{tmp_path}/a.txt")
@@ -86,14 +87,14 @@ def test_a_byte_that_is_not_utf8_is_named_with_file_and_offset(tmp_path: Path) -
         (b'{"text": "\\ud800"}\n', "x.jsonl, line 2, holds half a surrogate pair"),
     ],
 )
-def test_a_line_that_holds_no_text_is_named(tmp_path: Path, line: bytes, complaint: str) -> None:
+def test_invalid_jsonl_error_names_line(tmp_path: Path, line: bytes, complaint: str) -> None:
     (tmp_path / "x.jsonl").write_bytes(lines({"text": "good"}) + line)
     with pytest.raises(CorpusError, match=complaint):
         texts(f"files:{tmp_path}/x.jsonl")
 
 
 @pytest.mark.parametrize(("name", "pack"), [("a.txt.gz", gzip.compress), ("a.txt.xz", lzma.compress)])
-def test_an_archive_cut_short_is_named(tmp_path: Path, name: str, pack: object) -> None:
+def test_truncated_archive_error_names_file(tmp_path: Path, name: str, pack: object) -> None:
     data = pack(os.urandom(3000).hex().encode())  # type: ignore[operator]
     for damaged in (data[:-200], b"not an archive"):
         (tmp_path / name).write_bytes(damaged)
@@ -102,22 +103,20 @@ def test_an_archive_cut_short_is_named(tmp_path: Path, name: str, pack: object) 
 
 
 @pytest.mark.parametrize("argument", ["", "nowhere/*.txt", "nowhere.txt", ",", "x" * 5000, "~nobody-of-that-name/x"])
-def test_what_matches_nothing_is_one_clear_line(argument: str) -> None:
+def test_pattern_without_matches_raises_one_line(argument: str) -> None:
     with pytest.raises(CorpusError) as caught:
         open_corpus(f"files:{argument}")
     assert "\n" not in str(caught.value)
     assert argument.strip(",") in str(caught.value)
 
 
-def test_an_unknown_kind_names_the_known_ones() -> None:
+def test_unknown_kind_error_lists_kinds() -> None:
     with pytest.raises(CorpusError, match="files, fineweb-edu, python-library"):
         open_corpus("wikipedia")
 
 
 @pytest.mark.parametrize("text", ["word line\n" * 40, "aé€😀" * 40, "\n" + "x" * 300, "x" * 64])
-def test_a_text_too_large_for_memory_is_cut_and_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_large_file_is_split_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(files_corpus, "LARGEST_DOCUMENT", 64)
     (tmp_path / "a.txt").write_text(text)
     documents = list(open_corpus(f"files:{tmp_path}/a.txt"))
@@ -126,7 +125,7 @@ def test_a_text_too_large_for_memory_is_cut_and_nothing_is_lost(
     assert len({document.id for document in documents}) == len(documents)
 
 
-def test_a_changed_file_has_another_fingerprint_even_at_the_same_size_and_time(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_content_at_same_size_and_time(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
     before, times = find_corpus(f"files:{path}").fingerprint(), path.stat()

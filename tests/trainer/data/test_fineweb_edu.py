@@ -14,8 +14,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from trainer.data.corpora import CorpusError, open_corpus
+from trainer.data.corpora import open_corpus
 from trainer.data.corpora.fineweb_edu import REPOSITORY, REVISION
+from trainer.data.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -102,7 +103,7 @@ def prepared(folder: Path, **environment: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-def test_pages_are_streamed_from_the_hub_at_the_pinned_revision_until_the_limit(hub: str, tmp_path: Path) -> None:
+def test_pages_are_streamed_at_pinned_revision_up_to_limit(hub: str, tmp_path: Path) -> None:
     done = prepared(tmp_path, HF_ENDPOINT=hub)
     assert done.returncode == 0, done.stderr
     splits = json.loads(done.stdout)["splits"]
@@ -113,7 +114,7 @@ def test_pages_are_streamed_from_the_hub_at_the_pinned_revision_until_the_limit(
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
-def test_without_the_hub_it_is_one_clear_line(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_unreachable_hub_raises_one_line(tmp_path: Path, environment: dict[str, str]) -> None:
     done = prepared(tmp_path, **environment)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -121,6 +122,6 @@ def test_without_the_hub_it_is_one_clear_line(tmp_path: Path, environment: dict[
     assert done.stderr.count("\n") == 1
 
 
-def test_it_takes_no_argument() -> None:
+def test_argument_is_rejected() -> None:
     with pytest.raises(CorpusError, match="takes no argument"):
         open_corpus("fineweb-edu:sample-100BT")

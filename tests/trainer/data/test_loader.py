@@ -11,35 +11,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import Dataset, DatasetError, prepare
-from trainer.data.loader import PackedLoader, in_order
+from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.errors import DatasetError
+from trainer.data.loader import BlockLoader, iterate_in_order
 from trainer.data.permutation import permute
 from trainer.data.shards import TokenStream
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return prepare("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
+    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
-def batches(loader: PackedLoader, count: int) -> Iterator[list[list[int]]]:
+def batches(loader: BlockLoader, count: int) -> Iterator[list[list[int]]]:
     for _ in range(count):
-        inputs, targets = loader.next()
+        inputs, targets = loader.next_batch()
         yield torch.cat([inputs, targets], dim=1).tolist()
 
 
 @settings(deadline=None)
 @given(size=st.integers(1, 5000), seed=st.integers(-(2**40), 2**80))
-def test_a_permutation_visits_every_number_once(size: int, seed: int) -> None:
+def test_permutation_visits_every_number_once(size: int, seed: int) -> None:
     assert sorted(permute(np.arange(size), size, seed)) == list(range(size))
 
 
-def test_a_permutation_is_fixed_for_all_time() -> None:
+def test_permutation_values_are_pinned() -> None:
     assert permute(np.arange(10), 10, seed=1).tolist() == [8, 2, 6, 1, 9, 3, 5, 4, 7, 0]
     assert permute(np.arange(3), 10**12, seed=1).tolist() == [478862412658, 162999050086, 552630369289]
 
 
-def test_a_permutation_looks_random() -> None:
+def test_permutation_looks_random() -> None:
     size = 20_000
     shuffled = permute(np.arange(size), size, seed=3)
     assert abs(np.corrcoef(np.arange(size), shuffled)[0, 1]) < 0.03
@@ -50,22 +51,24 @@ def test_a_permutation_looks_random() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 1000])
-def test_an_epoch_holds_every_token_of_the_split(dataset: Dataset, length: int) -> None:
-    stream = dataset.stream("train")
-    loader = PackedLoader(dataset, "train", batch=1, length=length, seed=5)
+def test_epoch_contains_every_token(dataset: Dataset, length: int) -> None:
+    stream = dataset.open_stream("train")
+    loader = BlockLoader(dataset, "train", batch=1, length=length, seed=5)
     if length == 1:  # thousands of blocks: their count is enough
         assert loader.blocks == len(stream) - 1
         return
-    starts = {tuple(stream.read(min(n * length, len(stream) - length - 1), length + 1)) for n in range(loader.blocks)}
+    starts = {
+        tuple(stream.read_tokens(min(n * length, len(stream) - length - 1), length + 1)) for n in range(loader.blocks)
+    }
     seen = {(*inputs[0].tolist(), int(targets[0, -1])) for inputs, targets in
-            (loader.next() for _ in range(loader.blocks))}  # fmt: skip
+            (loader.next_batch() for _ in range(loader.blocks))}  # fmt: skip
     assert seen == starts
     assert loader.epoch == 1
     assert (loader.blocks - 1) * length < len(stream) - 1 <= loader.blocks * length
 
 
-def test_targets_are_the_inputs_one_step_on(dataset: Dataset) -> None:
-    inputs, targets = PackedLoader(dataset, "train", batch=4, length=32, seed=0).next()
+def test_targets_are_inputs_shifted_by_one(dataset: Dataset) -> None:
+    inputs, targets = BlockLoader(dataset, "train", batch=4, length=32, seed=0).next_batch()
     assert inputs.shape == targets.shape == (4, 32)
     assert inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
@@ -75,21 +78,21 @@ def test_targets_are_the_inputs_one_step_on(dataset: Dataset) -> None:
 @given(
     before=st.integers(0, 60), batch=st.integers(1, 9), length=st.sampled_from([40, 111]), seed=st.integers(0, 2**63)
 )
-def test_restoring_anywhere_goes_on_exactly(dataset: Dataset, before: int, batch: int, length: int, seed: int) -> None:
-    loader = PackedLoader(dataset, "dev", batch, length, seed)
+def test_load_state_dict_resumes_exactly(dataset: Dataset, before: int, batch: int, length: int, seed: int) -> None:
+    loader = BlockLoader(dataset, "dev", batch, length, seed)
     for _ in range(before):
-        loader.next()
-    state = json.loads(json.dumps(loader.state()))
-    resumed = PackedLoader(dataset, "dev", batch, length, seed)
-    resumed.restore(state)
+        loader.next_batch()
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = BlockLoader(dataset, "dev", batch, length, seed)
+    resumed.load_state_dict(state)
     assert list(batches(loader, 5)) == list(batches(resumed, 5))
-    assert loader.state() == resumed.state()
+    assert loader.state_dict() == resumed.state_dict()
 
 
 @settings(deadline=None)
 @given(batch=st.integers(1, 7), epochs=st.integers(1, 3), seed=st.integers(0, 2**32))
-def test_each_block_comes_exactly_once_an_epoch(dataset: Dataset, batch: int, epochs: int, seed: int) -> None:
-    loader = PackedLoader(dataset, "dev", batch, length=50, seed=seed)
+def test_epoch_visits_each_block_once(dataset: Dataset, batch: int, epochs: int, seed: int) -> None:
+    loader = BlockLoader(dataset, "dev", batch, length=50, seed=seed)
     # As many batches as make whole epochs whatever the batch: they reach over the ends of epochs.
     rows = [tuple(row) for batch_rows in batches(loader, epochs * loader.blocks) for row in batch_rows]
     for epoch in range(epochs * batch):
@@ -97,9 +100,9 @@ def test_each_block_comes_exactly_once_an_epoch(dataset: Dataset, batch: int, ep
         assert Counter(chosen) == Counter(rows[: loader.blocks])
 
 
-def test_each_epoch_and_each_seed_has_its_own_order(dataset: Dataset) -> None:
+def test_order_depends_on_epoch_and_seed(dataset: Dataset) -> None:
     def epochs(seed: int) -> list[list[list[list[int]]]]:
-        loader = PackedLoader(dataset, "train", batch=1, length=200, seed=seed)
+        loader = BlockLoader(dataset, "train", batch=1, length=200, seed=seed)
         return [list(batches(loader, loader.blocks)) for _ in range(2)]
 
     first, second = epochs(1)
@@ -108,57 +111,57 @@ def test_each_epoch_and_each_seed_has_its_own_order(dataset: Dataset) -> None:
     assert epochs(1) == [first, second]
 
 
-def test_ranks_together_see_what_one_would(dataset: Dataset) -> None:
-    alone = PackedLoader(dataset, "train", batch=6, length=100, seed=1)
-    ranks = [PackedLoader(dataset, "train", batch=2, length=100, seed=1, rank=rank, ranks=3) for rank in range(3)]
+def test_ranks_together_read_the_batches_of_one(dataset: Dataset) -> None:
+    alone = BlockLoader(dataset, "train", batch=6, length=100, seed=1)
+    ranks = [BlockLoader(dataset, "train", batch=2, length=100, seed=1, rank=rank, ranks=3) for rank in range(3)]
     for _ in range(alone.blocks):
         together = [row for rank in ranks for row in next(batches(rank, 1))]
         assert together == next(batches(alone, 1))
     assert {rank.position for rank in ranks} == {alone.position}
 
 
-def test_another_batch_size_goes_on_at_the_same_place(dataset: Dataset) -> None:
-    loader, halved = (PackedLoader(dataset, "train", batch, length=100, seed=1) for batch in (4, 2))
-    loader.next()
-    halved.restore(loader.state())
+def test_changed_batch_size_resumes_at_same_position(dataset: Dataset) -> None:
+    loader, halved = (BlockLoader(dataset, "train", batch, length=100, seed=1) for batch in (4, 2))
+    loader.next_batch()
+    halved.load_state_dict(loader.state_dict())
     assert next(batches(loader, 1)) == [row for part in batches(halved, 2) for row in part]
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"blocks": 3}])
-def test_the_place_of_other_data_is_refused(dataset: Dataset, change: dict[str, int]) -> None:
-    loader = PackedLoader(dataset, "train", batch=4, length=100, seed=1)
+def test_state_of_other_data_is_rejected(dataset: Dataset, change: dict[str, int]) -> None:
+    loader = BlockLoader(dataset, "train", batch=4, length=100, seed=1)
     with pytest.raises(DatasetError, match=f"has {next(iter(change))}"):
-        loader.restore({**loader.state(), **change})
+        loader.load_state_dict({**loader.state_dict(), **change})
 
 
-def test_sequences_longer_than_the_split_are_refused(dataset: Dataset) -> None:
+def test_sequences_longer_than_split_are_rejected(dataset: Dataset) -> None:
     with pytest.raises(DatasetError, match=r"^The dev split has \d+ tokens, too few for sequences of 100000"):
-        PackedLoader(dataset, "dev", batch=1, length=100_000, seed=0)
+        BlockLoader(dataset, "dev", batch=1, length=100_000, seed=0)
 
 
-def test_a_shard_cut_short_is_refused(dataset: Dataset, tmp_path: Path) -> None:
-    copy = prepare("python-library", "bpe:512", tmp_path / "copy", 60_000)
+def test_truncated_shard_is_rejected(dataset: Dataset, tmp_path: Path) -> None:
+    copy = prepare_dataset("python-library", "bpe:512", tmp_path / "copy", 60_000)
     (copy.folder / "train" / "00000.bin").write_bytes(b"1234")
     with pytest.raises(DatasetError, match=r"train/00000.bin is damaged"):
-        PackedLoader(copy, "train", batch=1, length=10, seed=0)
+        BlockLoader(copy, "train", batch=1, length=10, seed=0)
 
 
-def test_in_order_goes_through_the_split_once_without_overlap(dataset: Dataset) -> None:
-    stream, length = dataset.stream("dev"), 30
-    passes = list(in_order(dataset, "dev", batch=4, length=length))
+def test_iterate_in_order_covers_split_without_overlap(dataset: Dataset) -> None:
+    stream, length = dataset.open_stream("dev"), 30
+    passes = list(iterate_in_order(dataset, "dev", batch=4, length=length))
     rows = [row for inputs, _ in passes for row in inputs.tolist()]
-    assert [token for row in rows for token in row] == stream.read(0, len(rows) * length).tolist()
+    assert [token for row in rows for token in row] == stream.read_tokens(0, len(rows) * length).tolist()
     assert len(rows) == (len(stream) - 1) // length
     assert all(torch.equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in passes)
-    assert sum(len(inputs) for inputs, _ in in_order(dataset, "dev", batch=4, length=length, limit=5)) == 5
+    assert sum(len(inputs) for inputs, _ in iterate_in_order(dataset, "dev", batch=4, length=length, limit=5)) == 5
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), data=st.data())
-def test_a_stream_over_shards_reads_like_one_array(sizes: list[int], data: st.DataObject) -> None:
+def test_stream_over_shards_equals_one_array(sizes: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(sizes), dtype=np.uint16)
     stream = TokenStream(np.split(whole, np.cumsum(sizes)[:-1]))
     start = data.draw(st.integers(0, len(whole)))
     stop = data.draw(st.integers(start, len(whole)))
     assert len(stream) == len(whole)
-    assert stream.read(start, stop - start).tolist() == whole[start:stop].tolist()
+    assert stream.read_tokens(start, stop - start).tolist() == whole[start:stop].tolist()

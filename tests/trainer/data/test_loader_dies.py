@@ -17,7 +17,7 @@ from tests.support.metrics_lines import numbers
 from trainer.checkpoint import store
 from trainer.data import loader as loading
 from trainer.data import prefetch
-from trainer.data.loader import PackedLoader
+from trainer.data.loader import BlockLoader
 
 Train = Callable[..., int]
 FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps")  # as `tiny_run`
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[Callable[[], None], str]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_read_that_fails_while_training_ends_in_one_line_and_a_run_that_goes_on(
+def test_read_error_during_training_exits_in_one_line_and_resumes(
     way: str,
     train: Train,
     tiny_run: Path,
@@ -49,14 +49,14 @@ def test_a_read_that_fails_while_training_ends_in_one_line_and_a_run_that_goes_o
     happens, sentence = WAYS[way]
     where: list[str] = []
 
-    class Breaking(PackedLoader):
-        def next(self) -> loading.Batch:
+    class Breaking(BlockLoader):
+        def next_batch(self) -> loading.Batch:
             if self.position < 15 * self.batch:
-                return super().next()
+                return super().next_batch()
             where.append(threading.current_thread().name)
             with pytest.MonkeyPatch.context() as broken:
                 broken.setattr(os, "pread", lambda *_: happens())
-                return super().next()
+                return super().next_batch()
 
     with monkeypatch.context() as broken:
         broken.setitem(prefetch.PACKINGS, "blocks", Breaking)
@@ -73,7 +73,7 @@ def test_a_read_that_fails_while_training_ends_in_one_line_and_a_run_that_goes_o
     assert numbers(tmp_path) == numbers(tiny_run)
 
 
-def test_a_machine_that_gives_us_no_thread_is_told_in_one_line(
+def test_thread_limit_exits_in_one_line(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none_left(self: threading.Thread) -> None:

@@ -14,23 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.dataset import Dataset, DatasetError, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.errors import DatasetError
 from trainer.data.loader import Batch
-from trainer.data.packing import DocumentLoader, Packer, starts, waste
-from trainer.data.permutation import shuffled
+from trainer.data.packing import BestFitPacker, DocumentLoader, estimate_waste, find_document_starts
+from trainer.data.permutation import shuffle_positions
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
-def packer(lengths: list[int], size: int, seed: int = 0, choice: int = 6) -> Packer:
-    return Packer(np.array(lengths), size, seed, choice)
+def packer(lengths: list[int], size: int, seed: int = 0, choice: int = 6) -> BestFitPacker:
+    return BestFitPacker(np.array(lengths), size, seed, choice)
 
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, size=st.integers(1, 50), seed=st.integers(0, 2**40), rows=st.integers(1, 40))
-def test_rows_are_full_and_what_is_left_out_adds_up(lengths: list[int], size: int, seed: int, rows: int) -> None:
+def test_rows_are_full_and_cropped_tokens_are_counted(lengths: list[int], size: int, seed: int, rows: int) -> None:
     packing = packer(lengths, size, seed)
-    made = [packing.row() for _ in range(rows)]
+    made = [packing.next_row() for _ in range(rows)]
     assert all(sum(taken for _, taken in row) == size for row in made)
     pieces = [piece for row in made for piece in row]
     assert packing.served == sum(lengths[document] for document, _ in pieces)
@@ -42,12 +43,12 @@ def test_rows_are_full_and_what_is_left_out_adds_up(lengths: list[int], size: in
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, size=st.integers(1, 50), seed=st.integers(0, 2**40))
-def test_every_document_is_served_once_an_epoch(lengths: list[int], size: int, seed: int) -> None:
+def test_epoch_contains_every_document_once(lengths: list[int], size: int, seed: int) -> None:
     packing = packer(lengths, size, seed)
-    served = Counter(document for _ in range(20) for document, _ in packing.row())
-    tickets = packing.state()["waiting"]
-    waiting = Counter(shuffled(np.array(tickets, dtype=np.int64), len(lengths), seed).tolist())
-    drawn = Counter(shuffled(np.arange(packing.drawn), len(lengths), seed).tolist())
+    served = Counter(document for _ in range(20) for document, _ in packing.next_row())
+    tickets = packing.state_dict()["waiting"]
+    waiting = Counter(shuffle_positions(np.array(tickets, dtype=np.int64), len(lengths), seed).tolist())
+    drawn = Counter(shuffle_positions(np.arange(packing.drawn), len(lengths), seed).tolist())
     assert served + waiting == drawn
     # Each row takes the oldest: after so many rows the first so many have had their turn.
     assert min(tickets, default=20) >= 20
@@ -55,7 +56,7 @@ def test_every_document_is_served_once_an_epoch(lengths: list[int], size: int, s
 
 def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> list[list[tuple[int, int]]]:
     """The rule, written down without a thought for speed."""
-    order = (int(shuffled(np.array([ticket]), len(lengths), seed)[0]) for ticket in itertools.count())
+    order = (int(shuffle_positions(np.array([ticket]), len(lengths), seed)[0]) for ticket in itertools.count())
     waiting: list[int] = []
     made = []
     for _ in range(rows):
@@ -89,26 +90,26 @@ def plain(lengths: list[int], size: int, seed: int, choice: int, rows: int) -> l
     seed=st.integers(0, 2**40),
     choice=st.integers(1, 12),
 )
-def test_rows_are_those_of_the_plain_rule(lengths: list[int], size: int, seed: int, choice: int) -> None:
+def test_rows_equal_reference_implementation(lengths: list[int], size: int, seed: int, choice: int) -> None:
     packing = packer(lengths, size, seed, choice)
-    assert [packing.row() for _ in range(8)] == plain(lengths, size, seed, choice, 8)
+    assert [packing.next_row() for _ in range(8)] == plain(lengths, size, seed, choice, 8)
 
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, size=st.integers(1, 50), before=st.integers(0, 40))
-def test_restoring_anywhere_goes_on_exactly(lengths: list[int], size: int, before: int) -> None:
+def test_load_state_dict_resumes_exactly(lengths: list[int], size: int, before: int) -> None:
     packing, resumed = packer(lengths, size), packer(lengths, size)
     for _ in range(before):
-        packing.row()
-    resumed.restore(json.loads(json.dumps(packing.state())))
-    assert [packing.row() for _ in range(10)] == [resumed.row() for _ in range(10)]
-    assert packing.state() == resumed.state()
+        packing.next_row()
+    resumed.load_state_dict(json.loads(json.dumps(packing.state_dict())))
+    assert [packing.next_row() for _ in range(10)] == [resumed.next_row() for _ in range(10)]
+    assert packing.state_dict() == resumed.state_dict()
 
 
-def test_documents_as_long_as_rows_lose_nothing_and_longer_ones_their_tails() -> None:
-    assert waste(np.full(50, 32), 32, seed=0) == 0
-    assert waste(np.full(50, 40), 32, seed=0) == pytest.approx(8 / 40)
-    assert waste(np.full(50, 8), 32, seed=0) == 0
+def test_waste_counts_only_tails_of_documents_longer_than_rows() -> None:
+    assert estimate_waste(np.full(50, 32), 32, seed=0) == 0
+    assert estimate_waste(np.full(50, 40), 32, seed=0) == pytest.approx(8 / 40)
+    assert estimate_waste(np.full(50, 8), 32, seed=0) == 0
 
 
 # --- on tokens --------------------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def test_documents_as_long_as_rows_lose_nothing_and_longer_ones_their_tails() ->
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return prepare("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
+    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
 def loader(dataset: Dataset, batch: int = 4, seed: int = 1, **ranks: int) -> DocumentLoader:
@@ -129,15 +130,15 @@ def rows_of(batch: Batch) -> list[list[int]]:
     return [[*ins, outs[-1]] for ins, outs in zip(inputs.tolist(), targets.tolist(), strict=True)]
 
 
-def test_no_token_comes_without_the_start_of_its_document(dataset: Dataset) -> None:
-    stream, end = dataset.stream("train"), dataset.tokenizer.end_of_text
-    places = [*starts(stream, end).tolist(), len(stream)]
-    whole = [tuple(stream.read(a, b - a).tolist()) for a, b in itertools.pairwise(places)]
+def test_every_row_begins_with_a_document(dataset: Dataset) -> None:
+    stream, end = dataset.open_stream("train"), dataset.tokenizer.end_of_text
+    places = [*find_document_starts(stream, end).tolist(), len(stream)]
+    whole = [tuple(stream.read_tokens(a, b - a).tolist()) for a, b in itertools.pairwise(places)]
     assert len(whole) == dataset.manifest["splits"]["train"]["documents"]
     beginnings = {document[: n + 1] for document in whole for n in range(min(len(document), 65))}
     loading = loader(dataset)
     for _ in range(20):
-        for row in rows_of(loading.next()):
+        for row in rows_of(loading.next_batch()):
             assert row[0] == end
             cuts = [place for place, token in enumerate(row) if token == end] + [len(row)]
             parts = [tuple(row[a:b]) for a, b in itertools.pairwise(cuts)]
@@ -146,32 +147,32 @@ def test_no_token_comes_without_the_start_of_its_document(dataset: Dataset) -> N
             assert all(part in whole for part in parts[:-1])
 
 
-def test_targets_are_the_inputs_one_step_on(dataset: Dataset) -> None:
-    inputs, targets = loader(dataset).next()
+def test_targets_are_inputs_shifted_by_one(dataset: Dataset) -> None:
+    inputs, targets = loader(dataset).next_batch()
     assert inputs.shape == targets.shape == (4, 64)
     assert (inputs[:, 1:] == targets[:, :-1]).all()
 
 
-def test_ranks_together_see_what_one_would(dataset: Dataset) -> None:
+def test_ranks_together_read_the_batches_of_one(dataset: Dataset) -> None:
     alone = loader(dataset, batch=6)
     ranks = [loader(dataset, batch=2, rank=rank, ranks=3) for rank in range(3)]
     for _ in range(10):
-        assert [row for rank in ranks for row in rows_of(rank.next())] == rows_of(alone.next())
-    assert all(rank.state() == alone.state() for rank in ranks)
+        assert [row for rank in ranks for row in rows_of(rank.next_batch())] == rows_of(alone.next_batch())
+    assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
-def test_another_seed_has_another_order(dataset: Dataset) -> None:
-    assert rows_of(loader(dataset, seed=1).next()) == rows_of(loader(dataset, seed=1).next())
-    assert rows_of(loader(dataset, seed=1).next()) != rows_of(loader(dataset, seed=2).next())
+def test_order_depends_on_seed(dataset: Dataset) -> None:
+    assert rows_of(loader(dataset, seed=1).next_batch()) == rows_of(loader(dataset, seed=1).next_batch())
+    assert rows_of(loader(dataset, seed=1).next_batch()) != rows_of(loader(dataset, seed=2).next_batch())
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"documents": 3}])
-def test_the_place_of_other_data_is_refused(dataset: Dataset, change: dict[str, int]) -> None:
+def test_state_of_other_data_is_rejected(dataset: Dataset, change: dict[str, int]) -> None:
     with pytest.raises(DatasetError, match=f"has {next(iter(change))}"):
-        loader(dataset).restore({**loader(dataset).state(), **change})
+        loader(dataset).load_state_dict({**loader(dataset).state_dict(), **change})
 
 
-def test_a_run_says_what_it_leaves_out_and_goes_on_exactly(
+def test_run_reports_waste_and_resumes_exactly(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rows(out: Path) -> list[dict[str, Any]]:

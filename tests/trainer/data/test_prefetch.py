@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, State
-from trainer.data.prefetch import AHEAD, PACKINGS, Prefetched, loader
+from trainer.data.loader import Batch, LoaderState
+from trainer.data.prefetch import PACKINGS, PREFETCH_BATCHES, PrefetchLoader, build_loader
 
 
 @pytest.fixture
@@ -20,27 +20,27 @@ def dataset(dataset_folder: Any) -> Dataset:
 
 
 def taken(loading: Any, count: int) -> list[list[Any]]:
-    return [[part.tolist() for part in loading.next()] for _ in range(count)]
+    return [[part.tolist() for part in loading.next_batch()] for _ in range(count)]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_batches_and_places_are_those_of_the_loader_alone(dataset: Dataset, packing: str) -> None:
+def test_batches_and_states_equal_those_of_the_loader(dataset: Dataset, packing: str) -> None:
     alone = PACKINGS[packing](dataset, "train", 3, 32, seed=1)
-    ahead = loader(dataset, "train", packing, 3, 32, seed=1)
+    ahead = build_loader(dataset, "train", packing, 3, 32, seed=1)
     for _ in range(10):
-        assert ahead.state() == alone.state()
+        assert ahead.state_dict() == alone.state_dict()
         assert taken(ahead, 1) == taken(alone, 1)
     ahead.close()
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_it_goes_on_behind_what_was_handed_out_not_what_was_read(dataset: Dataset, packing: str) -> None:
-    first, second = (loader(dataset, "train", packing, 3, 32, seed=1) for _ in range(2))
+def test_state_counts_returned_batches_only(dataset: Dataset, packing: str) -> None:
+    first, second = (build_loader(dataset, "train", packing, 3, 32, seed=1) for _ in range(2))
     taken(first, 5)
     taken(second, 2)  # some more have been read by now
-    second.restore(first.state())
+    second.load_state_dict(first.state_dict())
     assert taken(first, 5) == taken(second, 5)
-    assert first.state() == second.state()
+    assert first.state_dict() == second.state_dict()
     first.close()
     second.close()
 
@@ -53,47 +53,47 @@ class Counting:
     def __init__(self, broken: int = 1000) -> None:
         self.position, self.broken, self.read = 0, broken, threading.Semaphore(0)
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         self.position += 1
         self.read.release()
         if self.position == self.broken:
             raise OSError(5, "Input/output error")
         return torch.tensor([self.position]), torch.tensor([self.position])
 
-    def state(self) -> State:
+    def state_dict(self) -> LoaderState:
         return {"position": self.position}
 
-    def restore(self, state: State) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         self.position = state["position"]
 
 
 @pytest.fixture
-def counting() -> Iterator[Prefetched]:
-    prefetched = Prefetched(Counting())
+def counting() -> Iterator[PrefetchLoader]:
+    prefetched = PrefetchLoader(Counting())
     yield prefetched
     prefetched.close()
 
 
-def test_batches_wait_before_they_are_asked_for(counting: Prefetched) -> None:
+def test_batches_are_read_ahead(counting: PrefetchLoader) -> None:
     assert taken(counting, 1) == [[[1], [1]]]
     inner = counting._loader
     assert isinstance(inner, Counting)
-    for _ in range(1 + AHEAD):
+    for _ in range(1 + PREFETCH_BATCHES):
         assert inner.read.acquire(timeout=10)
-    assert counting.state() == {"position": 1}
+    assert counting.state_dict() == {"position": 1}
 
 
-def test_what_goes_wrong_is_raised_where_its_batch_is_wanted() -> None:
-    broken = Prefetched(Counting(broken=3))
+def test_read_error_is_raised_by_its_batch() -> None:
+    broken = PrefetchLoader(Counting(broken=3))
     assert taken(broken, 2) == [[[1], [1]], [[2], [2]]]
     with pytest.raises(OSError, match="Input/output error"):
-        broken.next()
-    assert broken.state() == {"position": 2}
+        broken.next_batch()
+    assert broken.state_dict() == {"position": 2}
     broken.close()
 
 
-def test_closing_ends_the_thread(counting: Prefetched) -> None:
-    counting.next()
+def test_close_ends_thread(counting: PrefetchLoader) -> None:
+    counting.next_batch()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
     counting.close()
     assert threads

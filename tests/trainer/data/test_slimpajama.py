@@ -10,8 +10,9 @@ from itertools import islice
 
 import pytest
 
-from trainer.data.corpora import CorpusError, find_corpus, open_corpus
+from trainer.data.corpora import find_corpus, open_corpus
 from trainer.data.corpora.slimpajama import REPOSITORY, REVISION
+from trainer.data.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -69,14 +70,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
         server.shutdown()
 
 
-def test_files_come_in_their_own_order_at_the_pinned_revision(hub: type[Hub]) -> None:
+def test_files_are_read_in_numeric_order_at_pinned_revision(hub: type[Hub]) -> None:
     documents = list(open_corpus("slimpajama"))
     assert [document.text for document in documents] == [f"{name} {n}" for name in NAMES for n in range(3)]
     assert documents[4].id == f"{NAMES[1]}:2"
     assert find_corpus("slimpajama").fingerprint() == {"repository": REPOSITORY, "revision": REVISION}
 
 
-def test_what_nobody_reads_is_not_fetched(hub: type[Hub]) -> None:
+def test_files_are_downloaded_lazily(hub: type[Hub]) -> None:
     assert len(list(islice(open_corpus("slimpajama"), 4))) == 4
     assert [path.rpartition("/")[2] for path in hub.asked[1:]] == [
         "example_train_0.jsonl.zst",
@@ -84,7 +85,7 @@ def test_what_nobody_reads_is_not_fetched(hub: type[Hub]) -> None:
     ]
 
 
-def test_another_place_has_a_name_and_a_revision(hub: type[Hub]) -> None:
+def test_copy_is_read_at_its_revision(hub: type[Hub]) -> None:
     place = find_corpus(f"slimpajama:somebody/copy@{'a' * 40}")
     assert place.fingerprint() == {"repository": "somebody/copy", "revision": "a" * 40}
     with pytest.raises(CorpusError, match=r"slimpajama cannot be read from the Hugging Face Hub \(somebody/copy\)"):
@@ -94,7 +95,7 @@ def test_another_place_has_a_name_and_a_revision(hub: type[Hub]) -> None:
         find_corpus("slimpajama:main")
 
 
-def test_a_broken_file_is_one_clear_line(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_file_raises_one_line(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "broken", True)
     with pytest.raises(CorpusError, match="cannot be read") as told:
         next(open_corpus("slimpajama"))

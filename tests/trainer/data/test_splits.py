@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.corpora import Document
-from trainer.data.splits import DEV, LONG, TEST, TRAIN, assign, cut
+from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
 from trainer.data.spool import SeenKeys
 
 LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
@@ -21,10 +21,10 @@ def keys_of(count: int) -> np.ndarray:
 
 @settings(deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 1000))
-def test_the_order_of_documents_does_not_matter(lengths: list[int], seed: int) -> None:
+def test_document_order_does_not_change_splits(lengths: list[int], seed: int) -> None:
     keys, sizes = keys_of(len(lengths)), np.array(lengths, dtype=np.uint64)
     order = np.array(random.Random(seed).sample(range(len(lengths)), len(lengths)))
-    straight, shuffled = assign(keys, sizes), assign(keys[order], sizes[order])
+    straight, shuffled = assign_splits(keys, sizes), assign_splits(keys[order], sizes[order])
     assert (straight is None) == (shuffled is None)
     if straight is not None and shuffled is not None:
         assert (straight[order] == shuffled).all()
@@ -32,22 +32,22 @@ def test_the_order_of_documents_does_not_matter(lengths: list[int], seed: int) -
 
 @settings(deadline=None)
 @given(lengths=LENGTHS)
-def test_every_split_has_enough_and_train_by_far_the_most(lengths: list[int]) -> None:
+def test_every_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
     sizes = np.array(lengths, dtype=np.uint64)
-    splits = assign(keys_of(len(lengths)), sizes)
+    splits = assign_splits(keys_of(len(lengths)), sizes)
     if splits is None:
         return
     total = int(sizes.sum())
     for split in (DEV, TEST):
         held = int(sizes[splits == split].sum())
         assert held >= min(256 << 10, total // 50)
-        assert held <= total * (0.125 + 1 / LONG) + 1
-    assert (splits[sizes * LONG > total] == TRAIN).all()
+        assert held <= total * (0.125 + 1 / LONG_FRACTION) + 1
+    assert (splits[sizes * LONG_FRACTION > total] == TRAIN).all()
 
 
-def test_many_documents_are_split_by_hash_alone_one_percent_each() -> None:
+def test_many_documents_are_split_by_hash_alone() -> None:
     keys = keys_of(30_000)
-    few, many = (assign(keys[:count], np.full(count, 5000, dtype=np.uint64)) for count in (20_000, 30_000))
+    few, many = (assign_splits(keys[:count], np.full(count, 5000, dtype=np.uint64)) for count in (20_000, 30_000))
     assert few is not None
     assert many is not None
     assert (few == many[:20_000]).all()
@@ -57,22 +57,22 @@ def test_many_documents_are_split_by_hash_alone_one_percent_each() -> None:
 
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab \n.é😀"), max_size=400), size=st.integers(1, 50))
-def test_pieces_are_the_whole_document_and_none_is_much_too_long(text: str, size: int) -> None:
-    pieces = list(cut(Document("a", text), size))
+def test_pieces_cover_document_and_are_bounded(text: str, size: int) -> None:
+    pieces = list(cut_document(Document("a", text), size))
     assert "".join(piece.text for piece in pieces) == text
     assert len({piece.id for piece in pieces}) == len(pieces)
     step = max(1, size * len(text) // max(1, len(text.encode())))
     assert all(len(piece.text) <= max(1, 3 * step // 2) for piece in pieces)
 
 
-def test_a_piece_ends_with_a_paragraph_where_it_can() -> None:
+def test_piece_ends_at_paragraph_if_possible() -> None:
     document = Document("a", "one two\nthree\n\nfour five six seven")
-    assert [piece.text for piece in cut(document, 11)] == ["one two\nthree\n\n", "four five six ", "seven"]
+    assert [piece.text for piece in cut_document(document, 11)] == ["one two\nthree\n\n", "four five six ", "seven"]
 
 
 @settings(deadline=None)
 @given(keys=st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 1 << 40, 2 << 40, 2**64 - 1])))
-def test_seen_keys_are_a_set(keys: list[int]) -> None:
+def test_seen_keys_behaves_like_a_set(keys: list[int]) -> None:
     seen, model = SeenKeys(), set()
     for key in keys:
         assert seen.add(key) == ((key or 1) not in model)

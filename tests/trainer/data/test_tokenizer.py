@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
-from trainer.data.tokenizer import PIECE, Tokenizer, TokenizerError, TokenizerSpec, train_bpe
+from trainer.data.errors import TokenizerError
+from trainer.data.tokenizer import PIECE_CHARACTERS, Tokenizer, TokenizerSpec, train_bpe
 
 GPT2, NEOX = DATA / "tokenizers" / "gpt2", DATA / "tokenizers" / "neox" / "20B_tokenizer.json"
 needs_gpt2 = pytest.mark.skipif(not GPT2.is_dir(), reason=f"GPT-2's tokenizer is not at {GPT2}")
@@ -41,42 +42,42 @@ def trained() -> Tokenizer:
 )
 def tokenizer(request: pytest.FixtureRequest, trained: Tokenizer) -> Tokenizer:
     specs = {"gpt2": f"gpt2:{GPT2}", "neox": str(NEOX)}
-    return TokenizerSpec.parse(specs[request.param]).given if request.param in specs else trained
+    return TokenizerSpec.parse(specs[request.param]).tokenizer if request.param in specs else trained
 
 
 @settings(deadline=None)
 @given(text=ANY_TEXT | st.sampled_from([HARD, "", " ", HARD * 3]))
-def test_any_text_comes_back_and_its_bytes_are_counted(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_round_trips_and_byte_lengths_add_up(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.byte_lengths()[ids].sum() == len(text.encode())
     assert tokenizer.end_of_text not in ids
 
 
-def test_a_long_text_has_the_tokens_it_would_have_uncut(tokenizer: Tokenizer) -> None:
-    text = "\n".join(sample(3 * PIECE)) + HARD
-    assert len(text) > 3 * PIECE
+def test_long_text_has_same_tokens_as_unsplit(tokenizer: Tokenizer) -> None:
+    text = "\n".join(sample(3 * PIECE_CHARACTERS)) + HARD
+    assert len(text) > 3 * PIECE_CHARACTERS
     assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
 
 
-def test_a_long_text_without_a_space_is_encoded_too(trained: Tokenizer) -> None:
-    text = "ab" * PIECE
+def test_long_text_without_spaces_is_encoded(trained: Tokenizer) -> None:
+    text = "ab" * PIECE_CHARACTERS
     assert trained.decode(trained.encode(text)) == text
 
 
-def test_a_batch_is_each_text_alone(tokenizer: Tokenizer) -> None:
-    texts = [HARD, "", "one", "two " * PIECE]
+def test_encode_batch_equals_encode(tokenizer: Tokenizer) -> None:
+    texts = [HARD, "", "one", "two " * PIECE_CHARACTERS]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
     assert tokenizer.encode_batch([]) == []
 
 
-def test_the_end_of_text_has_an_id_and_no_bytes(tokenizer: Tokenizer) -> None:
+def test_end_of_text_has_an_id_and_no_bytes(tokenizer: Tokenizer) -> None:
     assert 0 <= tokenizer.end_of_text < tokenizer.vocabulary_size == len(tokenizer.byte_lengths())
     assert tokenizer.byte_lengths()[tokenizer.end_of_text] == 0
     assert tokenizer.decode([tokenizer.end_of_text]) == ""
 
 
-def test_a_saved_tokenizer_is_the_same_file_and_hash(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saved_tokenizer_has_same_bytes_and_hash(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert loaded.sha256 == tokenizer.sha256
@@ -84,7 +85,7 @@ def test_a_saved_tokenizer_is_the_same_file_and_hash(tokenizer: Tokenizer, tmp_p
     assert loaded.end_of_text == tokenizer.end_of_text
 
 
-def test_training_gives_the_size_asked_for_and_the_same_file_on_one_thread(trained: Tokenizer) -> None:
+def test_training_is_deterministic_and_has_requested_size(trained: Tokenizer) -> None:
     assert trained.vocabulary_size == 1024
     script = "from tests.trainer.data.test_tokenizer import sample, train_bpe\nprint(train_bpe(sample(), 1024).sha256)"
     environment = {
@@ -97,17 +98,17 @@ def test_training_gives_the_size_asked_for_and_the_same_file_on_one_thread(train
     assert printed.decode().strip() == trained.sha256
 
 
-def test_a_short_text_gives_a_smaller_vocabulary() -> None:
+def test_short_text_gives_smaller_vocabulary() -> None:
     assert train_bpe(["abc"], 8192).vocabulary_size == 257
 
 
 @needs_gpt2
-def test_gpt2_is_gpt2() -> None:
-    tokenizer = TokenizerSpec.parse(f"gpt2:{GPT2}").given
+def test_gpt2_files_give_published_tokens() -> None:
+    tokenizer = TokenizerSpec.parse(f"gpt2:{GPT2}").tokenizer
     assert tokenizer is not None
     assert (tokenizer.vocabulary_size, tokenizer.end_of_text) == (50257, 50256)
     assert tokenizer.encode("Hello, world!  The end") == [15496, 11, 995, 0, 220, 383, 886]
-    from_json = TokenizerSpec.parse(str(GPT2 / "tokenizer.json")).given
+    from_json = TokenizerSpec.parse(str(GPT2 / "tokenizer.json")).tokenizer
     assert from_json is not None
     assert from_json.encode(HARD) == tokenizer.encode(HARD)
 
@@ -119,19 +120,19 @@ def test_gpt2_is_gpt2() -> None:
         ("bpe:many", "takes a vocabulary size"),
         ("bpe:256", "between 257"),
         ("bpe:99999999", "between 257"),
-        ("gpt2:nowhere", "holds neither"),
+        ("gpt2:nowhere", "contains neither"),
         ("wordpiece", "is not a tokenizer"),
         ("", "is not a tokenizer"),
     ],
 )
-def test_a_spec_that_names_no_tokenizer_is_one_clear_line(spec: str, complaint: str) -> None:
+def test_invalid_spec_raises_one_line(spec: str, complaint: str) -> None:
     with pytest.raises(TokenizerError, match=complaint) as caught:
         TokenizerSpec.parse(spec)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"model": {}}', b"not json"])
-def test_a_file_that_is_no_tokenizer_is_one_clear_line(tmp_path: Path, content: bytes) -> None:
+def test_invalid_file_raises_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(TokenizerError, match=r"^tokenizer.json is not a tokenizer"):
         Tokenizer.load(tmp_path / "tokenizer.json")
@@ -143,13 +144,13 @@ def changed(trained: Tokenizer, path: Path, **changes: object) -> Path:
     return path
 
 
-def test_what_would_change_the_text_is_taken_off(trained: Tokenizer, tmp_path: Path) -> None:
+def test_normalization_is_removed_on_load(trained: Tokenizer, tmp_path: Path) -> None:
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     path = changed(trained, tmp_path / "t.json", normalizer={"type": "Lowercase"}, pre_tokenizer=byte_level)
     assert Tokenizer.load(path).encode(HARD) == trained.encode(HARD)
 
 
-def test_a_vocabulary_that_cannot_be_exact_is_refused(trained: Tokenizer, tmp_path: Path) -> None:
+def test_inexact_vocabulary_is_rejected(trained: Tokenizer, tmp_path: Path) -> None:
     whitespace = changed(trained, tmp_path / "a.json", pre_tokenizer={"type": "Whitespace"}, decoder=None)
     with pytest.raises(TokenizerError, match="not a byte-level BPE"):
         Tokenizer.load(whitespace)

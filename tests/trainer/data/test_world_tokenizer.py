@@ -18,8 +18,9 @@ from tests.support.paths import DATA
 from trainer.checkpoint.store import save
 from trainer.cli import score
 from trainer.data import world
-from trainer.data.dataset import prepare
-from trainer.data.tokenizer import Tokenizer, TokenizerError, TokenizerSpec
+from trainer.data.dataset import prepare_dataset
+from trainer.data.errors import TokenizerError
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec
 from trainer.inference import generate
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
@@ -42,12 +43,12 @@ def small(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> world.WorldTokenizer:
-    return world.read(small(tmp_path_factory.mktemp("world")))
+    return world.load_vocabulary(small(tmp_path_factory.mktemp("world")))
 
 
 @pytest.fixture(scope="module")
 def full() -> world.WorldTokenizer:
-    return world.read(FILE)
+    return world.load_vocabulary(FILE)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def texts() -> list[str]:
 
 
 @published
-def test_text_of_many_languages_is_cut_as_by_its_authors(
+def test_tokens_of_many_languages_equal_the_authors(
     full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
 ) -> None:
     for text in texts():
@@ -94,7 +95,7 @@ def test_text_of_many_languages_is_cut_as_by_its_authors(
 
 
 @published
-def test_random_bytes_are_cut_as_by_its_authors(
+def test_tokens_of_random_bytes_equal_the_authors(
     full: world.WorldTokenizer, theirs: Callable[[bytes], list[int]]
 ) -> None:
     chance = random.Random(5)
@@ -103,17 +104,17 @@ def test_random_bytes_are_cut_as_by_its_authors(
         for data in (chance.randbytes(length), b"".join(chance.choices(known, k=length))):
             ids = full.encode_bytes(data)
             assert ids == theirs(data)
-            assert b"".join(map(full.bytes_of, ids)) == data
+            assert b"".join(map(full.get_token_bytes, ids)) == data
 
 
 @published
-def test_the_published_one_has_room_for_65536_tokens(full: world.WorldTokenizer) -> None:
+def test_published_vocabulary_has_size_65536(full: world.WorldTokenizer) -> None:
     assert (full.vocabulary_size, full.end_of_text, len(full._tokens)) == (65536, 0, 65529)
 
 
 @given(st.binary(max_size=60) | st.lists(st.sampled_from(MORE), max_size=20).map(lambda words: "".join(words).encode()))
 @settings(deadline=None)
-def test_the_longest_token_that_fits_is_taken_each_time(tokenizer: world.WorldTokenizer, data: bytes) -> None:
+def test_encoding_is_greedy_longest_match(tokenizer: world.WorldTokenizer, data: bytes) -> None:
     known, place = {token: number for number, token in tokenizer._tokens.items()}, 0
     for number in tokenizer.encode_bytes(data):
         longest = next(data[place : place + n] for n in range(9, 0, -1) if data[place : place + n] in known)
@@ -122,21 +123,19 @@ def test_the_longest_token_that_fits_is_taken_each_time(tokenizer: world.WorldTo
     assert place == len(data)
 
 
-def test_a_dataset_and_a_file_speak_it(corpus_folder: Path, tmp_path: Path) -> None:
-    dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
+def test_dataset_and_file_use_world_tokenizer(corpus_folder: Path, tmp_path: Path) -> None:
+    dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
     loaded = Tokenizer.load(tmp_path / "dataset" / "tokenizer.json")
     assert isinstance(loaded, world.WorldTokenizer)
     assert (loaded.sha256, loaded.vocabulary_size) == (dataset.tokenizer.sha256, 320)
-    assert TokenizerSpec.parse(str(tmp_path / "dataset" / "tokenizer.json")).given is not None
-    ids = dataset.stream("dev").read(0, 50)
+    assert TokenizerSpec.parse(str(tmp_path / "dataset" / "tokenizer.json")).tokenizer is not None
+    ids = dataset.open_stream("dev").read_tokens(0, 50)
     assert ids[0] == loaded.end_of_text == 0
     assert loaded.decode(int(each) for each in ids).startswith("The ")
     assert loaded.decode([*loaded.encode("日本é")[:-1], *loaded.encode_bytes(b"\xff"), 0, 319]) == "日本\ufffd"
 
 
-def test_a_name_alone_is_looked_for_where_a_node_keeps_such_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_name_is_searched_in_tokenizer_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path))
     monkeypatch.setenv("DAILYTRAIN_DATA", str(tmp_path / "data"))
     with pytest.raises(TokenizerError, match=r"vocabulary\.txt cannot be read: .*tokenizers"):
@@ -144,13 +143,13 @@ def test_a_name_alone_is_looked_for_where_a_node_keeps_such_files(
     for folder in (tmp_path / "tokenizers", tmp_path / "data" / "tokenizers" / "rwkv-world"):
         folder.mkdir(parents=True)
         file = small(folder)
-        assert TokenizerSpec.parse("world:vocabulary.txt").given is not None
+        assert TokenizerSpec.parse("world:vocabulary.txt").tokenizer is not None
         file.unlink()
 
 
-def test_a_node_scores_and_writes_with_it(corpus_folder: Path, tmp_path: Path) -> None:
+def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path: Path) -> None:
     """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
-    dataset = prepare(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
+    dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
     run = untrained(tmp_path / "run", dataset.tokenizer)
     options = score.parse([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
     tokenizer, texts = score.read(RunFolder.open(run), options)
@@ -188,7 +187,7 @@ def untrained(run: Path, tokenizer: Tokenizer) -> Path:
     ("change", "sentence"),
     [
         (lambda text: text.replace("257 'the' 3", "257 'the' 4"), "line 257, is not an entry of a World vocabulary"),
-        (lambda text: text.replace("257 'the' 3", "256 'the' 3"), "line 257, gives the id 256 again"),
+        (lambda text: text.replace("257 'the' 3", "256 'the' 3"), "line 257, repeats the id 256"),
         (lambda text: text.replace("257 'the' 3", "257 'A' 1"), "or one of them twice"),
         (lambda text: text.replace("66 'A' 1\n", ""), "no token for 1 of the bytes"),
         (lambda text: text.replace("257 'the' 3", "257 __import__('os') 3"), "line 257, is not an entry"),
@@ -196,7 +195,7 @@ def untrained(run: Path, tokenizer: Tokenizer) -> Path:
         (lambda text: "", "has no tokens"),
     ],
 )
-def test_a_file_that_is_none_is_told_in_one_line(change: Any, sentence: str, tmp_path: Path) -> None:
+def test_invalid_vocabulary_raises_one_line(change: Any, sentence: str, tmp_path: Path) -> None:
     file = small(tmp_path)
     file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(TokenizerError, match=sentence) as told:
@@ -204,7 +203,7 @@ def test_a_file_that_is_none_is_told_in_one_line(change: Any, sentence: str, tmp
     assert "\n" not in str(told.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_vocabulary_raises_one_line(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="No such file"):
         TokenizerSpec.parse(f"world:{tmp_path / 'none.txt'}")
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "World"}, "tokens": [["x"]]}')

@@ -35,14 +35,14 @@ def base_of(site: SmallSite, run: Path, name: str = "run-12") -> protocol.BaseWe
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.data.dataset import prepare
+    from trainer.data.dataset import prepare_dataset
 
     folder = tmp_path_factory.mktemp("data")
     chance = random.Random(3)
     words = ["ada", "bob", "eve", "sees", "meets", "greets", "a", "the", "train", "night"]
     for number in range(60):
         (folder / f"{number}.txt").write_text(" ".join(chance.choice(words) for _ in range(120)))
-    prepare(f"files:{folder}/*.txt", "bpe:300", folder / "dataset")
+    prepare_dataset(f"files:{folder}/*.txt", "bpe:300", folder / "dataset")
     return folder / "dataset"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
-from trainer.data.loader import PackedLoader
+from trainer.data.loader import BlockLoader
 from trainer.swarm.data import Batches, SameBatch, sample_ids
 
 
@@ -45,10 +45,10 @@ def test_a_step_has_the_rows_that_the_ordinary_trainer_reads(dataset_folder: Pat
     dataset = Dataset.open(dataset_folder)
     config = tiny(dataset)
     batches = Batches(dataset, config)
-    loader = PackedLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)
+    loader = BlockLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)
     for step in range(5):
         inputs, targets = (torch.cat(half) for half in zip(*(batches.tokens(step, m) for m in range(4)), strict=True))
-        assert all(map(torch.equal, (inputs, targets), loader.next()))
+        assert all(map(torch.equal, (inputs, targets), loader.next_batch()))
 
 
 def test_targets_are_counted(dataset_folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer import protocol
-from trainer.data.dataset import Dataset, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.credentials import FRESH, Door, credential
 from trainer.swarm.lead import config_of
@@ -34,7 +34,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     lines = (f"Line {number} has the number {number * number % 9973} in it.\n" for number in range(2000))
     (folder / "a.txt").write_text("".join(lines))
-    return prepare(f"files:{folder}", "bpe:300", folder / "made", 10**6)
+    return prepare_dataset(f"files:{folder}", "bpe:300", folder / "made", 10**6)
 
 
 def order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.dataset import Dataset, prepare
+from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.local import compare
 from trainer.swarm.shapes import GPT2
@@ -26,7 +26,7 @@ DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data"))
 def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "dataset"
     text, tokenizer = DATA / "text/wikitext-2-raw/wiki.test.raw", DATA / "tokenizers/gpt2"
-    dataset = prepare(f"files:{text}", f"gpt2:{tokenizer}", folder)
+    dataset = prepare_dataset(f"files:{text}", f"gpt2:{tokenizer}", folder)
     config = configured(dataset)
     started = time.monotonic()
     result, lines = compare(config, folder, workers=2, chaos="none", patience=240, seconds=2400)

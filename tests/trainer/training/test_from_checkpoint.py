@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
-from trainer.data.dataset import prepare
+from trainer.data.dataset import prepare_dataset
 from trainer.train import command
 
 Train = Callable[..., int]
@@ -100,7 +100,7 @@ def test_another_tokenizer_gets_its_own_embedding_and_head(
 def test_a_dataset_of_another_tokenizer_is_refused(
     tiny_run: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(f"files:{corpus_folder}/2*.txt", "bpe:300", tmp_path / "other")
+    prepare_dataset(f"files:{corpus_folder}/2*.txt", "bpe:300", tmp_path / "other")
     flags = ["--dataset", str(tmp_path / "other"), "--budget", "1steps", *TINY]
     assert command(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 2
     assert "was prepared with another tokenizer than" in capsys.readouterr().err

@@ -15,12 +15,13 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
-from trainer.data.corpora import CorpusError, Document, open_corpus
-from trainer.data.dataset import Dataset, prepare
-from trainer.data.loader import NOT_LEARNED, in_order
+from trainer.data.corpora import Document, open_corpus
+from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.errors import CorpusError
+from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.data.prefetch import PACKINGS
-from trainer.data.shards import GIVEN
-from trainer.data.splits import cut
+from trainer.data.shards import PROMPT_BIT
+from trainer.data.splits import cut_document
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import gpt
 from trainer.training.objective import Objective
@@ -45,20 +46,25 @@ def write(file: Path, records: list[dict[str, Any]]) -> str:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("pairs")
-    return prepare(write(folder / "pairs.jsonl", pairs()), "bpe:300", folder / "dataset")
+    return prepare_dataset(write(folder / "pairs.jsonl", pairs()), "bpe:300", folder / "dataset")
 
 
 def documents(dataset: Dataset, split: str = "train") -> list[np.ndarray]:
-    """Each document's tokens, `GIVEN` where that is set, without the end of text before it."""
-    stream = dataset.stream(split)
-    tokens = stream.read(0, len(stream))
+    """Each document's tokens, `PROMPT_BIT` where that is set, without the end of text before it."""
+    stream = dataset.open_stream(split)
+    tokens = stream.read_tokens(0, len(stream))
     return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]]
 
 
 def test_a_prompt_is_told_from_its_response(tmp_path: Path) -> None:
     records = [{"prompt": "Wer? ", "response": "Ich ä"}, {"text": "plain"}, {"prompt": "", "response": "x"}]
     found = list(open_corpus(write(tmp_path / "a.jsonl", records)))
-    assert [(document.text, document.given) for document in found] == [("Wer? Ich ä", 5), ("plain", 0), ("x", 0)]
+    lengths = [(document.text, document.prompt_length) for document in found]
+    assert lengths == [
+        ("Wer? Ich ä", 5),
+        ("plain", 0),
+        ("x", 0),
+    ]
 
 
 @pytest.mark.parametrize("record", [{"prompt": "a"}, {"response": "a"}, {"prompt": 1, "response": "a"}])
@@ -72,8 +78,8 @@ def test_every_token_of_a_prompt_is_marked_and_no_other(dataset: Dataset) -> Non
     found = documents(dataset)
     assert len(found) > 300
     for tokens in found:
-        given = tokens >= GIVEN
-        ids = np.where(given, tokens - GIVEN, tokens)
+        given = tokens >= PROMPT_BIT
+        ids = np.where(given, tokens - PROMPT_BIT, tokens)
         text = dataset.tokenizer.decode(ids.tolist())
         assert dataset.tokenizer.decode(ids[given].tolist()) == known[text]
         assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "as it will be when it is asked"
@@ -81,29 +87,29 @@ def test_every_token_of_a_prompt_is_marked_and_no_other(dataset: Dataset) -> Non
 
 def test_text_without_prompts_is_stored_as_ever(dataset: Dataset, tmp_path: Path) -> None:
     records = [{"text": pair["prompt"] + pair["response"]} for pair in pairs()]
-    plain = prepare(write(tmp_path / "a.jsonl", records), "bpe:300", tmp_path / "dataset")
+    plain = prepare_dataset(write(tmp_path / "a.jsonl", records), "bpe:300", tmp_path / "dataset")
     assert (plain.manifest["format"], dataset.manifest["format"]) == (1, 2)
     assert plain.hash != dataset.hash
-    assert plain.stream("train").read(0, 100).max() < 300
-    again = prepare(write(tmp_path / "pairs.jsonl", pairs()), "bpe:300", tmp_path / "again")
+    assert plain.open_stream("train").read_tokens(0, 100).max() < 300
+    again = prepare_dataset(write(tmp_path / "pairs.jsonl", pairs()), "bpe:300", tmp_path / "again")
     assert again.hash == dataset.hash
 
 
 def test_a_long_pair_that_is_cut_keeps_its_prompt_at_its_start() -> None:
-    document = Document("a", "p" * 700 + " " + "r" * 500, given=701)
-    pieces = list(cut(document, 300))
+    document = Document("a", "p" * 700 + " " + "r" * 500, prompt_length=701)
+    pieces = list(cut_document(document, 300))
     assert "".join(piece.text for piece in pieces) == document.text
-    assert "".join(piece.text[: piece.given] for piece in pieces) == document.text[:701]
+    assert "".join(piece.text[: piece.prompt_length] for piece in pieces) == document.text[:701]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_targets_of_prompts_are_left_out_and_inputs_are_whole(dataset: Dataset, packing: str) -> None:
     loader = PACKINGS[packing](dataset, "train", 8, 64, seed=3)
     for _ in range(5):
-        inputs, targets = loader.next()
+        inputs, targets = loader.next_batch()
         assert int(inputs.min()) >= 0
         assert int(inputs.max()) < 300
-        learned = targets[:, :-1] != NOT_LEARNED
+        learned = targets[:, :-1] != IGNORE_INDEX
         assert torch.equal(targets[:, :-1][learned], inputs[:, 1:][learned]), "targets are inputs one step on"
         ends = inputs[:, 1:] == dataset.tokenizer.end_of_text
         assert bool(learned[ends].all()), "to stop is learned"
@@ -120,10 +126,10 @@ def model() -> gpt.Model:
 
 
 def test_the_gradient_is_that_of_the_responses_alone(dataset: Dataset) -> None:
-    inputs, targets = PACKINGS["blocks"](dataset, "train", 4, 64, seed=1).next()
+    inputs, targets = PACKINGS["blocks"](dataset, "train", 4, 64, seed=1).next_batch()
     ours, plain = model(), model()
     Objective(ours)(inputs, targets).backward()
-    learned = targets != NOT_LEARNED
+    learned = targets != IGNORE_INDEX
     picked = plain(inputs).float()[learned]
     torch.nn.functional.cross_entropy(picked, targets[learned], reduction="sum").backward()
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
@@ -167,10 +173,10 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
     )
     nats: list[torch.Tensor] = []
     with torch.no_grad():
-        for inputs, targets in in_order(dataset, "dev", 1, length, tokens // length):
+        for inputs, targets in iterate_in_order(dataset, "dev", 1, length, tokens // length):
             log = torch.log_softmax(trained(inputs).float(), -1)[0]
             y = targets[0]
             nats += [
-                -log[place, token] for place, token in enumerate(y.tolist()) if token != NOT_LEARNED and text[token]
+                -log[place, token] for place, token in enumerate(y.tolist()) if token != IGNORE_INDEX and text[token]
             ]
     return float(torch.stack(nats).double().mean())

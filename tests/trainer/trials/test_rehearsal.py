@@ -34,7 +34,7 @@ def pretend(made: Plan) -> None:
         (trial.folder / SCORE).write_text(json.dumps(score))
 
 
-def test_a_plan_begins_with_the_full_budget_and_gives_every_run_its_own_folder(tmp_path: Path) -> None:
+def test_plan_starts_with_full_budget_and_separate_folders(tmp_path: Path) -> None:
     made = laid(tmp_path)
     assert [(t.entry.arch, t.budget, t.seed) for t in made.trials] == [
         ("gpt", "8steps", 1),
@@ -48,7 +48,7 @@ def test_a_plan_begins_with_the_full_budget_and_gives_every_run_its_own_folder(t
     assert made.idea.name == "smear, depth 3"
 
 
-def test_the_ladder_is_kept_for_the_next_idea_and_an_edited_idea_is_trained_anew(tmp_path: Path) -> None:
+def test_ladder_is_reused_and_edited_idea_is_retrained(tmp_path: Path) -> None:
     one, other = laid(tmp_path), laid(tmp_path, Entry(arch="smear", flags=("--model.depth=4",)))
     folders = [{trial.folder for trial in made.trials if trial.entry.arch == "gpt"} for made in (one, other)]
     assert folders[0] == folders[1]
@@ -56,22 +56,22 @@ def test_the_ladder_is_kept_for_the_next_idea_and_an_edited_idea_is_trained_anew
     assert {t.folder for t in one.trials}.isdisjoint(t.folder for t in laid(tmp_path, dataset="e").trials)
 
 
-def test_the_baseline_alone_is_its_ladder(tmp_path: Path) -> None:
+def test_baseline_without_idea_is_its_ladder(tmp_path: Path) -> None:
     assert len(laid(tmp_path, Entry(arch="gpt")).trials) == 4
 
 
 @pytest.mark.parametrize("wrong", [{"rungs": (1.0,)}, {"rungs": (0.5, 2.0)}, {"rungs": (0.0, 1.0)}, {"seeds": 1}])
-def test_a_ladder_that_says_nothing_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_useless_ladder_is_rejected(tmp_path: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(PlanError):
         laid(tmp_path, **wrong)
 
 
-def test_an_unknown_architecture_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_unknown_architecture_is_rejected_before_training(tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match="no architecture 'gtp'"):
         laid(tmp_path, Entry(arch="gtp"))
 
 
-def test_finished_runs_are_not_made_again_and_the_verdict_is_printed(
+def test_finished_runs_are_reused_and_verdict_is_printed(
     dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--dataset", str(dataset_folder), "--folder", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
@@ -87,7 +87,7 @@ def test_finished_runs_are_not_made_again_and_the_verdict_is_printed(
     assert "better than the baseline" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_picture_in_characters_has_the_runs_in_their_places(tmp_path: Path) -> None:
+def test_terminal_plot_marks_the_runs(tmp_path: Path) -> None:
     made = laid(tmp_path, rungs=(0.25, 0.5, 1.0))
     pretend(made)
     results = parse_results([result(trial) for trial in made.trials])
@@ -105,7 +105,7 @@ def test_a_picture_in_characters_has_the_runs_in_their_places(tmp_path: Path) ->
         (["nope"], "no architecture"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_prints_one_line(
     dataset_folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -118,7 +118,7 @@ def test_bad_input_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_run_is_trained_and_scored_and_its_failure_is_told(dataset_folder: Path, tmp_path: Path) -> None:
+def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path, tmp_path: Path) -> None:
     tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
     fine = laid(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]
     workshop = Workshop(dataset_folder, "cpu-ladder", jobs=1)

@@ -1,11 +1,11 @@
-"""Where text comes from: one module per kind of corpus, one line each in `KINDS`.
+"""Corpora: one module for each kind, and a line each in `KINDS`.
 
-A corpus is named by a spec, `kind` or `kind:argument`:
+A spec names a corpus, `kind` or `kind:argument`:
 
     python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
     fineweb-edu                  the 10-billion-token sample of FineWeb-Edu, from the Hugging Face Hub
-    rephrased:owner/name@hash    what volunteers made of a corpus, from the Hub or a folder
+    rephrased:owner/name@hash    a corpus rephrased by volunteers, from the Hub or a folder
     slimpajama                   SlimPajama, 627 billion tokens, from the Hub
 """
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from trainer.data.corpora.document import Corpus, CorpusError, Document
+from trainer.data.corpora.document import Corpus, Document
+from trainer.data.errors import CorpusError
 
-__all__ = ["KINDS", "Corpus", "CorpusError", "Document", "find_corpus", "open_corpus"]
+__all__ = ["KINDS", "Corpus", "Document", "find_corpus", "open_corpus"]
 
-# Each module has `find(argument: str) -> Corpus`, which raises CorpusError when there is nothing to read.
+# Each module has `build_corpus(argument: str) -> Corpus`, which raises CorpusError if there is nothing to read.
 KINDS = {
     "files": "trainer.data.corpora.files",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
@@ -29,17 +30,17 @@ KINDS = {
 
 
 def find_corpus(spec: str) -> Corpus:
-    """The corpus called `spec`. Raise CorpusError, one clear line, if there is none."""
+    """Return the corpus that `spec` names. Raise CorpusError if it does not exist."""
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
         known = ", ".join(sorted(KINDS))
         raise CorpusError(f"There is no corpus {spec!r}: it starts with one of {known} (for example files:books/*.txt)")
-    return importlib.import_module(KINDS[kind]).find(argument)
+    return importlib.import_module(KINDS[kind]).build_corpus(argument)
 
 
 def open_corpus(spec: str) -> Iterator[Document]:
-    """All documents of the corpus, in its own order; duplicates included, empty texts left out.
+    """Yield the documents of a corpus in its own order, with duplicates, without empty texts.
 
-    A corpus that is missing is refused here, at the call, with CorpusError; what cannot be read in it, at its document.
+    A missing corpus raises CorpusError at the call, an unreadable document when it is reached.
     """
     return find_corpus(spec).documents()

@@ -1,4 +1,4 @@
-"""What every kind of corpus yields, and the one way in which it fails."""
+"""The interface of all kinds of corpora."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text. The id is unique in its corpus and never holds an absolute path."""
+    """One text. The id is unique in its corpus and contains no absolute path."""
 
     id: str
     text: str
-    given: int = 0
-    """So many characters at its start are a prompt: a model reads them, and learns only what comes after."""
-
-
-class CorpusError(ValueError):
-    """The corpus cannot be read; the message is one line for whoever named it."""
+    prompt_length: int = 0
+    """Characters at the start that are a prompt: a model reads them, but learns only what follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A corpus that was found, and not yet read."""
+    """A corpus that exists and can be read."""
 
-    # Everything that decides what `documents` yields (hashes, revisions): the key of the cache. Reads the files.
     fingerprint: Callable[[], dict[str, Any]]
-    # Starts from the first document each time, in an order that depends on nothing but the content.
+    """Return everything that decides what `documents` yields (hashes, revisions), as a cache key. Reads the files."""
     documents: Callable[[], Iterator[Document]]
+    """Start from the first document, in an order that depends only on the content."""

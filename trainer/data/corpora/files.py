@@ -1,10 +1,10 @@
-"""`files:` — plain text and JSONL in local files, each also compressed with gzip or xz.
+"""`files:`: plain text and JSONL in local files, optionally compressed with gzip or xz.
 
-The argument is one or more globs, folders or file names with commas between them. A glob takes every file it matches
-(`**` crosses folders); a folder is walked for the endings in `TEXT_ENDINGS`. A `.jsonl` file holds one JSON object a
-line: with a "text", or with a "prompt" and a "response", which are read one right after the other and of which only the
-response is learned. Any other file is one document of UTF-8 text, byte for byte (but for a byte order mark). Files come
-in the order of their names below their common folder, whatever the file system, the locale or the place in the tree.
+The argument is a comma-separated list of globs, folders or file names. A glob takes every file it matches (`**` crosses
+folders). A folder is searched for files with the suffixes in `TEXT_ENDINGS`. A `.jsonl` file has one JSON object a
+line: either a "text", or a "prompt" and a "response", which are concatenated and of which only the response is learned.
+Any other file is one document of UTF-8 text, unchanged but for a byte order mark. Files are ordered by their names
+below their common folder, independently of the file system, the locale and the location.
 """
 
 from __future__ import annotations
@@ -21,76 +21,77 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.data.corpora.document import Corpus, CorpusError, Document
+from trainer.data.corpora.document import Corpus, Document
+from trainer.data.errors import CorpusError
 
-# What a walk through a folder takes: a folder of text holds other things too. A glob or a name takes any file.
+# Applies to folders, which contain other files, too. A glob or a name takes any file.
 TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".raw", ".tokens", ".jsonl")
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
-# A larger text is cut, at the end of a line, into documents of about this size: memory stays bounded.
+# A larger text is cut at line ends into documents of about this size, so that memory stays bounded.
 LARGEST_DOCUMENT = 16 << 20  # bytes
 
 
-def find(argument: str) -> Corpus:
-    files = _named_files(_matches(argument), argument)
-    return Corpus(fingerprint=partial(_fingerprint, files), documents=partial(_documents, files))
+def build_corpus(argument: str) -> Corpus:
+    files = _name_files(_find_files(argument), argument)
+    return Corpus(fingerprint=partial(_compute_fingerprint, files), documents=partial(_iterate_documents, files))
 
 
-def _matches(argument: str) -> set[Path]:
+def _find_files(argument: str) -> set[Path]:
     found: set[Path] = set()
-    # A comma may be part of a name, so the whole argument is tried as a name first.
-    patterns = [argument] if argument and _exists(argument) else argument.split(",")
+    # A name may contain a comma, so the whole argument is tried first.
+    patterns = [argument] if argument and _has_file(argument) else argument.split(",")
     for pattern in (part.strip() for part in patterns):
         if not pattern:
             raise CorpusError("files: needs a glob, a folder or a file after the colon, such as files:books/*.txt")
-        matched = _expand(pattern)
+        matched = _expand_pattern(pattern)
         if not matched:
             raise CorpusError(f"files:{pattern} matches no file of text")
         found |= matched
     return found
 
 
-def _exists(name: str) -> bool:
+def _has_file(name: str) -> bool:
     try:
         return Path(name).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user: no file has this name
+    except (OSError, ValueError, RuntimeError):  # name too long, NUL, unknown user: there is no such file
         return False
 
 
-def _expand(pattern: str) -> set[Path]:
+def _expand_pattern(pattern: str) -> set[Path]:
     whole = os.path.expanduser(pattern)  # noqa: PTH111
-    names = [pattern] if _exists(pattern) else glob.glob(whole, recursive=True)  # noqa: PTH207
+    names = [pattern] if _has_file(pattern) else glob.glob(whole, recursive=True)  # noqa: PTH207
     found: set[Path] = set()
     for path in (Path(name).expanduser() for name in names):
         if path.is_dir():
-            found |= _walk(path)
+            found |= _walk_folder(path)
         elif path.is_file():
             found.add(Path(os.path.normpath(path.absolute())))
     return found
 
 
-def _walk(folder: Path) -> set[Path]:
+def _walk_folder(folder: Path) -> set[Path]:
     found = set()
-    for parent, folders, names in os.walk(os.path.normpath(folder.absolute()), onerror=_refuse):
+    for parent, folders, names in os.walk(os.path.normpath(folder.absolute()), onerror=_raise_corpus_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and _plain_name(name).endswith(TEXT_ENDINGS):
+            if not name.startswith(".") and _strip_compression(name).endswith(TEXT_ENDINGS):
                 found.add(Path(parent, name))
     return found
 
 
-def _refuse(error: OSError) -> None:
+def _raise_corpus_error(error: OSError) -> None:
     raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _plain_name(name: str) -> str:
-    """The name in lower case without .gz or .xz."""
+def _strip_compression(name: str) -> str:
+    """Return the name in lower case, without .gz or .xz."""
     name = name.lower()
     stem, ending = os.path.splitext(name)  # noqa: PTH122
     return stem if ending in COMPRESSED else name
 
 
-def _named_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
-    """(name below the common folder, path), sorted by name. The name goes into document ids, the path does not."""
+def _name_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
+    """Return (name below the common folder, path), sorted by name. Document ids contain the name, not the path."""
     try:
         common = os.path.commonpath([path.parent for path in paths])
     except ValueError as error:  # two drives
@@ -98,11 +99,11 @@ def _named_files(paths: set[Path], argument: str) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(common).as_posix(), path) for path in paths)
 
 
-def _fingerprint(files: list[tuple[str, Path]]) -> dict[str, Any]:
-    return {"files": [[name, _sha256(name, path)] for name, path in files]}
+def _compute_fingerprint(files: list[tuple[str, Path]]) -> dict[str, Any]:
+    return {"files": [[name, _compute_sha256(name, path)] for name, path in files]}
 
 
-def _sha256(name: str, path: Path) -> str:
+def _compute_sha256(name: str, path: Path) -> str:
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -110,25 +111,25 @@ def _sha256(name: str, path: Path) -> str:
         raise CorpusError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-def _documents(files: list[tuple[str, Path]]) -> Iterator[Document]:
+def _iterate_documents(files: list[tuple[str, Path]]) -> Iterator[Document]:
     for name, path in files:
-        read = _json_lines if _plain_name(name).endswith(".jsonl") else _plain_text
+        parse = _parse_json_lines if _strip_compression(name).endswith(".jsonl") else _parse_text
         opener: Any = COMPRESSED.get(path.suffix.lower(), open)
         try:
             with opener(path, "rb") as stream:
-                yield from read(name, stream)
+                yield from parse(name, stream)
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise CorpusError(f"{name} is damaged or cut short: {error}") from error
         except OSError as error:
             raise CorpusError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-def _plain_text(name: str, stream: IO[bytes]) -> Iterator[Document]:
+def _parse_text(name: str, stream: IO[bytes]) -> Iterator[Document]:
     offset, rest, number = 0, b"", 0
     while block := rest + stream.read(LARGEST_DOCUMENT - len(rest)):
-        # A full block may end in the middle of a line, or of a character: what follows the last line end waits.
+        # A full block may end inside a line or a character: the part after the last line end goes to the next block.
         cut = block.rfind(b"\n") + 1 if len(block) == LARGEST_DOCUMENT else len(block)
-        cut = cut or _character_boundary(block)
+        cut = cut or _find_character_boundary(block)
         block, rest = block[:cut], block[cut:]
         text = _decode(name, block, offset)
         if number == 0:
@@ -139,12 +140,12 @@ def _plain_text(name: str, stream: IO[bytes]) -> Iterator[Document]:
             yield Document(name if number == 1 else f"{name}#{number}", text)
 
 
-def _character_boundary(block: bytes) -> int:
-    """The largest cut that does not split the last UTF-8 character of a block (at most 3 bytes before its end)."""
+def _find_character_boundary(block: bytes) -> int:
+    """Return the largest cut that does not split the last UTF-8 character, at most 3 bytes before the end."""
     for cut in range(len(block) - 1, len(block) - 5, -1):
         if block[cut] & 0xC0 != 0x80:
             return cut
-    return len(block)  # not UTF-8: decoding says where
+    return len(block)  # not UTF-8: decoding reports the offset
 
 
 def _decode(name: str, data: bytes, offset: int) -> str:
@@ -155,18 +156,18 @@ def _decode(name: str, data: bytes, offset: int) -> str:
         raise CorpusError(f"{name} is not UTF-8 text: {place}") from error
 
 
-def _json_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
+def _parse_json_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(stream, start=1):
         text = _decode(name, line, offset).removeprefix("\ufeff")
         offset += len(line)
         if text.strip():
-            document = _record(name, number, text)
+            document = _parse_record(name, number, text)
             if document.text:
                 yield document
 
 
-def _record(name: str, number: int, line: str) -> Document:
+def _parse_record(name: str, number: int, line: str) -> Document:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -179,6 +180,6 @@ def _record(name: str, number: int, line: str) -> Document:
     text = prompt + response
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, which is no character
+    except UnicodeEncodeError as error:  # JSON can contain half a surrogate pair
         raise CorpusError(f"{name}, line {number}, holds half a surrogate pair at character {error.start}") from error
-    return Document(f"{name}:{number}", text, given=len(prompt))
+    return Document(f"{name}:{number}", text, prompt_length=len(prompt))

@@ -1,11 +1,11 @@
-"""`python-library` — the documentation and the source text that every Python installation carries.
+"""`python-library`: the documentation and source code of this Python installation.
 
-Three parts: the topics of the language reference behind `help()`, the documentation of the built-in types and
-functions, and the standard library's own modules. Nothing is downloaded, and the text is the same for every
-installation of one Python build: it depends on neither paths, times, compiled files nor installed packages. (A
-distribution that patches the standard library has its own text, and so another hash.)
+It has three parts: the topics of `help()`, the documentation of built-in types and functions, and the modules of the
+standard library. Nothing is downloaded. The text is the same for every installation of one Python build: it does not
+depend on paths, times, compiled files or installed packages. A distribution that patches the standard library has other
+text and so another hash.
 
-Not taken: modules that Debian and others ship apart, tests, tables of character codes, generated files.
+Not covered: modules that Debian and others package separately, tests, tables of character codes, generated files.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusError, Document
+from trainer.data.corpora.document import Corpus, Document
+from trainer.data.errors import CorpusError
 
-# Not in every installation: packaged apart by distributions, or only on one system.
-SHIPPED_APART = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}
-# Tables rather than text: character codes, and the topics, which are read as topics.
+# Not in every installation: packaged separately by distributions, or for one system only.
+PACKAGED_SEPARATELY = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}
+# Tables instead of text: character codes, and the topics, which are read separately.
 TABLES = {"encodings", "pydoc_data"}
 TOPICS = "pydoc_data/topics.py"
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
-KINDS_OF_DOCUMENTED = (type, type(len))
+DOCUMENTED_TYPES = (type, type(len))
 
 
-def find(argument: str) -> Corpus:
+def build_corpus(argument: str) -> Corpus:
     if argument:
         raise CorpusError(f"python-library takes no argument, but {argument!r} was given")
     library = Path(sysconfig.get_path("stdlib"))
     if not (library / "os.py").is_file():
         raise CorpusError("python-library needs a Python with its standard library in a folder; this one has none")
-    return Corpus(fingerprint=partial(_fingerprint, library), documents=partial(_documents, library))
+    return Corpus(fingerprint=partial(_compute_fingerprint, library), documents=partial(_iterate_documents, library))
 
 
-def _fingerprint(library: Path) -> dict[str, Any]:
-    """The files' bytes, and the build whose built-in documentation is read."""
+def _compute_fingerprint(library: Path) -> dict[str, Any]:
+    """Return the hash of all files, and the Python build, which has the built-in documentation."""
     digest = hashlib.sha256()
-    for name in [TOPICS, *sorted(_modules(library))]:
+    for name in [TOPICS, *sorted(_iterate_modules(library))]:
         data = (library / name).read_bytes() if (library / name).is_file() else b""
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return {"python": sys.version, "sha256": digest.hexdigest()}
 
 
-def _documents(library: Path) -> Iterator[Document]:
-    documents = {**_topics(library), **_builtins()}
-    names = [*documents, *_modules(library)]
-    # In the order of a hash: whatever a limit takes is spread over the library.
+def _iterate_documents(library: Path) -> Iterator[Document]:
+    documents = {**_load_topics(library), **_load_builtins()}
+    names = [*documents, *_iterate_modules(library)]
+    # Ordered by hash, so that a limit takes text from the whole library.
     for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        text = documents[name] if name in documents else _source(library, name)
+        text = documents[name] if name in documents else _read_source(library, name)
         if text.strip():
             yield Document(name, text)
 
 
-def _topics(library: Path) -> dict[str, str]:
-    """The reference behind help("for"): pydoc_data/topics.py is one assignment of a dict of strings."""
+def _load_topics(library: Path) -> dict[str, str]:
+    """Return the topics of `help()`: pydoc_data/topics.py assigns one dict of strings."""
     path = library / TOPICS
     if not path.is_file():
         return {}
@@ -74,34 +75,34 @@ def _topics(library: Path) -> dict[str, str]:
     return {}
 
 
-def _builtins() -> dict[str, str]:
+def _load_builtins() -> dict[str, str]:
     documents = {}
     for name, value in sorted(vars(builtins).items()):
-        # What `site` adds (copyright, exit, ...) names paths of the installation and is of neither kind.
-        if isinstance(value, KINDS_OF_DOCUMENTED) and not name.startswith("_"):
-            documents[f"builtin/{name}"] = "\n\n".join(_described(name, value))
+        # Excludes what `site` adds (copyright, exit, ...), which contains paths of the installation.
+        if isinstance(value, DOCUMENTED_TYPES) and not name.startswith("_"):
+            documents[f"builtin/{name}"] = "\n\n".join(_iterate_docstrings(name, value))
     return documents
 
 
-def _described(name: str, value: Any) -> Iterator[str]:
+def _iterate_docstrings(name: str, value: Any) -> Iterator[str]:
     yield f"{name}\n{inspect.getdoc(value) or ''}".rstrip()
     for member, method in sorted(vars(value).items()) if isinstance(value, type) else ():
         if not member.startswith("_") and (text := inspect.getdoc(method)):
             yield f"{name}.{member}\n{text}"
 
 
-def _modules(library: Path) -> Iterator[str]:
-    """Names below the library's folder of its .py files, of the modules that this version of Python calls its own."""
-    taken = sys.stdlib_module_names - SHIPPED_APART - TABLES
+def _iterate_modules(library: Path) -> Iterator[str]:
+    """Yield the names, relative to the library, of the .py files of the standard modules of this Python version."""
+    included = sys.stdlib_module_names - PACKAGED_SEPARATELY - TABLES
     for top in library.iterdir():
-        if top.suffix == ".py" and top.stem in taken:
+        if top.suffix == ".py" and top.stem in included:
             yield top.name
-        elif top.name in taken and top.is_dir():
+        elif top.name in included and top.is_dir():
             names = (path.relative_to(library) for path in top.rglob("*.py"))
             yield from (name.as_posix() for name in names if not SKIPPED_FOLDERS.intersection(name.parts))
 
 
-def _source(library: Path, name: str) -> str:
+def _read_source(library: Path, name: str) -> str:
     try:
         data = (library / name).read_bytes()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

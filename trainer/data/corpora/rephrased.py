@@ -1,9 +1,9 @@
-"""`rephrased:PLACE@HASH` — what volunteers made of a corpus: the Parquet shards of a campaign of the dataset swarm.
+"""`rephrased:PLACE@HASH`: a corpus rephrased by volunteers, as Parquet shards of a dataset swarm campaign.
 
 PLACE is a dataset on the Hugging Face Hub, OWNER/NAME, or a folder with the same files. HASH is the SHA-256 of its
-`manifest.json`, which names every shard by its own: so the corpus is pinned to the last byte, whatever is published
-there later. Documents come in the order of the shards and their rows. With `+sources` after the hash each chunk of the
-original stands once before the first of its rephrasings: real and synthetic text, one beside the other.
+`manifest.json`, which contains the hash of every shard, so the corpus is pinned to the last byte. Documents keep the
+order of the shards and their rows. With `+sources` after the hash, each chunk of the original text precedes its first
+rephrasing, so that real and synthetic text are mixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusError, Document
+from trainer.data.corpora.document import Corpus, Document
+from trainer.data.errors import CorpusError, describe_exception
 
 SPEC = re.compile(r"(?P<place>.+)@(?P<hash>[0-9a-f]{64})(?P<sources>\+sources)?")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -24,12 +25,12 @@ SHARD = re.compile(r"data/[\w.-]+\.parquet")
 MANIFEST = "manifest.json"
 ROWS = 1000
 COMMITS = 1000
-"""So far back the manifest is looked for on the Hub."""
+"""Commits on the Hub to search for the manifest."""
 
 Fetch = Callable[[str], Path]
 
 
-def find(argument: str) -> Corpus:
+def build_corpus(argument: str) -> Corpus:
     spec = SPEC.fullmatch(argument)
     if spec is None:
         raise CorpusError(
@@ -38,78 +39,76 @@ def find(argument: str) -> Corpus:
         )
     folder = Path(spec["place"]).expanduser()
     if folder.is_dir():
-        fetch: Fetch = partial(_of_folder, folder)
+        fetch: Fetch = partial(_fetch_from_folder, folder)
     elif REPOSITORY.fullmatch(spec["place"]):
-        fetch = _of_hub(spec["place"], spec["hash"])
+        fetch = _fetch_from_hub(spec["place"], spec["hash"])
     else:
         raise CorpusError(f"{spec['place']} is neither a folder nor a dataset on the Hub")
-    manifest = _manifest(fetch, spec["hash"])
+    manifest = _load_manifest(fetch, spec["hash"])
     sources = bool(spec["sources"])
     return Corpus(
         fingerprint=lambda: {"manifest": spec["hash"], "sources": sources},
-        documents=partial(_documents, fetch, manifest["shards"], sources),
+        documents=partial(_iterate_documents, fetch, manifest["shards"], sources),
     )
 
 
-def _of_folder(folder: Path, name: str) -> Path:
+def _fetch_from_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _of_hub(repository: str, wanted: str) -> Fetch:
-    """What fetches files of the newest commit whose manifest has this hash."""
+def _fetch_from_hub(repository: str, manifest_hash: str) -> Fetch:
+    """Return a function that fetches files of the newest commit whose manifest has this hash."""
     from huggingface_hub import HfApi, hf_hub_download
 
     def fetch(revision: str, name: str) -> Path:
         try:
             return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision))
-        except Exception as error:  # whatever the Hub's client meets, it means the same here
-            raise CorpusError(f"{repository} cannot be read on the Hugging Face Hub: {_line(error)}") from error
+        except Exception as error:  # see fineweb_edu: all errors of the client mean the same
+            raise CorpusError(
+                f"{repository} cannot be read on the Hugging Face Hub: {describe_exception(error)}"
+            ) from error
 
     try:
         commits = HfApi().list_repo_commits(repository, repo_type="dataset")[:COMMITS]
     except Exception as error:
         raise CorpusError(
-            f"{repository} cannot be read on the Hugging Face Hub; is there a network? {_line(error)}"
+            f"{repository} cannot be read on the Hugging Face Hub; is there a network? {describe_exception(error)}"
         ) from error
     for commit in commits:
         try:
-            if _sha256(fetch(commit.commit_id, MANIFEST)) == wanted:
+            if _compute_sha256(fetch(commit.commit_id, MANIFEST)) == manifest_hash:
                 return partial(fetch, commit.commit_id)
-        except CorpusError:  # of a commit before there was a manifest
+        except CorpusError:  # a commit without a manifest
             continue
-    raise CorpusError(f"{repository} has no manifest with the hash {wanted[:12]}…")
+    raise CorpusError(f"{repository} has no manifest with the hash {manifest_hash[:12]}…")
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
-
-
-def _manifest(fetch: Fetch, wanted: str) -> dict[str, Any]:
+def _load_manifest(fetch: Fetch, expected_hash: str) -> dict[str, Any]:
     try:
         content = fetch(MANIFEST).read_bytes()
     except OSError as error:
-        raise CorpusError(f"there is no {MANIFEST} to read: {error.strerror or error}") from error
-    if hashlib.sha256(content).hexdigest() != wanted:
-        raise CorpusError(f"the {MANIFEST} there is another one: its hash does not begin with {wanted[:12]}")
+        raise CorpusError(f"the {MANIFEST} cannot be read: {error.strerror or error}") from error
+    if hashlib.sha256(content).hexdigest() != expected_hash:
+        raise CorpusError(f"the {MANIFEST} there has another hash: it does not begin with {expected_hash[:12]}")
     manifest: dict[str, Any] = json.loads(content)
     if manifest.get("format") != 1 or not all(SHARD.fullmatch(shard["name"]) for shard in manifest["shards"]):
-        raise CorpusError(f"the {MANIFEST} there is of a format that this version does not know")
+        raise CorpusError(f"the {MANIFEST} there has a format that this version does not support")
     return manifest
 
 
-def _sha256(path: Path) -> str:
+def _compute_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _documents(fetch: Fetch, shards: list[dict[str, Any]], sources: bool) -> Iterator[Document]:
+def _iterate_documents(fetch: Fetch, shards: list[dict[str, Any]], sources: bool) -> Iterator[Document]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     seen: set[tuple[str, int]] = set()
     for shard in shards:
         path = fetch(shard["name"])
-        if not path.is_file() or _sha256(path) != shard["sha256"]:
+        if not path.is_file() or _compute_sha256(path) != shard["sha256"]:
             raise CorpusError(f"{shard['name']} is missing or is not the file that {MANIFEST} names: fetch it again")
         try:
             with ParquetFile(path) as file:
@@ -117,8 +116,8 @@ def _documents(fetch: Fetch, shards: list[dict[str, Any]], sources: bool) -> Ite
                     for row in batch.to_pylist():
                         chunk = (row["document"], row["chunk"])
                         if sources and chunk not in seen:
-                            seen.add(chunk)  # a chunk's styles may lie in two shards
+                            seen.add(chunk)  # rephrasings of a chunk may be in two shards
                             yield Document(f"{row['document']}#{row['chunk']}", row["source"])
                         yield Document(row["id"], row["text"])
         except (ArrowException, KeyError, OSError) as error:
-            raise CorpusError(f"{shard['name']} cannot be read: {_line(error)}") from error
+            raise CorpusError(f"{shard['name']} cannot be read: {describe_exception(error)}") from error
