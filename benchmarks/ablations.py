@@ -20,12 +20,12 @@ from rich.console import Console
 
 from trainer.cli.prepare import parse_size
 from trainer.cli.try_idea import PRESET
-from trainer.config.parsing import parse as configuration
+from trainer.config.parsing import parse_config as configuration
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import get_cache_folder, prepare_dataset
 from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
-from trainer.train import main as train
-from trainer.training.interruption import Interruption
+from trainer.train import run_training as train
+from trainer.training.interruption import StopRequest
 from trainer.trials.plan import Entry, Trial, plan
 
 DEV_TOKENS = "32768"
@@ -95,7 +95,7 @@ def trained(trial: Trial, dataset: Path) -> dict[str, Any]:
             *("--budget", trial.budget, "--seed", str(trial.seed), "--threads", "1", "--checkpoint-every", "1h"),
             *("--train.sample_tokens", "0", "--train.evaluations", "1", "--train.dev_tokens", DEV_TOKENS),
         ]
-        with Interruption() as interruption:
+        with StopRequest() as interruption:
             code = train(configuration([*flags, *trial.entry.flags]), Console(stderr=True, quiet=True), interruption)
         if code:
             raise SystemExit(code)

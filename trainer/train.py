@@ -29,7 +29,7 @@ from trainer.accounting import flops
 from trainer.accounting.budget import Budget
 from trainer.checkpoint import store
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.config.parsing import parse
+from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
@@ -40,14 +40,14 @@ from trainer.errors import ModelError, TrainingInterrupted, attribute_to_model
 from trainer.models import ARCHITECTURES
 from trainer.optim import optimizers
 from trainer.training import entry_integrity
-from trainer.training.activation_checkpointing import not_recomputed
-from trainer.training.evaluation import validate
-from trainer.training.interruption import Interruption
-from trainer.training.metrics import Metrics
+from trainer.training.activation_checkpointing import disable_activation_checkpointing
+from trainer.training.evaluation import evaluate
+from trainer.training.interruption import StopRequest
+from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
-from trainer.training.random_state import random_state, restore_random_state
-from trainer.training.run import Run, Window, keep, metrics_file
-from trainer.training.setup import setup
+from trainer.training.random_state import get_random_state, restore_random_state
+from trainer.training.run import MetricsWindow, Run, get_metrics_path, save_checkpoint
+from trainer.training.setup import build_run
 
 BASE = "trainer.models.base"
 
@@ -57,33 +57,33 @@ LINES = 200
 # --- the way in -------------------------------------------------------------------------------------------------------
 
 
-def command(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """`dailytrain train` and `python -m trainer.train`: return the exit code, all trouble told on standard error."""
     try:
-        config = parse(argv)
-        with Interruption() as interruption:
+        config = parse_config(argv)
+        with StopRequest() as interruption:
             if config.devices > 1 and not launch.is_launched():
                 return launch.processes(argv, config, interruption)
-            return main(config, Console(stderr=True, quiet=not launch.is_first()), interruption)
+            return run_training(config, Console(stderr=True, quiet=not launch.is_first()), interruption)
     except ValueError as error:
-        return complain(" ".join(str(error).split()), errors.ExitCode.USER_ERROR)
+        return print_train_error(" ".join(str(error).split()), errors.ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        return complain("interrupted", errors.ExitCode.INTERRUPTED)
+        return print_train_error("interrupted", errors.ExitCode.INTERRUPTED)
 
 
-def complain(sentence: str, code: int) -> int:
+def print_train_error(sentence: str, code: int) -> int:
     """Say it in one line on standard error and return the exit code that goes with it."""
     if not launch.report(sentence, code):
         sys.stderr.write(f"dailytrain train: {sentence}\n")
     return code
 
 
-def main(config: TrainConfig, console: Console, interruption: Interruption) -> int:
+def run_training(config: TrainConfig, console: Console, interruption: StopRequest) -> int:
     """Set up, train, and say how it ended. ValueErrors of the set-up are the user's and are passed on."""
     try:
         (config.out / "failure.json").unlink(missing_ok=True)
-        with entry_integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
-            run = setup(config, console, guard)
+        with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
+            run = build_run(config, console, guard)
             try:
                 return fit_and_finish(run, console, interruption)
             except DamagedDatasetError:
@@ -99,10 +99,10 @@ def main(config: TrainConfig, console: Console, interruption: Interruption) -> i
     except Exception as error:
         if isinstance(error, ValueError) and not isinstance(error, DamagedDatasetError):
             raise
-        return fail(config, error)
+        return report_failure(config, error)
 
 
-def fail(config: TrainConfig, error: Exception) -> int:
+def report_failure(config: TrainConfig, error: Exception) -> int:
     """Tell how a run broke, in one line, before it the traceback where nobody expected it; return the exit code."""
     model = isinstance(error, ModelError)
     if not errors.is_expected(error):
@@ -110,41 +110,41 @@ def fail(config: TrainConfig, error: Exception) -> int:
     reason = str(error) if model else errors.describe_error(error)
     if reason:
         errors.write_failure(config.out, "model" if model else "infrastructure", reason)
-    return complain(reason, errors.ExitCode.MODEL_ERROR if model else errors.ExitCode.INFRASTRUCTURE)
+    return print_train_error(reason, errors.ExitCode.MODEL_ERROR if model else errors.ExitCode.INFRASTRUCTURE)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def fit_and_finish(run: Run, console: Console, interruption: Interruption) -> int:
+def fit_and_finish(run: Run, console: Console, interruption: StopRequest) -> int:
     """Train until the budget is used or someone asks to stop; leave a checkpoint in either case."""
     logger = run.fabric.loggers[0] if run.fabric.loggers else None
-    with Metrics(metrics_file(run), logger) as metrics, TrainingProgress(console) as progress:
-        interruption.graceful = True
+    with MetricsWriter(get_metrics_path(run), logger) as metrics, TrainingProgress(console) as progress:
+        interruption.is_graceful = True
         try:
             fit(run, metrics, progress, interruption)
         except TrainingInterrupted:
-            folder = keep(run)
+            folder = save_checkpoint(run)
             progress.say(f"interrupted; {folder.name} is kept, the same command goes on from there")
             return errors.ExitCode.INTERRUPTED
-        run.guard.check()
-        folder = store.path(run.config.out, run.spent.steps)
+        run.integrity.check()
+        folder = store.path(run.config.out, run.usage.steps)
         run.writer.wait()
-        if run.kept != folder:
-            keep(run)
-        finish(run, folder)
+        if run.last_checkpoint != folder:
+            save_checkpoint(run)
+        write_result(run, folder)
         progress.say(
-            f"done: {run.spent.steps:,} steps, {run.spent.tokens:,} tokens, {run.spent.seconds:.1f} s of training, "
+            f"done: {run.usage.steps:,} steps, {run.usage.tokens:,} tokens, {run.usage.seconds:.1f} s of training, "
             f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
         )
     return errors.ExitCode.OK
 
 
-def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: Interruption) -> None:
+def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, interruption: StopRequest) -> None:
     """The training loop. Raises `Interrupted` between two steps and `ModelFailure` if the loss is lost."""
-    if run.spent.steps == 0:
-        validate(run, metrics, progress)
-    interval, saved = run.config.checkpoint_interval(), time.monotonic()
+    if run.usage.steps == 0:
+        evaluate(run, metrics, progress)
+    interval, saved = run.config.checkpoint_interval, time.monotonic()
     # The collector would pause training for up to half a second now and then, and find nothing.
     gc.collect()
     gc.freeze()
@@ -154,20 +154,20 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
             run.writer.check()
             started = time.perf_counter()
             loss, norm = train_step(run, before)
-            seconds, due = time.perf_counter() - started, is_due(interval, run.spent.steps + 1, saved)
-            loss, seconds, asked, due = agree(run.fabric, (loss, seconds, interruption.asked, due))
-            account(run, loss, seconds)
-            if run.guard.due(before, run.fraction):
-                look(run)
+            seconds, due = time.perf_counter() - started, is_due(interval, run.usage.steps + 1, saved)
+            loss, seconds, asked, due = agree(run.fabric, (loss, seconds, interruption.is_requested, due))
+            charge_step(run, loss, seconds)
+            if run.integrity.due(before, run.fraction):
+                recheck_integrity(run)
             if crosses(before, run.fraction, LINES):
                 write_train_line(run, norm, metrics, progress)
             if crosses(before, run.fraction, run.resolved.evaluations):
-                validate(run, metrics, progress)
+                evaluate(run, metrics, progress)
                 gc.collect()
             if asked:
                 raise TrainingInterrupted
             if due:
-                keep(run, beside=True)
+                save_checkpoint(run, beside=True)
                 saved = time.monotonic()
     finally:
         gc.enable()
@@ -176,7 +176,7 @@ def fit(run: Run, metrics: Metrics, progress: TrainingProgress, interruption: In
 
 def train_step(run: Run, fraction: float) -> tuple[float, float]:
     """Make one optimizer step; return the batch's loss in nats per token and the norm of its gradient."""
-    optimizers.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.spent.steps))
+    optimizers.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
     inputs, targets = run.loader.next_batch()
     total = torch.zeros((), device=run.fabric.device)
     learned = max(1, int((targets != IGNORE_INDEX).sum()))
@@ -191,13 +191,13 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
             with attribute_to_model("in a backward pass"):
                 run.fabric.backward(loss)
         total += loss.detach()
-    norm = gradient_norm(list(run.bare.parameters()))
+    norm = gradient_norm(list(run.raw_model.parameters()))
     if norm is None:
         raise ModelError("No parameter of the model gets a gradient.")
     # One wait for the device a step: the loss is needed to stop a run that has lost it.
     values = torch.stack([total, norm.to(total)]).tolist()
-    refuse_nonsense(run, fraction, *values)
-    if run.spikes.admits(values[1], run.spent.steps + 1):
+    check_finite(run, fraction, *values)
+    if run.spike_filter.admits(values[1], run.usage.steps + 1):
         with attribute_to_model("in an optimizer step"):
             update(run, values[1])
     for optimizer in run.optimizers:
@@ -205,12 +205,12 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
     return values[0], values[1]
 
 
-def refuse_nonsense(run: Run, fraction: float, loss: float, norm: float) -> None:
+def check_finite(run: Run, fraction: float, loss: float, norm: float) -> None:
     """Raise `ModelFailure` if the loss or the gradient's norm is no number any more."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
         what = "gradient" if math.isfinite(loss) else "loss"
         raise ModelError(
-            f"The {what} became {norm if what == 'gradient' else loss} at step {run.spent.steps + 1} "
+            f"The {what} became {norm if what == 'gradient' else loss} at step {run.usage.steps + 1} "
             f"({fraction:.0%} of the budget): training diverged. A lower learning rate or a longer warmup may help."
         )
 
@@ -218,36 +218,37 @@ def refuse_nonsense(run: Run, fraction: float, loss: float, norm: float) -> None
 def update(run: Run, norm: float) -> None:
     """Move the weights; `norm` is that of all gradients together."""
     if run.recipe.clip is not None and norm > run.recipe.clip:
-        gradients = [parameter.grad for parameter in run.bare.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in run.raw_model.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, run.recipe.clip / norm)
     for optimizer in run.optimizers:
         optimizer.step()
 
 
-def look(run: Run) -> None:
+def recheck_integrity(run: Run) -> None:
     """At a random moment: is the loop still ours, and does the model do the work that was counted? Leaves no trace."""
-    run.guard.check()
+    run.integrity.check()
     if run.resolved.sharded:
         return  # no process has the whole model
     row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
-    before = random_state()
-    buffers = [(buffer, buffer.clone()) for buffer in run.bare.buffers()]
-    with attribute_to_model("while its FLOPs were counted again"), not_recomputed(run.bare):
-        run.counted = flops.recount(run.counted, run.bare, row[:, : run.resolved.piece].to(run.fabric.device))
+    before = get_random_state()
+    buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
+    with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
+        row = row[:, : run.resolved.piece].to(run.fabric.device)
+        run.flop_count = flops.recount(run.flop_count, run.raw_model, row)
     for buffer, value in buffers:
         buffer.copy_(value)
     restore_random_state(before)
 
 
-def account(run: Run, loss: float, seconds: float) -> None:
+def charge_step(run: Run, loss: float, seconds: float) -> None:
     """Charge a step to the budget and to the next train line. Seconds are rounded, so that they can be written down."""
     seconds = round(seconds, 6)
     if run.budget.kind == "seconds":
-        run.clock.append(round(seconds * 1e6))
-    run.spent.steps += 1
-    run.spent.tokens += run.resolved.tokens_per_step
-    run.spent.flops = run.spent.tokens * run.flops_per_token
-    run.spent.seconds += seconds
+        run.step_microseconds.append(round(seconds * 1e6))
+    run.usage.steps += 1
+    run.usage.tokens += run.resolved.tokens_per_step
+    run.usage.flops = run.usage.tokens * run.flops_per_token
+    run.usage.seconds += seconds
     run.window.losses += loss
     run.window.steps += 1
     run.window.seconds += seconds
@@ -268,38 +269,38 @@ def is_due(interval: Budget, step: int, saved: float) -> bool:
     return time.monotonic() - saved >= interval.amount
 
 
-def write_train_line(run: Run, gradient_norm: float, metrics: Metrics, progress: TrainingProgress) -> None:
-    window, run.window = run.window, Window()
+def write_train_line(run: Run, gradient_norm: float, metrics: MetricsWriter, progress: TrainingProgress) -> None:
+    window, run.window = run.window, MetricsWindow()
     speed = window.steps * run.resolved.tokens_per_step / window.seconds
     loss = window.losses / window.steps
     metrics.write(
         "train",
-        run.spent.steps,
+        run.usage.steps,
         **run.position(),
         loss=loss,
         learning_rate=run.optimizers[0].param_groups[0]["lr"],
         gradient_norm=gradient_norm,
         tokens_per_second=speed,
-        mfu=speed * run.flops_per_token / (run.peak * run.resolved.devices) if run.peak else None,
+        mfu=speed * run.flops_per_token / (run.peak_flops * run.resolved.devices) if run.peak_flops else None,
         memory_bytes=memory_bytes(run.fabric.device),
-        spikes=run.spikes.skipped,
+        spikes=run.spike_filter.skipped,
     )
-    progress.trained(run.spent.steps, run.fraction, loss, speed)
+    progress.trained(run.usage.steps, run.fraction, loss, speed)
 
 
-def finish(run: Run, folder: Path) -> None:
+def write_result(run: Run, folder: Path) -> None:
     """Write `result.json`, last of all."""
     if not run.fabric.is_global_zero:
         return
     content = {
-        "steps": run.spent.steps,
-        "step": run.spent.steps,
-        "tokens": run.spent.tokens,
-        "train_flops": run.spent.flops,
-        "flops_void": run.counted.void,
-        "train_seconds": run.spent.seconds,
+        "steps": run.usage.steps,
+        "step": run.usage.steps,
+        "tokens": run.usage.tokens,
+        "train_flops": run.usage.flops,
+        "flops_void": run.flop_count.void,
+        "train_seconds": run.usage.seconds,
         "compile_seconds": run.compile_seconds,
-        "spikes": run.spikes.skipped,
+        "spikes": run.spike_filter.skipped,
         "final_loss": run.dev["loss"],
         "bits_per_byte": run.dev["bits_per_byte"],
         "checkpoint": str(folder.relative_to(run.config.out)),
@@ -308,4 +309,4 @@ def finish(run: Run, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(command(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

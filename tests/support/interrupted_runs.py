@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.support.tiny import TINY
-from trainer.config.parsing import parse
-from trainer.train import main
-from trainer.training.interruption import Interruption
+from trainer.config.parsing import parse_config
+from trainer.train import run_training
+from trainer.training.interruption import StopRequest
 
 
-class AfterSteps(Interruption):
+class AfterSteps(StopRequest):
     """Asks to stop at the end of the n-th step."""
 
     def __init__(self, steps: int) -> None:
@@ -20,16 +20,18 @@ class AfterSteps(Interruption):
         super().__init__()
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         self.left -= 1
         return self.left <= 0
 
-    @asked.setter
-    def asked(self, value: bool) -> None:
+    @is_requested.setter
+    def is_requested(self, value: bool) -> None:
         assert not value
 
 
 def train(out: Path, *flags: object, stop_after: int | None = None) -> int:
     """Return the exit code of a tiny run."""
-    interruption = Interruption() if stop_after is None else AfterSteps(stop_after)
-    return main(parse(["--out", str(out), *TINY, *map(str, flags)]), Console(stderr=True, quiet=True), interruption)
+    interruption = StopRequest() if stop_after is None else AfterSteps(stop_after)
+    return run_training(
+        parse_config(["--out", str(out), *TINY, *map(str, flags)]), Console(stderr=True, quiet=True), interruption
+    )

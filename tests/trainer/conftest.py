@@ -43,9 +43,9 @@ def train(dataset_folder: Path) -> Callable[..., int]:
     """Train a tiny run in this process: `train(out, "--budget", "5steps") -> exit code`."""
 
     def start(out: Path, *flags: Any) -> int:
-        from trainer.train import command
+        from trainer.train import main
 
-        return command(["--dataset", str(dataset_folder), "--out", str(out), *TINY, *map(str, flags)])
+        return main(["--dataset", str(dataset_folder), "--out", str(out), *TINY, *map(str, flags)])
 
     return start
 
@@ -53,9 +53,9 @@ def train(dataset_folder: Path) -> Callable[..., int]:
 @pytest.fixture(scope="session")
 def tiny_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of 30 steps. For reading only."""
-    from trainer.train import command
+    from trainer.train import main
 
     out = tmp_path_factory.mktemp("runs") / "tiny"
     flags = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", "30steps", *TINY]
-    assert command([*flags, "--checkpoint-every", "10steps"]) == 0
+    assert main([*flags, "--checkpoint-every", "10steps"]) == 0
     return out

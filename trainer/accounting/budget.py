@@ -42,7 +42,7 @@ EXAMPLES = "try 15s, 3m, 24h, 500steps, 3B-tokens or 1e19flops"
 
 
 @dataclass
-class Spent:
+class Usage:
     """What a run has used so far."""
 
     steps: int = 0
@@ -106,7 +106,7 @@ class Budget:
         assert price > 0
         return max(1, math.ceil(self.amount / price))
 
-    def used(self, spent: Spent, tokens_per_step: int, flops_per_step: float) -> float:
+    def used(self, spent: Usage, tokens_per_step: int, flops_per_step: float) -> float:
         """Return the used fraction in [0, 1]; a budget whose steps are known is used up by exactly that many steps."""
         steps = self.steps(tokens_per_step, flops_per_step)
         return min(1.0, spent.seconds / self.amount if steps is None else spent.steps / steps)

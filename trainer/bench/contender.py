@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from trainer.accounting import flops
 from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
-from trainer.config.train_config import Resolved, TrainConfig
+from trainer.config.train_config import ResolvedConfig, TrainConfig
 from trainer.distributed.devices import memory_bytes
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
@@ -94,9 +94,9 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     has no folder and takes random tokens for text."""
     from trainer.distributed.devices import make_fabric
     from trainer.train import train_step
-    from trainer.training.grad_spikes import SpikeGuard
+    from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.run import Run
-    from trainer.training.setup import arrange
+    from trainer.training.setup import prepare_objective
 
     resolved = resolution(spec)
     module = load_architecture(spec.name)
@@ -104,23 +104,23 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     fabric = make_fabric(resolved, None)
     model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
-    objective, resolved = arrange(model, recipe, resolved, batches[0][0], undecided=False)
+    objective, resolved = prepare_objective(model, recipe, resolved, batches[0][0], undecided=False)
     nothing: Any = None  # what a step does not look at
     run = Run(
         config=TrainConfig(out=Path(os.devnull), arch=spec.name),
         resolved=resolved,
         fabric=fabric,
         dataset=nothing,
-        bare=model,
+        raw_model=model,
         objective=objective,
         model=fabric.setup_module(objective),
         optimizers=[
             fabric.setup_optimizers(optimizer) for optimizer in optimizers.build(model, recipe, resolved.muon_precision)
         ],
         recipe=recipe,
-        counted=nothing,
-        guard=nothing,
-        spikes=SpikeGuard(resolved.spikes),
+        flop_count=nothing,
+        integrity=nothing,
+        spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=cast(Any, SimpleNamespace(next_batch=itertools.cycle(batches).__next__)),
         identity={},
     )
@@ -131,10 +131,10 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     return model, lambda: train_step(run, 0.5)
 
 
-def resolution(spec: Spec) -> Resolved:
+def resolution(spec: Spec) -> ResolvedConfig:
     """Return the shape in the words of a run."""
     shape = spec.shape
-    return Resolved(
+    return ResolvedConfig(
         device=shape.device,
         devices=1,
         depth=shape.depth,
@@ -147,7 +147,7 @@ def resolution(spec: Spec) -> Resolved:
         compile=spec.compiled,
         activation_checkpointing=False,
         strategy="single",
-        spikes="skip",
+        spike_filter="skip",
         evaluations=1,
         dev_tokens=1,
         sample_tokens=0,
@@ -224,7 +224,7 @@ class Contender:
         return {
             "memory_bytes": memory_bytes(self.device) - self.before,
             "flops_per_token": flops.count(counted, self.row).per_token,
-            "peak": precision.peak(self.device, "fp32", torch.get_num_threads()),
+            "peak": precision.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }
 
 

@@ -95,7 +95,7 @@ def measure(run: Run, steps: int, trace: Path) -> dict[str, Any]:
     return {
         "seconds_per_step": wall,
         "tokens_per_second": tokens_per_second,
-        "mfu": tokens_per_second * run.flops_per_token / run.peak if run.peak else None,
+        "mfu": tokens_per_second * run.flops_per_token / run.peak_flops if run.peak_flops else None,
         "shares": {**shares, "other": 1 - sum(shares.values())},
         "peak_memory_bytes": memory,
         "idle": idle(profiler, steps * wall) if run.fabric.device.type == "cuda" else None,

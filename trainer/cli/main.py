@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "prepare": ("trainer.cli.prepare:main", "make a dataset from a corpus, or find it in the cache"),
-    "train": ("trainer.train:command", "train an architecture within a budget"),
+    "train": ("trainer.train:main", "train an architecture within a budget"),
     "presets": ("trainer.config.presets:main", "list the presets of train"),
     "smoke": ("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
     "try": ("trainer.cli.try_idea:main", "what an idea is worth, on a small ladder at home"),

@@ -23,14 +23,14 @@ from trainer.bench import machine
 from trainer.bench.profiling import WARM_UP, measure
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
-from trainer.config.parsing import parse
+from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ModelError
 from trainer.models import ARCHITECTURES
 from trainer.train import BASE
 from trainer.training import entry_integrity
 from trainer.training.run import Run
-from trainer.training.setup import setup
+from trainer.training.setup import build_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = arguments(argv)
     budget = f"{WARM_UP + 3 * options.steps}steps"
     try:
-        config = parse([*rest, "--out", str(options.out), "--budget", budget])
+        config = parse_config([*rest, "--out", str(options.out), "--budget", budget])
         content = profiled(config, options.steps)
     except ValueError as error:
         return complain(error, errors.ExitCode.USER_ERROR)
@@ -60,8 +60,8 @@ def complain(error: Exception, code: int) -> int:
 def profiled(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Set the run up as training does, and measure some steps of it."""
     trace = config.out / "trace.json.gz"
-    with entry_integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
-        run = setup(config, Console(stderr=True), guard)
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
+        run = build_run(config, Console(stderr=True), guard)
         try:
             return {**described(run), "steps": steps, **measure(run, steps, trace), "trace": str(trace)}
         finally:
@@ -84,7 +84,7 @@ def described(run: Run) -> dict[str, Any]:
         "rows_at_once": resolved.micro_batch,
         "sequence_length": resolved.sequence_length,
         "flops_per_token": run.flops_per_token,
-        "peak_flops": run.peak,
+        "peak_flops": run.peak_flops,
     }
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from trainer.cli.multiplier import UNITS, show
 from trainer.cli.parser import Parser
-from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, cores
+from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, count_cores
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
 from trainer.trials import plot
@@ -134,7 +134,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     add("--corpus", default=DEFAULT_CORPUS, help="text to train on and to score (%(default)s)")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="%(default)s")
     add("--dataset", type=Path, help="a prepared dataset instead")
-    add("--jobs", type=int, default=cores(), help="runs at a time, one thread each (%(default)s)")
+    add("--jobs", type=int, default=count_cores(), help="runs at a time, one thread each (%(default)s)")
     add(
         "--folder",
         type=Path,

@@ -20,7 +20,7 @@ FROM = """Weights to start from: a run, one of its checkpoints, or a checkpoint 
 architecture, row length and tokenizer along, where nothing else is given."""
 
 
-def parse(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:
+def parse_config(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:
     """Read flags, and the file they name; raise `ConfigError` with one line. `--help` prints and exits."""
     import jsonargparse
 
@@ -54,11 +54,11 @@ def complete(given: list[str]) -> list[str]:
 
     All of them are the flags they stand for: one way to check them all.
     """
-    from trainer.config.presets import values_of
+    from trainer.config.presets import get_preset_values
 
     given = at_step(versioned(flags_of(file_named(given)) + given))
     preset, folder = last_given(given, "preset"), last_given(given, "from")
-    weakest = dict(values_of(preset)) if preset is not None else {}
+    weakest = dict(get_preset_values(preset)) if preset is not None else {}
     if last_given(given, "dataset") is not None:
         weakest = {name: value for name, value in weakest.items() if name not in ("corpus", "tokenizer", "limit_bytes")}
     if folder is None:

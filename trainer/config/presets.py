@@ -18,7 +18,7 @@ from typing import Any
 from trainer.cli.parser import Parser
 
 
-class UnknownPreset(ValueError):
+class UnknownPresetError(ValueError):
     """There is no preset of that name."""
 
 
@@ -166,10 +166,10 @@ PRESETS = {
 }
 
 
-def values_of(name: str) -> Mapping[str, Any]:
+def get_preset_values(name: str) -> Mapping[str, Any]:
     """Return a preset's names and values; raise `UnknownPreset` for one that there is not."""
     if name not in PRESETS:
-        raise UnknownPreset(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+        raise UnknownPresetError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
     return PRESETS[name].values
 
 

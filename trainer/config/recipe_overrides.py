@@ -22,22 +22,22 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from trainer.config.train_config import ConfigError
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 
-Part = TypeVar("Part", Recipe, Schedule, ParameterGroup)
+RecipePart = TypeVar("Part", Recipe, Schedule, ParameterGroup)
 
 
-def overridden(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+def override_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """Return the recipe with these of its fields changed; raise `ConfigError`, one line, for what cannot be.
 
     `overrides` holds tables or dotted names: `{"matrices": {"cautious": True}, "schedule.warmdown": 0.5, "clip": 1}`.
     """
     changes: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, value in flat(overrides):
+    for name, value in flatten_table(overrides):
         part, _, field = name.replace("-", "_").rpartition(".")
         changes[part][field] = value
-    own = changed("recipe", recipe, changes.pop("", {}), closed=("groups", "schedule"))
-    schedule = changed("recipe.schedule", recipe.schedule, changes.pop("schedule", {}))
+    own = replace_fields("recipe", recipe, changes.pop("", {}), closed=("groups", "schedule"))
+    schedule = replace_fields("recipe.schedule", recipe.schedule, changes.pop("schedule", {}))
     groups = tuple(
-        changed(f"recipe.{group.name}", group, changes.pop(group.name.replace("-", "_"), {}), closed=("name",))
+        replace_fields(f"recipe.{group.name}", group, changes.pop(group.name.replace("-", "_"), {}), closed=("name",))
         for group in recipe.groups
     )
     if changes:
@@ -46,29 +46,29 @@ def overridden(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     return dataclasses.replace(own, schedule=schedule, groups=groups)
 
 
-def flat(table: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+def flatten_table(table: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
     """Return a table of tables as dotted names with their values, in order."""
     found: list[tuple[str, Any]] = []
     for name, value in table.items():
-        found += flat(value, f"{before}{name}.") if isinstance(value, Mapping) else [(before + name, value)]
+        found += flatten_table(value, f"{before}{name}.") if isinstance(value, Mapping) else [(before + name, value)]
     return found
 
 
-def changed(path: str, part: Part, changes: Mapping[str, Any], closed: tuple[str, ...] = ()) -> Part:
+def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], closed: tuple[str, ...] = ()) -> RecipePart:
     """Return one part of a recipe with these fields changed; `closed` are those that nobody changes."""
     hints = {name: hint for name, hint in get_type_hints(type(part)).items() if name not in closed}
     for name in changes:
         if name not in hints:
             others = ", the table schedule and one of each group" if isinstance(part, Recipe) else ""
             raise ConfigError(f"{path} has no {name!r}; it has {', '.join(sorted(hints))}{others}")
-    values = {name: fitting(f"{path}.{name}", value, hints[name]) for name, value in changes.items()}
+    values = {name: convert_value(f"{path}.{name}", value, hints[name]) for name, value in changes.items()}
     try:
         return dataclasses.replace(part, **values)
     except ValueError as error:
         raise ConfigError(f"recipe: {error}") from error
 
 
-def fitting(path: str, value: Any, hint: Any) -> Any:
+def convert_value(path: str, value: Any, hint: Any) -> Any:
     """Return a value as its field's type wants it: whole numbers are numbers, lists become tuples."""
     options = get_args(hint)
     if get_origin(hint) is Literal:
@@ -76,13 +76,13 @@ def fitting(path: str, value: Any, hint: Any) -> Any:
             return value
         raise ConfigError(f"{path} cannot be {value!r}: it is {' or '.join(options)}")
     if NoneType in options:
-        return None if value is None else fitting(path, value, options[0])
+        return None if value is None else convert_value(path, value, options[0])
     if get_origin(hint) is tuple:
         kinds = options[:1] * len(value) if options[-1] is ... and isinstance(value, list) else options
         if not isinstance(value, list) or len(value) != len(kinds):
             wanted = "names" if options[0] is str else f"{len(options)} numbers"
             raise ConfigError(f"{path} cannot be {value!r}: it is a list of {wanted}")
-        return tuple(fitting(path, each, kind) for each, kind in zip(value, kinds, strict=True))
+        return tuple(convert_value(path, each, kind) for each, kind in zip(value, kinds, strict=True))
     if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
     if type(value) is hint and hint is not float:

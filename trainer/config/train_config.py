@@ -29,6 +29,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class TrainArgs:
     """What changes the numbers, beside the architecture and its recipe."""
 
     sequence_length: int | None = None
@@ -117,7 +118,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Lora:
+class LoraArgs:
     """Adapters in place of all weights, see `trainer.optim.lora`."""
 
     rank: int = 0
@@ -146,7 +147,7 @@ class TrainConfig:
     """A line of `dailytrain presets`: values for everything that is not given here."""
     from_: Path | None = None
     """`--from`, `from = "..."`: the name that Python allows."""
-    lora: Lora = field(default_factory=Lora)
+    lora: LoraArgs = field(default_factory=LoraArgs)
     arch: str = "gpt"
     """Architecture: a line of `dailytrain arch list`."""
     budget: str = "60s"
@@ -158,7 +159,7 @@ class TrainConfig:
     recipe: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's recipe, one by one: --recipe.schedule.warmdown 0.5, --recipe.matrices.learning_rate
     0.01, --recipe.clip 1. What is not given is as the architecture declares it."""
-    train: Numbers = field(default_factory=Numbers)
+    train: TrainArgs = field(default_factory=TrainArgs)
     corpus: str | None = None
     """Text to train on: python-library (the default), fineweb-edu, slimpajama or files:GLOB."""
     tokenizer: str | None = None
@@ -182,8 +183,8 @@ class TrainConfig:
     """Also send the metrics there (pip install 'dailytrain[loggers]'). metrics.jsonl is written in any case."""
 
     def __post_init__(self) -> None:
-        self.parsed_budget()
-        if self.checkpoint_interval().kind not in ("seconds", "steps"):
+        self.parsed_budget  # noqa: B018  raises where it is impossible
+        if self.checkpoint_interval.kind not in ("seconds", "steps"):
             raise ConfigError(f"checkpoint_every is in seconds or steps, not {self.checkpoint_every!r}")
         if self.dataset and (self.corpus or self.tokenizer or self.limit_bytes):
             raise ConfigError(
@@ -199,9 +200,11 @@ class TrainConfig:
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed must be from 0 to 2147483647, not {self.seed}")
 
+    @cached_property
     def parsed_budget(self) -> Budget:
         return Budget.parse(self.budget)
 
+    @cached_property
     def checkpoint_interval(self) -> Budget:
         return Budget.parse(self.checkpoint_every)
 
@@ -209,18 +212,18 @@ class TrainConfig:
         """Bytes of the corpus to prepare, so that preparing stays short beside the training; None is all."""
         if self.limit_bytes is not None:
             return parse_size(str(self.limit_bytes))
-        return SHORT_TEXT if device == "cpu" and is_short(self.parsed_budget()) else None
+        return SHORT_TEXT if device == "cpu" and is_short(self.parsed_budget) else None
 
 
-MACHINE = ("precision", "muon_precision", "compile", "micro_batch")
+MACHINE_FIELDS = ("precision", "muon_precision", "compile", "micro_batch")
 """Fields that the machine has a say in where they are not given: settled once for a run, and kept with it."""
-ARRANGEMENT = ("devices", "strategy", "micro_batch", "activation_checkpointing")
+RESUMABLE_FIELDS = ("devices", "strategy", "micro_batch", "activation_checkpointing")
 """How the work is arranged: what a run may go on with otherwise. Sums then add up in another order, so that numbers
 differ in their last digits."""
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """Every number that a run needs, given or computed. Two runs with equal ones, model and data are the same run."""
 
     device: Literal["cpu", "cuda"]
@@ -264,30 +267,30 @@ class Resolved:
         return self.batch // self.devices
 
 
-def resolve(
+def resolve_config(
     config: TrainConfig, device: Literal["cpu", "cuda"], settled: Mapping[str, Any] = MappingProxyType({})
-) -> Resolved:
+) -> ResolvedConfig:
     """Compute what the configuration leaves open, from the device and the budget.
 
     `settled`: what the machine had a say in, for `MACHINE`'s fields that are not given.
     """
-    given, budget, on_cpu = config.train, config.parsed_budget(), device == "cpu"
-    batch = given.batch or (8 if on_cpu else gpu_batch(budget, given.sequence_length or 2048))
+    given, budget, on_cpu = config.train, config.parsed_budget, device == "cpu"
+    batch = given.batch or (8 if on_cpu else choose_gpu_batch(budget, given.sequence_length or 2048))
     if batch % config.devices:
         raise ConfigError(
             f"{config.devices} devices cannot share a step's {batch} rows evenly: give another train.batch"
         )
     computed = {
-        "micro_batch": largest_divisor(batch // config.devices, batch if on_cpu else 32),
+        "micro_batch": find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",
         "muon_precision": "fp32" if on_cpu else "bf16",
         "compile": not on_cpu or not is_short(budget),
         **settled,
     }
-    resolved = Resolved(
+    resolved = ResolvedConfig(
         device=device,
         devices=config.devices,
-        depth=depth_of(config) or (cpu_depth(budget) if on_cpu else gpu_depth(budget)),
+        depth=get_given_depth(config) or (choose_cpu_depth(budget) if on_cpu else choose_gpu_depth(budget)),
         sequence_length=given.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
         micro_batch=given.micro_batch or computed["micro_batch"],
@@ -298,8 +301,8 @@ def resolve(
         activation_checkpointing=given.activation_checkpointing,
         strategy="single" if config.devices == 1 else "ddp" if given.strategy == "auto" else given.strategy,
         spikes=given.spikes,
-        evaluations=given.evaluations or (3 if under_a_minute(budget) else 5),
-        dev_tokens=given.dev_tokens or dev_tokens(budget, on_cpu),
+        evaluations=given.evaluations or (3 if is_under_a_minute(budget) else 5),
+        dev_tokens=given.dev_tokens or choose_dev_tokens(budget, on_cpu),
         sample_tokens=given.sample_tokens,
         chunk=given.chunk or 0,
         chunk_gradients=given.chunk_gradients,
@@ -315,7 +318,7 @@ def resolve(
     return resolved
 
 
-def depth_of(config: TrainConfig) -> int | None:
+def get_given_depth(config: TrainConfig) -> int | None:
     """Return the dial as given with the model's fields."""
     depth = config.model.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 256):
@@ -331,18 +334,18 @@ def is_short(budget: Budget) -> bool:
     return budget.amount < {"seconds": 600, "steps": 5000, "tokens": 1e7, "flops": 1e14}[budget.kind]
 
 
-def under_a_minute(budget: Budget) -> bool:
+def is_under_a_minute(budget: Budget) -> bool:
     return budget.kind == "seconds" and budget.amount < 60
 
 
-def dev_tokens(budget: Budget, on_cpu: bool) -> int:
+def choose_dev_tokens(budget: Budget, on_cpu: bool) -> int:
     """So many that all evaluations together stay short beside the training."""
     if not on_cpu:
         return 2**18 if is_short(budget) else 2**20
-    return 2**13 if under_a_minute(budget) else 2**14 if is_short(budget) else 2**17
+    return 2**13 if is_under_a_minute(budget) else 2**14 if is_short(budget) else 2**17
 
 
-def cpu_depth(budget: Budget) -> int:
+def choose_cpu_depth(budget: Budget) -> int:
     """On two cores depth 2 does about 10,000 tokens/s and depth 4 a third of that: small models first.
 
     Where to change is an estimate from their tokens for each parameter, not measured.
@@ -354,7 +357,7 @@ def cpu_depth(budget: Budget) -> int:
     return 4
 
 
-def gpu_flops(budget: Budget) -> float:
+def estimate_gpu_flops(budget: Budget) -> float:
     """FLOPs that a budget buys on one H100 at 40 % of its peak: the yardstick of the sizes below."""
     if budget.kind == "flops":
         return budget.amount
@@ -365,15 +368,15 @@ def gpu_flops(budget: Budget) -> float:
     return tokens**2 / 2
 
 
-def gpu_depth(budget: Budget) -> int:
+def choose_gpu_depth(budget: Budget) -> int:
     """Even depth whose 12 x depth x (64 x depth)^2 parameters would get about 12 tokens each (nanochat's speedruns)."""
-    depth = (gpu_flops(budget) / (6 * 12 * (12 * 64**2) ** 2)) ** (1 / 6)
+    depth = (estimate_gpu_flops(budget) / (6 * 12 * (12 * 64**2) ** 2)) ** (1 / 6)
     return max(4, round(depth / 2) * 2)
 
 
-def gpu_batch(budget: Budget, sequence_length: int) -> int:
+def choose_gpu_batch(budget: Budget, sequence_length: int) -> int:
     """Rows a step, a power of two, for `batch_tokens` of what the budget trains on, at least 2^15 tokens."""
-    trained = (gpu_flops(budget) * 2) ** 0.5
+    trained = (estimate_gpu_flops(budget) * 2) ** 0.5
     tokens = max(2**15, batch_tokens(trained))
     return 2 ** max(0, round_log2(tokens / sequence_length))
 
@@ -383,16 +386,16 @@ def round_log2(number: float) -> int:
     return round(math.log2(number))
 
 
-def largest_divisor(number: int, most: int) -> int:
+def find_largest_divisor(number: int, most: int) -> int:
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def as_saved(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
+def serialize_config(config: TrainConfig, resolved: ResolvedConfig) -> dict[str, Any]:
     """Return what `run.json` keeps: the configuration as given, and every number computed."""
     given = {
         name: str(value) if isinstance(value, Path) else value

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from trainer.config.train_config import ConfigError, Resolved, TrainConfig, cores
-from trainer.training.metrics import Logger
+from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig, count_cores
+from trainer.training.metrics import MetricsLogger
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -34,10 +34,10 @@ def pick_device(config: TrainConfig) -> Literal["cpu", "cuda"]:
 
 def set_threads(config: TrainConfig) -> None:
     """Several processes on one CPU share its cores."""
-    torch.set_num_threads(config.threads or max(1, cores() // config.devices))
+    torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
 
 
-def make_fabric(resolved: Resolved, logger: Logger | None) -> Fabric:
+def make_fabric(resolved: ResolvedConfig, logger: MetricsLogger | None) -> Fabric:
     """Return Fabric, for this process's device. Its import takes some seconds, which bad input should not wait for."""
     if resolved.device == "cpu":
         keep_memory()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainer import errors
 from trainer.config.train_config import TrainConfig
-from trainer.training.interruption import Interruption
+from trainer.training.interruption import StopRequest
 
 REPORT = "DAILYTRAIN_REPORT"
 """Environment variable: the file where a process says how it ended, for the one that started it."""
@@ -47,9 +47,9 @@ def report(sentence: str, code: int) -> bool:
     return True
 
 
-def processes(argv: Sequence[str], config: TrainConfig, interruption: Interruption) -> int:
+def processes(argv: Sequence[str], config: TrainConfig, interruption: StopRequest) -> int:
     """Train in `config.devices` processes; return the exit code, with the sentence on standard error."""
-    interruption.graceful = True
+    interruption.is_graceful = True
     with tempfile.TemporaryDirectory(prefix="dailytrain-") as folder:
         running = start(argv, config.devices, Path(folder))
         try:
@@ -84,11 +84,11 @@ def start(argv: Sequence[str], devices: int, folder: Path) -> list[subprocess.Po
     ]
 
 
-def watch(running: Sequence[subprocess.Popen[bytes]], interruption: Interruption) -> int:
+def watch(running: Sequence[subprocess.Popen[bytes]], interruption: StopRequest) -> int:
     """Return when all have ended, or one before its time and the others had `GRACE_SECONDS`: the rank of that one."""
     asked, first, deadline = False, 0, None
     while any(process.poll() is None for process in running):
-        if interruption.asked and not asked:
+        if interruption.is_requested and not asked:
             asked = True
             for process in running:
                 process.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.train_config import Resolved
+from trainer.config.train_config import ResolvedConfig
 from trainer.distributed.sharding import shard, whole
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning.fabric.strategies import Strategy
 
 
-def strategy(resolved: Resolved) -> Strategy | str:
+def strategy(resolved: ResolvedConfig) -> Strategy | str:
     """Return it as Fabric wants it."""
     if resolved.strategy == "single":
         return "auto"

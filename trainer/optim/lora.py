@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config.train_config import Lora
+from trainer.config.train_config import LoraArgs
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
@@ -59,7 +59,7 @@ def product(down: Tensor, up: Tensor, scale: Tensor) -> Tensor:
     return scale * (up @ down)
 
 
-def adapt(model: LanguageModel, settings: Lora, vocabulary_size: int) -> list[str]:
+def adapt(model: LanguageModel, settings: LoraArgs, vocabulary_size: int) -> list[str]:
     """Freeze a model and give adapters to the matrices that are asked for; return their names."""
     names = chosen(model, settings.targets, vocabulary_size)
     model.requires_grad_(False)
@@ -115,7 +115,7 @@ def put(model: nn.Module, name: str, layer: nn.Module) -> None:
     setattr(model.get_submodule(parent), child, layer)
 
 
-def recipe(declared: Recipe, settings: Lora) -> Recipe:
+def recipe(declared: Recipe, settings: LoraArgs) -> Recipe:
     """Return how adapters are optimized, on the schedule that the architecture declares.
 
     The rate is a guess between the 2e-4 of QLoRA (arXiv 2305.14314, table 9) at 7B and what small models bear.

@@ -28,10 +28,10 @@ from torch._subclasses.fake_tensor import (
 from trainer import errors
 from trainer.accounting import flops
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.config.parsing import as_flags, complete, parse, with_underscores
-from trainer.config.presets import values_of
-from trainer.config.recipe_overrides import overridden
-from trainer.config.train_config import TrainConfig, resolve
+from trainer.config.parsing import as_flags, complete, parse_config, with_underscores
+from trainer.config.presets import get_preset_values
+from trainer.config.recipe_overrides import override_recipe
+from trainer.config.train_config import TrainConfig, resolve_config
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
@@ -39,7 +39,7 @@ from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
 from trainer.train import BASE, fit_and_finish
 from trainer.training import entry_integrity
-from trainer.training.setup import configure, setup
+from trainer.training.setup import build_run, configure_model
 
 ANSWER = "smoke.json"
 PARTS = ("Config", "Model", "recipe")
@@ -58,11 +58,11 @@ class CpuDeadline:
     may be busy on this machine, too."""
 
     def __init__(self, seconds: float) -> None:
-        self.graceful = False
+        self.is_graceful = False
         self._end = time.process_time() + seconds
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         return time.process_time() > self._end
 
 
@@ -121,18 +121,18 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
     """Everything in its order: what is quick to find comes first."""
     name, out = options.arch, options.out
     find.at("imports")
-    small = parse(small_flags(name, options, complete([with_underscores(flag) for flag in flags])))
-    with entry_integrity.Guard(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
+    small = parse_config(small_flags(name, options, complete([with_underscores(flag) for flag in flags])))
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
         module, early = imported(name)
-        run = setup(small, Console(stderr=True, quiet=True), guard)
+        run = build_run(small, Console(stderr=True, quiet=True), guard)
         try:
             step = run.flops_per_token * run.resolved.tokens_per_step
-            entry_integrity.refuse_early_work(early, step)
+            entry_integrity.check_early_flops(early, step)
             shown = (run.resolved.depth, run.resolved.sequence_length)
-            find.at("sizes", small_parameters=flops.parameters(run.bare)["total"], small_size=shown)
-            full = parse([*flags, "--arch", name, "--out", str(out)])
+            find.at("sizes", small_parameters=flops.parameters(run.raw_model)["total"], small_size=shown)
+            full = parse_config([*flags, "--arch", name, "--out", str(out)])
             find.at("trains", **measured(module, full, run.dataset.tokenizer, find))
-            peculiar(run.counted, find)
+            peculiar(run.flop_count, find)
             learn(run, options, find)
         finally:
             run.loader.close()
@@ -142,7 +142,7 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
 def small_flags(name: str, options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """Return the configuration that is trained here: small, with the options that are no sizes (whole numbers)."""
     preset = {
-        **values_of("tiny"),
+        **get_preset_values("tiny"),
         "budget": f"{options.steps}steps",
         "train.sample_tokens": 0,
         "train.evaluations": 2,
@@ -177,20 +177,20 @@ def imported(name: str) -> tuple[Architecture, float]:
 
 def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, find: FindingsWriter) -> dict[str, Any]:
     """Return what it is at the size that the configuration asks for: counted on tensors without numbers."""
-    resolved = resolve(config, "cuda" if config.device == "cuda" else "cpu")
+    resolved = resolve_config(config, "cuda" if config.device == "cuda" else "cpu")
     size = f"depth {resolved.depth}, {resolved.sequence_length} tokens a row"
     shape = {"depth": resolved.depth, "sequence_length": resolved.sequence_length}
     numbers: dict[str, Any] = {
         **shape,
         "preset": config.preset,
         "tokens_per_step": resolved.tokens_per_step,
-        "budget": str(config.parsed_budget()),
+        "budget": str(config.parsed_budget),
     }
     with FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            model_config = configure(module, config, resolved, tokenizer, vocabulary(config, find))
+            model_config = configure_model(module, config, resolved, tokenizer, vocabulary(config, find))
             model = module.Model(model_config)
-            recipe = overridden(module.recipe(model_config), config.recipe)
+            recipe = override_recipe(module.recipe(model_config), config.recipe)
             numbers |= {"parameters": flops.parameters(model), "state_bytes": state_bytes(model, recipe)}
         except UNCOUNTABLE as error:
             find.hint(f"Its full size could not be counted beforehand ({type(error).__name__}).")
@@ -240,9 +240,9 @@ def learn(run: Any, options: argparse.Namespace, find: FindingsWriter) -> None:
     code = fit_and_finish(run, Console(stderr=True, quiet=True), CpuDeadline(options.seconds))  # type: ignore[arg-type]
     find.at(
         "trains" if code == errors.ExitCode.INTERRUPTED else "done",
-        steps=run.spent.steps,
+        steps=run.usage.steps,
         train_seconds=round(time.process_time() - began, 3),
-        tokens_per_second=run.spent.tokens / max(run.spent.seconds, 1e-9),
+        tokens_per_second=run.usage.tokens / max(run.usage.seconds, 1e-9),
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 

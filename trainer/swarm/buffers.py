@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer.distributed.devices import free_bytes
 from trainer.swarm.stage import Stage
-from trainer.training.micro_batch import PART, kept_bytes
+from trainer.training.micro_batch import MEMORY_SHARE, measure_saved_bytes
 
 WEIGHTS = 3
 """Copies of the weights' size left free: a micro-batch's gradients, and twice what an update needs on its way."""
@@ -34,7 +34,7 @@ def passage_bytes(stage: Stage) -> tuple[int, int]:
         inputs = None if hidden is None else hidden.to(stage.device).requires_grad_()
         return stage.compute(tokens.to(stage.device), inputs, tokens.to(stage.device) if stage.last else None)
 
-    graph = kept_bytes(compute, stage.parameters.values()) + head_bytes(stage)
+    graph = measure_saved_bytes(compute, stage.parameters.values()) + head_bytes(stage)
     output = tokens.numel() * stage.output_width * 4
     return (given + output, graph) if stage.recompute else (given + output + graph, 0)
 
@@ -55,7 +55,7 @@ def room(stage: Stage, free: int | None = None) -> int:
         return MOST
     weights = WEIGHTS * sum(parameter.nbytes for parameter in stage.parameters.values())
     held, transient = passage_bytes(stage)
-    return max(1, min(MOST, int((PART * free - weights - transient) / held)))
+    return max(1, min(MOST, int((MEMORY_SHARE * free - weights - transient) / held)))
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -44,7 +44,7 @@ from trainer.swarm.journal import Line
 from trainer.swarm.stage import whole_model
 from trainer.swarm.told import Told, Watched
 from trainer.swarm.transaction import Diverged
-from trainer.training.metrics import Metrics, outside_logger
+from trainer.training.metrics import MetricsWriter, build_logger
 
 DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
 EVALUATIONS = 10
@@ -92,9 +92,9 @@ class Lead:
 
     async def run(self, args: argparse.Namespace) -> int:
         transport = await started(args)
-        logger = outside_logger(str(self.order.config.get("logger", "none")), self.out, f"run-{self.order.run}")
+        logger = build_logger(str(self.order.config.get("logger", "none")), self.out, f"run-{self.order.run}")
         try:
-            with Metrics(self.out / "metrics.jsonl", logger) as metrics:
+            with MetricsWriter(self.out / "metrics.jsonl", logger) as metrics:
                 told = Told(self.config, metrics, transport, self.per_token)
                 coordinator = self.coordinator(transport, told)
                 for number in (signal.SIGINT, signal.SIGTERM):

@@ -24,7 +24,7 @@ import torch
 
 from trainer.cli.parser import Parser
 from trainer.cli.prepare import parse_size
-from trainer.config.presets import values_of
+from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.models import load_architecture
 from trainer.swarm import reference
@@ -323,7 +323,7 @@ def compare(
 
 def configured(args: argparse.Namespace, dataset: Dataset) -> SwarmConfig:
     """Return the run's configuration: the preset's sizes, a block for each stage at least."""
-    values = values_of(args.preset)
+    values = get_preset_values(args.preset)
     length = int(values["train.sequence_length"])
     cut_of(args.arch)  # says so if it cannot be cut
     depth = max(int(values["model.depth"]), args.stages)
@@ -373,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    values: dict[str, Any] = dict(values_of(args.preset))
+    values: dict[str, Any] = dict(get_preset_values(args.preset))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="swarm-") as folder:
         place = Path(folder) / "dataset"

@@ -25,7 +25,7 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import CallFailed
 from trainer.swarm.journal import Line
 from trainer.swarm.transport import Transport
-from trainer.training.metrics import Metrics
+from trainer.training.metrics import MetricsWriter
 
 NAME = 8
 """Letters of a peer's name that are told."""
@@ -35,7 +35,7 @@ WHY = 200
 class Told:
     """Hears of each line of the journal."""
 
-    def __init__(self, config: SwarmConfig, metrics: Metrics, transport: Transport, flops: float) -> None:
+    def __init__(self, config: SwarmConfig, metrics: MetricsWriter, transport: Transport, flops: float) -> None:
         """`flops`: of training on one token."""
         self.config, self.metrics, self.transport, self.flops = config, metrics, transport, flops
         self.step = 0

@@ -15,14 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from trainer.models.base import LanguageModel
 
 
-def recompute(model: LanguageModel) -> None:
+def enable_activation_checkpointing(model: LanguageModel) -> None:
     """Have every block do so, whenever gradients are asked for. Names of parameters stay."""
     for block in model.repeated_blocks():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @contextmanager
-def not_recomputed(model: LanguageModel) -> Iterator[None]:
+def disable_activation_checkpointing(model: LanguageModel) -> Iterator[None]:
     """In here blocks keep what they compute, as they did at first."""
     changed = {block: vars(block).pop("forward") for block in model.repeated_blocks() if "forward" in vars(block)}
     try:

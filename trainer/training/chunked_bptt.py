@@ -29,26 +29,26 @@ FAN = 16
 """States that are kept on one level: 256 chunks take two levels, 4096 three."""
 
 
-def mapped(change: Callable[[Tensor], Tensor], state: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:
     """Return a state with each of its tensors changed."""
     if isinstance(state, Tensor):
         return change(state)
     if isinstance(state, list | tuple):
-        return type(state)(mapped(change, each) for each in state)
+        return type(state)(map_tensors(change, each) for each in state)
     if dataclasses.is_dataclass(state):
-        fields = {field.name: mapped(change, getattr(state, field.name)) for field in dataclasses.fields(state)}
+        fields = {field.name: map_tensors(change, getattr(state, field.name)) for field in dataclasses.fields(state)}
         return dataclasses.replace(state, **fields)  # type: ignore[type-var]
     return state
 
 
-def tensors(state: Any) -> list[Tensor]:
+def collect_tensors(state: Any) -> list[Tensor]:
     """Return a state's tensors, in order."""
     found: list[Tensor] = []
-    mapped(lambda tensor: found.append(tensor) or tensor, state)  # type: ignore[func-returns-value]
+    map_tensors(lambda tensor: found.append(tensor) or tensor, state)  # type: ignore[func-returns-value]
     return found
 
 
-def evaluated(objective: Objective, inputs: Tensor, targets: Tensor, each: bool) -> Tensor:
+def evaluate_in_chunks(objective: Objective, inputs: Tensor, targets: Tensor, each: bool) -> Tensor:
     """Return the objective's answer without gradients, chunk by chunk."""
     state, parts = None, []
     for x, y in zip(inputs.split(objective.chunk, 1), targets.split(objective.chunk, 1), strict=True):
@@ -57,12 +57,12 @@ def evaluated(objective: Objective, inputs: Tensor, targets: Tensor, each: bool)
     return torch.cat(parts, 1).flatten() if each else torch.cat(parts).sum()
 
 
-class Carried(torch.autograd.Function):
+class ChunkedBPTT(torch.autograd.Function):
     """The sum of the losses of whole rows; its gradients are ready when it is, as those of the loss's own chunks."""
 
     @staticmethod
     def forward(ctx: Any, objective: Objective, inputs: Tensor, targets: Tensor, *parameters: nn.Parameter) -> Tensor:
-        row = Row(objective, inputs, targets, parameters)
+        row = ChunkedRows(objective, inputs, targets, parameters)
         with torch.enable_grad():
             if objective.through:
                 row.through(0, len(row.inputs), None, [])
@@ -79,7 +79,7 @@ class Carried(torch.autograd.Function):
         return None, None, None, *found
 
 
-class Row:
+class ChunkedRows:
     """A micro-batch of rows on its way: its chunks, and what has been found so far."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Row:
         states = [state]
         for start in starts[:-1]:
             # A state's tensors are views of a whole chunk's: what is kept must not hold on to that.
-            states.append(mapped(Tensor.clone, self.passed(start, start + size, states[-1])))
+            states.append(map_tensors(Tensor.clone, self.passed(start, start + size, states[-1])))
         for start in reversed(starts):
             later = self.through(start, min(start + size, end), states.pop(), later)
         return list(later)
@@ -127,11 +127,11 @@ class Row:
 
     def learn(self, number: int, state: Any, later: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """Add a chunk's loss and gradients; return the state after it and the gradient of the one before it."""
-        before = mapped(lambda tensor: tensor.detach().requires_grad_(self.objective.through), state)
+        before = map_tensors(lambda tensor: tensor.detach().requires_grad_(self.objective.through), state)
         features, after = self.objective.model.advance(self.inputs[number], before)
         loss = self.objective.loss_of(features, self.targets[number])
-        wanted = [*self.parameters, *(tensors(before) if self.objective.through else [])]
-        ends, weights = [loss, *(tensors(after) if later else [])], [torch.ones_like(loss), *later]
+        wanted = [*self.parameters, *(collect_tensors(before) if self.objective.through else [])]
+        ends, weights = [loss, *(collect_tensors(after) if later else [])], [torch.ones_like(loss), *later]
         found = torch.autograd.grad(ends, wanted, weights, allow_unused=True)
         self.loss += loss.detach()
         self.gradients = [
@@ -140,4 +140,4 @@ class Row:
         ]
         of_state = zip(wanted[len(self.parameters) :], found[len(self.parameters) :], strict=True)
         grown = [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in of_state]
-        return mapped(Tensor.detach, after), grown
+        return map_tensors(Tensor.detach, after), grown

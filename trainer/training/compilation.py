@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.config.train_config import Resolved
+from trainer.config.train_config import ResolvedConfig
 from trainer.data.dataset import get_cache_folder
 from trainer.training.objective import Objective
 
@@ -26,30 +26,30 @@ BACKEND = "inductor"
 """What makes code of a translated graph. Tests take `aot_eager`, which makes none and needs no compiler."""
 
 
-def possible(device: str) -> bool:
+def has_compiler(device: str) -> bool:
     """Is there what torch.compile needs? On a CPU that is a C++ compiler."""
     return device == "cuda" or any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
-def writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
     """May this process make or fill this folder?"""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return os.access(there, os.W_OK)
 
 
-def set_cache() -> None:
+def set_cache_folder() -> None:
     """Choose the folder, unless the environment has. torch names its own there as soon as inductor is imported."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") not in (None, default_cache_dir()):
         return
     lasting = get_cache_folder().parent / "compiled"
-    folder = lasting if writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
+    folder = lasting if is_writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
-def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> None:
+def compile_objective(objective: Objective, resolved: ResolvedConfig, whole: bool = True) -> None:
     """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
     model = objective.model
     if resolved.sharded:
@@ -60,6 +60,6 @@ def translate(objective: Objective, resolved: Resolved, whole: bool = True) -> N
     objective.nats = torch.compile(objective.of_chunk, dynamic=False, fullgraph=whole, backend=BACKEND)
 
 
-def breaks(error: BaseException) -> bool:
+def is_graph_break(error: BaseException) -> bool:
     """Is this what `whole` is refused with?"""
     return isinstance(error, torch._dynamo.exc.TorchDynamoException)

@@ -79,7 +79,7 @@ LOOKS = 3
 """At random moments of a run."""
 
 
-def refuse_early_work(flops: float, flops_per_step: float) -> None:
+def check_early_flops(flops: float, flops_per_step: float) -> None:
     """Raise `ModelFailure` if an architecture computed more than a training step's worth before the first one."""
     if flops > flops_per_step:
         raise ModelError(
@@ -88,7 +88,7 @@ def refuse_early_work(flops: float, flops_per_step: float) -> None:
         )
 
 
-class Guard:
+class EntryIntegrity:
     """Watches an architecture. A context manager; enter it before the architecture is imported."""
 
     def __init__(self, module: str) -> None:
@@ -164,7 +164,7 @@ class Guard:
         return False
 
 
-_guards: list[Guard] = []
+_guards: list[EntryIntegrity] = []
 _hooked = False
 
 

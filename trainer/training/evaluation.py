@@ -10,27 +10,27 @@ from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gathered
 from trainer.errors import ModelError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, continuation
-from trainer.training.metrics import Metrics
+from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
 from trainer.training.run import Run
 
 
-def validate(run: Run, metrics: Metrics, progress: TrainingProgress) -> None:
+def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> None:
     """Measure the model on the same part of dev as always, and have it write. Not charged to the budget."""
-    run.bare.eval()
-    run.dev = dev_loss(run)
-    run.bare.train()
+    run.raw_model.eval()
+    run.dev = compute_dev_loss(run)
+    run.raw_model.train()
     if not math.isfinite(run.dev["loss"]):
-        raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.spent.steps}: training diverged.")
-    metrics.write("dev", run.spent.steps, **run.position(), **run.dev)
+        raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
+    metrics.write("dev", run.usage.steps, **run.position(), **run.dev)
     text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
-    progress.say(f"{run.fraction:4.0%}  step {run.spent.steps}, {text}")
+    progress.say(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
     for prompt in PROMPTS if run.resolved.sample_tokens else ():
-        metrics.write("sample", run.spent.steps, prompt=prompt, text=sample(run, prompt))
+        metrics.write("sample", run.usage.steps, prompt=prompt, text=generate_sample(run, prompt))
 
 
 @torch.no_grad()
-def dev_loss(run: Run) -> dict[str, float]:
+def compute_dev_loss(run: Run) -> dict[str, float]:
     """Return nats per token and bits per byte of text. Targets that stand for no text (end of text) are left out, so
     that another tokenizer or a scorer of single documents measures the same thing; so are those not learned."""
     resolved, device = run.resolved, run.fabric.device
@@ -51,10 +51,10 @@ def dev_loss(run: Run) -> dict[str, float]:
     return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
 
 
-def sample(run: Run, prompt: str) -> str:
+def generate_sample(run: Run, prompt: str) -> str:
     with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gathered(run.objective):
         return continuation(
-            run.bare,
+            run.raw_model,
             run.dataset.tokenizer,
             prompt,
             tokens=run.resolved.sample_tokens,

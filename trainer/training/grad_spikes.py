@@ -21,7 +21,7 @@ IN_A_ROW = 10
 
 
 @dataclass
-class SpikeGuard:
+class GradientSpikeFilter:
     """`skip` leaves a spike's update out, `stop` ends the run at the first, `off` looks away."""
 
     mode: Literal["skip", "stop", "off"]

@@ -7,12 +7,12 @@ from types import FrameType
 from typing import Self
 
 
-class Interruption:
+class StopRequest:
     """SIGTERM and SIGINT: in the loop the first is a wish, fulfilled after the step; elsewhere they stop at once."""
 
     def __init__(self) -> None:
-        self.graceful = False
-        self.asked = False
+        self.is_graceful = False
+        self.is_requested = False
 
     def __enter__(self) -> Self:
         self.before = {number: signal.signal(number, self.heard) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -23,6 +23,6 @@ class Interruption:
             signal.signal(number, handler)
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or not self.graceful:
+        if self.is_requested or not self.is_graceful:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True

@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 from trainer.config.train_config import ConfigError
 
 
-class Logger(Protocol):
+class MetricsLogger(Protocol):
     """Lightning's loggers, as far as we use them."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
@@ -31,10 +31,10 @@ class Logger(Protocol):
         """Send what is left."""
 
 
-class Metrics:
+class MetricsWriter:
     """Appends lines to a run's `metrics.jsonl`, and the numbers in them to an outside logger if there is one."""
 
-    def __init__(self, file: Path, logger: Logger | None = None) -> None:
+    def __init__(self, file: Path, logger: MetricsLogger | None = None) -> None:
         self.file = file
         self.logger = logger
 
@@ -53,7 +53,7 @@ class Metrics:
             return
         aside = self.file.with_suffix(".partial")
         with self.file.open(encoding="utf-8") as lines, aside.open("w", encoding="utf-8") as stream:
-            stream.writelines(line for line in lines if within(line, step))
+            stream.writelines(line for line in lines if is_kept_line(line, step))
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(self.file)
@@ -67,7 +67,7 @@ class Metrics:
             self.logger.log_metrics(numbers, step=step)
 
 
-def within(line: str, step: int) -> bool:
+def is_kept_line(line: str, step: int) -> bool:
     """Is this a whole line of a step up to this one?"""
     if not line.endswith("\n"):
         return False
@@ -77,7 +77,7 @@ def within(line: str, step: int) -> bool:
         return False
 
 
-def outside_logger(name: str, run_folder: Path, group: str | None = None) -> Logger | None:
+def build_logger(name: str, run_folder: Path, group: str | None = None) -> MetricsLogger | None:
     """Return Lightning's logger of that name, writing below the run's folder; raise `ConfigError` if not installed.
 
     `group`: under which W&B keeps what belongs together.

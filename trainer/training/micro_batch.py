@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trainer.config.train_config import largest_divisor
+from trainer.config.train_config import find_largest_divisor
 from trainer.distributed.devices import free_bytes
 from trainer.training.objective import Objective, most
 
-PART = 0.6
+MEMORY_SHARE = 0.6
 """Of the free memory: the rest is for what is not counted here, and for others."""
 LOGITS = 4
 """A chunk's logits, in fp32, and about as much three times over: their softmax, their gradient, a soft cap."""
 
 
-def row_bytes(objective: Objective, row: Tensor) -> int:
+def measure_row_bytes(objective: Objective, row: Tensor) -> int:
     """Return the bytes that a forward pass over `[1, T]` tokens keeps, beside weights and tokens. Leaves no trace."""
     found: list[Tensor] = []
 
@@ -29,10 +29,10 @@ def row_bytes(objective: Objective, row: Tensor) -> int:
         found.append(objective.model.features(row))
         return found[0]
 
-    return kept_bytes(compute, (*objective.parameters(), row)) + 2 * found[0].nbytes
+    return measure_saved_bytes(compute, (*objective.parameters(), row)) + 2 * found[0].nbytes
 
 
-def kept_bytes(compute: Callable[[], Tensor], known: Iterable[Tensor]) -> int:
+def measure_saved_bytes(compute: Callable[[], Tensor], known: Iterable[Tensor]) -> int:
     """Return the bytes that a computation keeps for its way back, beside tensors that are there anyway."""
     mine = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}
@@ -49,7 +49,7 @@ def kept_bytes(compute: Callable[[], Tensor], known: Iterable[Tensor]) -> int:
     return sum(kept.values())
 
 
-def rows_on_cpu(objective: Objective, row: Tensor, rows: int) -> int:
+def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
     """Return how many of `rows` to pass at once: a divisor of them."""
     free = free_bytes()
     if free is None:
@@ -58,5 +58,5 @@ def rows_on_cpu(objective: Objective, row: Tensor, rows: int) -> int:
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
-    room = PART * free - 3 * weights - LOGITS * 4 * most("cpu", vocabulary_size) * vocabulary_size
-    return largest_divisor(rows, max(1, int(room / max(1, row_bytes(objective, row)))))
+    room = MEMORY_SHARE * free - 3 * weights - LOGITS * 4 * most("cpu", vocabulary_size) * vocabulary_size
+    return find_largest_divisor(rows, max(1, int(room / max(1, measure_row_bytes(objective, row)))))

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from trainer.data.loader import IGNORE_INDEX
 from trainer.models.base import LanguageModel
-from trainer.training.chunked_bptt import Carried, evaluated
+from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
 
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 """Logits of a chunk. 16 MB of fp32 fit a CPU's last cache; half a gigabyte is a product large enough for a GPU."""
@@ -66,8 +66,8 @@ class Objective(nn.Module):
         if not 0 < self.chunk < inputs.size(1):
             return self.loss_of(self.features(inputs), targets, each)
         if each or not torch.is_grad_enabled():
-            return evaluated(self, inputs, targets, each)
-        return Carried.apply(self, inputs, targets, *self.learning())
+            return evaluate_in_chunks(self, inputs, targets, each)
+        return ChunkedBPTT.apply(self, inputs, targets, *self.learning())
 
     def learning(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

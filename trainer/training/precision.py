@@ -21,7 +21,7 @@ from torch import nn
 
 from trainer.accounting import flops
 from trainer.config.train_config import ConfigError
-from trainer.training.random_state import random_state, restore_random_state
+from trainer.training.random_state import get_random_state, restore_random_state
 
 WORTHWHILE = 1.5
 """Times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU."""
@@ -31,11 +31,11 @@ SQUARE = 1024
 
 
 @lru_cache
-def fastest(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
+def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
     """Return the precision to train in on this device. `threads` are torch's, and only tell measurements apart."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    before = random_state()
+    before = get_random_state()
     up, down = (nn.Linear(*shape, bias=False, device=device) for shape in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)))
     x = torch.randn(POSITIONS, WIDTH, device=device, requires_grad=True)
     restore_random_state(before)
@@ -47,14 +47,14 @@ def fastest(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
 
     # In turns, so that whatever else the machine does hits both alike.
     times = [
-        (seconds(lambda: pass_through(False), device), seconds(lambda: pass_through(True), device))
+        (measure_seconds(lambda: pass_through(False), device), measure_seconds(lambda: pass_through(True), device))
         for _ in range(REPEATS)
     ]
     fp32, bf16 = (min(column) for column in zip(*times, strict=True))
     return "bf16" if fp32 > WORTHWHILE * bf16 else "fp32"
 
 
-def seconds(work: Callable[[], None], device: torch.device) -> float:
+def measure_seconds(work: Callable[[], None], device: torch.device) -> float:
     """Return how long it takes once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -66,7 +66,7 @@ def seconds(work: Callable[[], None], device: torch.device) -> float:
 
 
 @lru_cache
-def peak(device: torch.device, precision: str, threads: int) -> float | None:
+def find_peak_flops(device: torch.device, precision: str, threads: int) -> float | None:
     """Return the FLOP/s that MFU is a part of: a GPU's from its data sheet (None if we have none), a CPU's measured.
 
     Measured is the best of five products of square matrices, 2 x 1024^3 FLOPs each.
@@ -76,7 +76,7 @@ def peak(device: torch.device, precision: str, threads: int) -> float | None:
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     matrix = torch.full((SQUARE, SQUARE), 0.5, dtype=dtype)
     out = torch.empty_like(matrix)
-    best = min(seconds(lambda: torch.mm(matrix, matrix, out=out), device) for _ in range(1 + REPEATS))
+    best = min(measure_seconds(lambda: torch.mm(matrix, matrix, out=out), device) for _ in range(1 + REPEATS))
     return 2 * SQUARE**3 / best
 
 
@@ -88,7 +88,7 @@ def check_fp8(device: Literal["cpu", "cuda"]) -> None:
         raise ConfigError("train.precision fp8 needs torchao: pip install torchao")
 
 
-def use_fp8(model: nn.Module) -> None:
+def convert_to_fp8(model: nn.Module) -> None:
     """Have the blocks' linear layers multiply in fp8, tensorwise scaled; the head stays bf16. Not yet tried on a GPU.
 
     Only sizes that are multiples of 16, which the kernels need.

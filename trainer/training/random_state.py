@@ -16,7 +16,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def random_state() -> dict[str, Any]:
+def get_random_state() -> dict[str, Any]:
     """Return the state of every global random number generator, as JSON values."""
     kind, keys, *rest = np.random.get_state()
     return {
@@ -31,10 +31,10 @@ def restore_random_state(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(from_hex(state["torch"]))
+    torch.set_rng_state(tensor_from_hex(state["torch"]))
     if state["cuda"]:
-        torch.cuda.set_rng_state_all([from_hex(text) for text in state["cuda"]])
+        torch.cuda.set_rng_state_all([tensor_from_hex(text) for text in state["cuda"]])
 
 
-def from_hex(text: str) -> Tensor:
+def tensor_from_hex(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

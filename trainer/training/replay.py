@@ -24,19 +24,19 @@ from rich.console import Console
 
 from trainer import errors
 from trainer.cli.parser import Parser
-from trainer.config.parsing import parse
-from trainer.config.train_config import MACHINE, ConfigError, TrainConfig
+from trainer.config.parsing import parse_config
+from trainer.config.train_config import MACHINE_FIELDS, ConfigError, TrainConfig
 from trainer.errors import ModelError
 from trainer.models import ARCHITECTURES
-from trainer.train import BASE, account, train_step
+from trainer.train import BASE, charge_step, train_step
 from trainer.training import entry_integrity
-from trainer.training.run import Run, keep
-from trainer.training.setup import setup
+from trainer.training.run import Run, save_checkpoint
+from trainer.training.setup import build_run
 
 NOTHING: Mapping[str, Any] = {}
 
 
-def command(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Return the exit code, as `trainer.train` does; all trouble is told on standard error."""
     parser = Parser(prog="trainer.training.replay", description="Train a stretch of a run once more.", add_help=False)
     parser.add_argument("--until", type=int, required=True)
@@ -44,7 +44,7 @@ def command(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     try:
         told = json.loads(options.told.read_bytes()) if options.told else NOTHING
-        replay(parse(rest, "trainer.training.replay"), options.until, told, Console(stderr=True))
+        replay_run(parse_config(rest, "trainer.training.replay"), options.until, told, Console(stderr=True))
     except ModelError as failure:
         traceback.print_exception(failure)
         return errors.ExitCode.MODEL_ERROR
@@ -54,41 +54,41 @@ def command(argv: Sequence[str]) -> int:
     return errors.ExitCode.OK
 
 
-def replay(config: TrainConfig, until: int, told: Mapping[str, Any], console: Console) -> Path:
+def replay_run(config: TrainConfig, until: int, told: Mapping[str, Any], console: Console) -> Path:
     """Train up to step `until`, or to the end of the budget if that comes first; return the folder of what came out.
 
     `told`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
     configuration's [train] that count where it leaves them open.
     """
-    with entry_integrity.Guard(ARCHITECTURES.get(config.arch, BASE)) as guard:
-        run = setup(settled(config, told.get("train", NOTHING)), console, guard)
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
+        run = build_run(apply_recorded_fields(config, told.get("train", NOTHING)), console, guard)
         try:
-            stretch(run, until, told.get("clock", ()))
-            return keep(run)
+            train_steps(run, until, told.get("clock", ()))
+            return save_checkpoint(run)
         finally:
             run.loader.close()
 
 
-def settled(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
+def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration with what the run's own machine had a say in."""
-    left_open = [name for name in MACHINE if name in train and getattr(config.train, name) in (None, "auto")]
+    left_open = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
     numbers = dataclasses.replace(config.train, **{name: train[name] for name in left_open})
     return dataclasses.replace(config, train=numbers)
 
 
-def stretch(run: Run, until: int, clock: Sequence[int]) -> None:
-    begun, by_clock = run.spent.steps, run.budget.kind == "seconds"
+def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
+    begun, by_clock = run.usage.steps, run.budget.kind == "seconds"
     if begun >= until:
         raise ConfigError(f"the stretch ends at step {until}, and the checkpoint is of step {begun}")
     if by_clock and len(clock) < until:
         raise ConfigError(f"a budget in seconds needs what {until} steps were charged, and {len(clock)} are known")
     if begun == 0:
-        keep(run)
-    while run.spent.steps < until and run.fraction < 1:
+        save_checkpoint(run)
+    while run.usage.steps < until and run.fraction < 1:
         loss, _ = train_step(run, run.fraction)
-        account(run, loss, clock[run.spent.steps] / 1e6 if by_clock else 0.0)
-    run.guard.check()
+        charge_step(run, loss, clock[run.usage.steps] / 1e6 if by_clock else 0.0)
+    run.integrity.check()
 
 
 if __name__ == "__main__":
-    raise SystemExit(command(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 
 from trainer.accounting import flops
-from trainer.config.recipe_overrides import overridden
+from trainer.config.recipe_overrides import override_recipe
 from trainer.config.train_config import (
     DEFAULT_CORPUS,
     DEFAULT_TOKENIZER,
-    MACHINE,
+    MACHINE_FIELDS,
     ConfigError,
-    Resolved,
+    ResolvedConfig,
     TrainConfig,
-    resolve,
+    resolve_config,
 )
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
@@ -33,52 +33,52 @@ from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel,
 from trainer.optim import lora, muon
 from trainer.optim import optimizers as optim
 from trainer.training import compilation, entry_integrity, finetune, micro_batch, precision
-from trainer.training.activation_checkpointing import recompute
-from trainer.training.compilation import writable
-from trainer.training.grad_spikes import SpikeGuard
-from trainer.training.metrics import outside_logger
+from trainer.training.activation_checkpointing import enable_activation_checkpointing
+from trainer.training.compilation import is_writable
+from trainer.training.grad_spikes import GradientSpikeFilter
+from trainer.training.metrics import build_logger
 from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
-from trainer.training.run import Run, identity, introduce, kept_identity, resume
+from trainer.training.run import Run, describe_identity, log_run_summary, read_saved_identity, resume_run
 from trainer.training.warmup import warm_up
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def setup(config: TrainConfig, console: Console, guard: entry_integrity.Guard) -> Run:
+def build_run(config: TrainConfig, console: Console, guard: entry_integrity.EntryIntegrity) -> Run:
     """Return the run, ready to train, where an earlier process stopped. Raises ValueError for what users can change."""
     device = pick_device(config)
     set_threads(config)
-    compilation.set_cache()
-    before = kept_identity(config.out).get("train", {})
-    resolved = resolve(config, device, settled(config, device, before))
+    compilation.set_cache_folder()
+    before = read_saved_identity(config.out).get("train", {})
+    resolved = resolve_config(config, device, decide_machine_fields(config, device, before))
     if config.arch not in ARCHITECTURES:
         load_architecture(config.arch)  # names the known ones
     with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.Meter() as imported:
         module = load_architecture(config.arch)
-    logger = outside_logger(config.logger, config.out)
+    logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else finetune.find(config.from_)
-    dataset = open_dataset(config, device)
+    dataset = open_training_dataset(config, device)
     dataset.verify(("train", "dev"))
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
     row = row[:, : resolved.piece]
     vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
     shape = finetune.shape(base, config.arch)
-    model_config = configure(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
+    model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
     fabric = make_fabric(resolved, logger)
-    built = build(module, config, model_config, base, dataset.tokenizer)
+    built = build_model(module, config, model_config, base, dataset.tokenizer)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(
             f"train.chunk is for models whose state does not grow, as rwkv5's; that of {config.arch} does"
         )
     bare = built.model.to(fabric.device)
-    examine(bare, resolved, vocabulary_size, fabric.device)
+    check_outputs(bare, resolved, vocabulary_size, fabric.device)
     with attribute_to_model("while its FLOPs were counted"):
         counted = flops.count(bare, row.to(fabric.device))
-    entry_integrity.refuse_early_work(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
+    entry_integrity.check_early_flops(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
     undecided = config.train.micro_batch is None and "micro_batch" not in before
-    objective, resolved = arrange(bare, built.recipe, resolved, row, undecided)
+    objective, resolved = prepare_objective(bare, built.recipe, resolved, row, undecided)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
@@ -90,40 +90,42 @@ def setup(config: TrainConfig, console: Console, guard: entry_integrity.Guard) -
         resolved=resolved,
         fabric=fabric,
         dataset=dataset,
-        bare=bare,
+        raw_model=bare,
         objective=objective,
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        counted=counted,
-        guard=guard,
-        spikes=SpikeGuard(resolved.spikes),
-        loader=rows_of(dataset, resolved, config, fabric),
-        identity=identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
+        flop_count=counted,
+        integrity=guard,
+        spike_filter=GradientSpikeFilter(resolved.spikes),
+        loader=build_train_loader(dataset, resolved, config, fabric),
+        identity=describe_identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
         lineage=built.lineage,
-        peak=precision.peak(fabric.device, resolved.precision, torch.get_num_threads()),
+        peak_flops=precision.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
     guard.keep(type(fabric), *map(type, optimizers))
     guard.check()
-    introduce(run, console)
-    resume(run, console)
+    log_run_summary(run, console)
+    resume_run(run, console)
     warm_up(run, console, undecided)
     return run
 
 
-def settled(config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]) -> dict[str, Any]:
+def decide_machine_fields(
+    config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what the machine has a say in: as it was settled for this run, else found out now."""
-    found = {"muon_precision": muon.units(device), **{name: before[name] for name in MACHINE if name in before}}
+    found = {"muon_precision": muon.units(device), **{name: before[name] for name in MACHINE_FIELDS if name in before}}
     if config.train.precision == "fp8":
         precision.check_fp8(device)
     if config.train.precision == "auto" and "precision" not in found:
-        found["precision"] = precision.fastest(torch.device(device), torch.get_num_threads())
-    if "compile" not in found and not compilation.possible(device):
+        found["precision"] = precision.choose_precision(torch.device(device), torch.get_num_threads())
+    if "compile" not in found and not compilation.has_compiler(device):
         found["compile"] = False
     return found
 
 
-def open_dataset(config: TrainConfig, device: str) -> Dataset:
+def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
     """Open the dataset given, or prepare the corpus (or find it prepared)."""
     if config.dataset is not None:
         return Dataset.open(config.dataset)
@@ -131,16 +133,16 @@ def open_dataset(config: TrainConfig, device: str) -> Dataset:
         config.corpus or DEFAULT_CORPUS,
         config.tokenizer or DEFAULT_TOKENIZER,
         # Where nothing may be written outside the run's folder, the dataset stays in it.
-        folder=None if writable(get_cache_folder()) else config.out / "dataset",
+        folder=None if is_writable(get_cache_folder()) else config.out / "dataset",
         limit_bytes=config.text_limit(device),
         progress=True,
     )
 
 
-def configure(
+def configure_model(
     module: Architecture,
     config: TrainConfig,
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     tokenizer: Tokenizer,
     vocabulary_size: int,
     shape: Mapping[str, Any] = MappingProxyType({}),
@@ -168,7 +170,7 @@ def configure(
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A model before it is arranged on devices."""
 
     model: LanguageModel
@@ -178,13 +180,13 @@ class Built:
     """What the architecture computed meanwhile."""
 
 
-def build(
+def build_model(
     module: Architecture,
     config: TrainConfig,
     model_config: ArchitectureConfig,
     base: finetune.Base | None,
     tokenizer: Tokenizer,
-) -> Built:
+) -> BuiltModel:
     """Build the model from the run's seed, with the weights and adapters that it starts from."""
     seed_everything(config.seed)
     with attribute_to_model("while the model was built"), flops.Meter() as meter:
@@ -194,33 +196,35 @@ def build(
     if config.lora.rank:
         lora.adapt(model, config.lora, model_config.vocabulary_size)
         declared = lora.recipe(declared, config.lora)
-    recipe = overridden(declared, config.recipe)
+    recipe = override_recipe(declared, config.recipe)
     optim.check_installed(recipe)
-    return Built(model, recipe, lineage, meter.flops)
+    return BuiltModel(model, recipe, lineage, meter.flops)
 
 
-def arrange(
-    model: LanguageModel, recipe: Recipe, resolved: Resolved, row: torch.Tensor, undecided: bool
-) -> tuple[Objective, Resolved]:
+def prepare_objective(
+    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, row: torch.Tensor, undecided: bool
+) -> tuple[Objective, ResolvedConfig]:
     """Make the model what is trained: in 8 bits, with activations computed again, translated, where it is asked for.
 
     `undecided`: nobody has said how many rows pass at once; on a CPU it is decided here.
     """
     if resolved.precision == "fp8":
-        precision.use_fp8(model)
+        precision.convert_to_fp8(model)
     if resolved.activation_checkpointing:
-        recompute(model)
+        enable_activation_checkpointing(model)
     objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
     if undecided and resolved.device == "cpu":
         with attribute_to_model("in a forward pass"):
-            rows = micro_batch.rows_on_cpu(objective, row, resolved.rows)
+            rows = micro_batch.choose_cpu_micro_batch(objective, row, resolved.rows)
         resolved = dataclasses.replace(resolved, micro_batch=rows)
     if resolved.compile:
-        compilation.translate(objective, resolved)
+        compilation.compile_objective(objective, resolved)
     return objective, resolved
 
 
-def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: Fabric) -> PrefetchLoader:
+def build_train_loader(
+    dataset: Dataset, resolved: ResolvedConfig, config: TrainConfig, fabric: Fabric
+) -> PrefetchLoader:
     """Return what hands out this process's rows of every step."""
     return build_loader(
         dataset,
@@ -235,7 +239,7 @@ def rows_of(dataset: Dataset, resolved: Resolved, config: TrainConfig, fabric: F
     )
 
 
-def examine(model: LanguageModel, resolved: Resolved, vocabulary_size: int, device: torch.device) -> None:
+def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int, device: torch.device) -> None:
     """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
     with attribute_to_model("at its first answer"), torch.no_grad():
         logits = model(torch.zeros(2, resolved.piece, dtype=torch.int64, device=device))

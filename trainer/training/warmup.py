@@ -11,8 +11,8 @@ from rich.console import Console
 from trainer.distributed.strategies import agree
 from trainer.errors import ModelError, attribute_to_model, is_out_of_memory
 from trainer.training import compilation
-from trainer.training.random_state import random_state, restore_random_state
-from trainer.training.run import Run, write_run
+from trainer.training.random_state import get_random_state, restore_random_state
+from trainer.training.run import Run, write_run_json
 
 
 def warm_up(run: Run, console: Console, undecided: bool) -> None:
@@ -26,16 +26,16 @@ def warm_up(run: Run, console: Console, undecided: bool) -> None:
     started = time.perf_counter()
     if run.resolved.compile:
         console.print("translating the model with torch.compile; this is not charged", highlight=False)
-    before = random_state()
+    before = get_random_state()
     while not passes(run, trying):
         rows = next(d for d in range(run.resolved.micro_batch - 1, 0, -1) if run.resolved.rows % d == 0)
         run.resolved = dataclasses.replace(run.resolved, micro_batch=rows)
         run.identity["train"]["micro_batch"] = rows
-    run.bare.zero_grad(set_to_none=True)
+    run.raw_model.zero_grad(set_to_none=True)
     restore_random_state(before)
     if run.resolved.compile:
         run.compile_seconds += time.perf_counter() - started
-    write_run(run)
+    write_run_json(run)
 
 
 def passes(run: Run, trying: bool) -> bool:
@@ -45,7 +45,7 @@ def passes(run: Run, trying: bool) -> bool:
     fits = True
     try:
         # In training there are momenta, too: at most two for each weight.
-        weights = sum(weight.nbytes for weight in run.bare.parameters() if weight.requires_grad) if trying else 0
+        weights = sum(weight.nbytes for weight in run.raw_model.parameters() if weight.requires_grad) if trying else 0
         momenta = torch.empty(2 * weights, dtype=torch.uint8, device=run.fabric.device)
         with attribute_to_model("in its first pass"):
             one_pass(run, rows)
@@ -57,7 +57,7 @@ def passes(run: Run, trying: bool) -> bool:
     fits = agree(run.fabric, [fits]) == [1]
     if not fits:
         # Outside of the handler, whose traceback holds on to the tensors.
-        run.bare.zero_grad(set_to_none=True)
+        run.raw_model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
     return fits
 
@@ -67,16 +67,16 @@ def one_pass(run: Run, rows: torch.Tensor) -> None:
     try:
         there_and_back(run, rows)
     except Exception as error:
-        if not compilation.breaks(error):
+        if not compilation.is_graph_break(error):
             raise
         # What cannot be translated in one piece is translated in several.
-        compilation.translate(run.objective, run.resolved, whole=False)
+        compilation.compile_objective(run.objective, run.resolved, whole=False)
         there_and_back(run, rows)
     if run.resolved.compile:
-        run.bare.eval()
+        run.raw_model.eval()
         with torch.no_grad():
             run.model(rows, rows, each=True)
-        run.bare.train()
+        run.raw_model.train()
 
 
 def there_and_back(run: Run, rows: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainer.accounting.budget import MOST, Budget, Spent
+from trainer.accounting.budget import MOST, Budget, Usage
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_a_budget_with_known_steps_is_used_up_by_exactly_those(budget: Budget, t
         assert budget.kind == "seconds"
         return
     assume(steps < 2**50)  # beyond, fractions one step apart are the same number
-    assert budget.used(Spent(steps=steps), tokens, flops) == 1
-    assert budget.used(Spent(steps=steps - 1), tokens, flops) < 1
+    assert budget.used(Usage(steps=steps), tokens, flops) == 1
+    assert budget.used(Usage(steps=steps - 1), tokens, flops) < 1
     price = {"steps": 1, "tokens": tokens, "flops": flops}[budget.kind]
     assert steps == 1 or (steps - 1) * price < budget.amount * (1 + 1e-12)
 
 
 @given(BUDGETS, st.integers(0, 10**6), st.floats(0, 1e7))
 def test_the_used_part_stays_between_nothing_and_all(budget: Budget, steps: int, seconds: float) -> None:
-    assert 0 <= budget.used(Spent(steps=steps, seconds=seconds), 2048, 1e9) <= 1
+    assert 0 <= budget.used(Usage(steps=steps, seconds=seconds), 2048, 1e9) <= 1
 
 
 def test_only_the_clock_counts_for_a_budget_of_seconds() -> None:
-    assert Budget.parse("10s").used(Spent(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
+    assert Budget.parse("10s").used(Usage(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
 
 
 @given(BUDGETS, st.sampled_from([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0]))

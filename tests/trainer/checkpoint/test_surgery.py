@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from trainer.checkpoint import store, surgery
-from trainer.config.parsing import parse
+from trainer.config.parsing import parse_config
 from trainer.config.train_config import ConfigError
 from trainer.models import rwkv5
 
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def go(dataset_folder: Path) -> Train:
     def start(out: Path, *flags: Any) -> int:
-        from trainer.train import command
+        from trainer.train import main
 
         small = (
             "--train.batch",
@@ -45,7 +45,7 @@ def go(dataset_folder: Path) -> Train:
             "fp32",
         )
         given = ("--dataset", dataset_folder, "--out", out, "--device", "cpu", "--threads", 1, *small, *flags)
-        return command([str(flag) for flag in given])
+        return main([str(flag) for flag in given])
 
     return start
 
@@ -163,7 +163,7 @@ def test_a_run_may_begin_at_an_earlier_checkpoint(go: Train, first: Path, tmp_pa
 def test_a_step_that_is_not_kept_is_told(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:
     given = [flag.replace("RUN", str(first)) for flag in flags]
     with pytest.raises(ConfigError, match=sentence):
-        parse(["--out", str(tmp_path / "run"), *given])
+        parse_config(["--out", str(tmp_path / "run"), *given])
 
 
 def test_only_models_with_versions_take_one(go: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

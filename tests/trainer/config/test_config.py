@@ -10,33 +10,41 @@ from typing import Any
 import pytest
 
 from trainer.accounting.budget import Budget
-from trainer.config.parsing import parse
-from trainer.config.train_config import ConfigError, Numbers, TrainConfig, gpu_batch, gpu_depth, is_short, resolve
+from trainer.config.parsing import parse_config
+from trainer.config.train_config import (
+    ConfigError,
+    TrainArgs,
+    TrainConfig,
+    choose_gpu_batch,
+    choose_gpu_depth,
+    is_short,
+    resolve_config,
+)
 
 
 def test_flags_and_file_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('arch = "smear"\nbudget = "20steps"\nlimit_bytes = 5\n[model]\ndepth = 3\n[train]\nbatch = 4\n')
     flags = ["--arch", "smear", "--budget=20steps", "--limit-bytes", "5", "--model.depth=3", "--train.batch", "4"]
-    assert parse(["--config", str(file), "--out", "x"]) == parse(["--out", "x", *flags])
+    assert parse_config(["--config", str(file), "--out", "x"]) == parse_config(["--out", "x", *flags])
 
 
 def test_a_json_file_does_as_well(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"budget": "1h", "seed": 7, "model": {"depth": 2}, "train": {"compile": False}}))
-    config = parse(["--config", str(file), "--out", "x"])
+    config = parse_config(["--config", str(file), "--out", "x"])
     assert (config.budget, config.seed, config.model, config.train.compile) == ("1h", 7, {"depth": 2}, False)
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('budget = "20steps"\n[model]\ndepth = 3\nwindows = "SL"\n')
-    config = parse(["--model.depth", "5", "--config", str(file), "--out", "x", "--budget", "9steps"])
+    config = parse_config(["--model.depth", "5", "--config", str(file), "--out", "x", "--budget", "9steps"])
     assert (config.budget, config.model) == ("9steps", {"depth": 5, "windows": "SL"})
 
 
 def test_words_are_joined_by_either_dash() -> None:
-    assert parse(["--out", "x", "--limit_bytes", "16MiB"]) == parse(["--out", "x", "--limit-bytes=16MiB"])
+    assert parse_config(["--out", "x", "--limit_bytes", "16MiB"]) == parse_config(["--out", "x", "--limit-bytes=16MiB"])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_words_are_joined_by_either_dash() -> None:
 )
 def test_contradictions_and_slips_are_told_in_one_line(flags: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as refusal:
-        parse(flags)
+        parse_config(flags)
     assert "\n" not in str(refusal.value)
 
 
@@ -68,7 +76,7 @@ def test_contradictions_and_slips_are_told_in_one_line(flags: list[str], sentenc
 def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match="the configuration"):
-        parse(["--config", str(tmp_path / name), "--out", "x"])
+        parse_config(["--config", str(tmp_path / name), "--out", "x"])
 
 
 def config(**fields: Any) -> TrainConfig:
@@ -76,8 +84,8 @@ def config(**fields: Any) -> TrainConfig:
 
 
 def test_what_is_given_is_kept() -> None:
-    numbers = Numbers(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
-    resolved = resolve(config(train=numbers, model={"depth": 7}), "cpu")
+    numbers = TrainArgs(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
+    resolved = resolve_config(config(train=numbers, model={"depth": 7}), "cpu")
     assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
         **dataclasses.asdict(numbers),
         "chunk": 0,
@@ -88,19 +96,19 @@ def test_what_is_given_is_kept() -> None:
 
 
 def test_a_short_run_on_a_cpu_is_small_exact_and_not_compiled() -> None:
-    resolved = resolve(config(budget="60s"), "cpu")
+    resolved = resolve_config(config(budget="60s"), "cpu")
     assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (2, 256, "fp32", False)
     assert config(budget="60s").text_limit("cpu") == 16 * 2**20
 
 
 def test_a_long_one_is_compiled_and_reads_all_text() -> None:
-    assert resolve(config(budget="2h"), "cpu").compile
+    assert resolve_config(config(budget="2h"), "cpu").compile
     assert config(budget="2h").text_limit("cpu") is None
     assert config(budget="60s").text_limit("cuda") is None
 
 
 def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:
-    resolved = resolve(config(budget="24h"), "cuda")
+    resolved = resolve_config(config(budget="24h"), "cuda")
     assert (resolved.precision, resolved.compile, resolved.sequence_length) == ("bf16", True, 2048)
     assert 22 <= resolved.depth <= 26
     assert 2**18 <= resolved.tokens_per_step <= 2**20
@@ -111,7 +119,7 @@ def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_budget_gets_numbers_that_fit_together(budget: str, device: Any) -> None:
-    resolved = resolve(config(budget=budget), device)
+    resolved = resolve_config(config(budget=budget), device)
     assert resolved.batch % resolved.micro_batch == 0
     assert resolved.depth >= 2
     assert resolved.tokens_per_step <= 2**24
@@ -119,19 +127,19 @@ def test_every_budget_gets_numbers_that_fit_together(budget: str, device: Any) -
 
 def test_more_compute_never_makes_the_model_or_the_batch_smaller() -> None:
     budgets = [Budget("seconds", float(seconds)) for seconds in (60, 600, 3600, 20_000, 86_400)]
-    assert sorted(map(gpu_depth, budgets)) == list(map(gpu_depth, budgets))
-    assert sorted(gpu_batch(b, 2048) for b in budgets) == [gpu_batch(b, 2048) for b in budgets]
+    assert sorted(map(choose_gpu_depth, budgets)) == list(map(choose_gpu_depth, budgets))
+    assert sorted(choose_gpu_batch(b, 2048) for b in budgets) == [choose_gpu_batch(b, 2048) for b in budgets]
 
 
 def test_a_budget_smaller_than_a_step_is_impossible() -> None:
     with pytest.raises(ConfigError, match="one step is 2048 tokens"):
-        resolve(config(budget="2000tokens"), "cpu")
+        resolve_config(config(budget="2000tokens"), "cpu")
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, "4", True])
 def test_depth_is_a_whole_number(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth must be a whole number"):
-        resolve(config(model={"depth": depth}), "cpu")
+        resolve_config(config(model={"depth": depth}), "cpu")
 
 
 def test_ten_minutes_are_not_short() -> None:

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from trainer.config import presets
-from trainer.config.parsing import parse
+from trainer.config.parsing import parse_config
 from trainer.config.presets import PRESETS
-from trainer.config.train_config import ConfigError, TrainConfig, gpu_batch, gpu_depth, resolve
+from trainer.config.train_config import ConfigError, TrainConfig, choose_gpu_batch, choose_gpu_depth, resolve_config
 
 Train = Callable[..., int]
 
 
 def parsed(tmp_path: Path, *flags: str) -> TrainConfig:
-    return parse(["--out", str(tmp_path / "run"), *flags])
+    return parse_config(["--out", str(tmp_path / "run"), *flags])
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_is_a_run_that_can_be(tmp_path: Path, name: str) -> None:
     config = parsed(tmp_path, "--preset", name)
-    resolved = resolve(config, "cpu" if config.device == "cpu" else "cuda")
+    resolved = resolve_config(config, "cpu" if config.device == "cpu" else "cuda")
     given = PRESETS[name].values
     assert config.preset == name
     assert (resolved.batch, resolved.sequence_length) == (given["train.batch"], given["train.sequence_length"])
@@ -33,8 +33,8 @@ def test_each_is_a_run_that_can_be(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("name", "depth", "batch"), [("daily-h100", 24, 256), ("speedrun-h100", 10, 128)])
 def test_sizes_for_a_gpu_are_those_that_its_flops_call_for(tmp_path: Path, name: str, depth: int, batch: int) -> None:
     config = parsed(tmp_path, "--preset", name)
-    budget = config.parsed_budget()
-    assert (gpu_depth(budget), gpu_batch(budget, 2048)) == (depth, batch)
+    budget = config.parsed_budget
+    assert (choose_gpu_depth(budget), choose_gpu_batch(budget, 2048)) == (depth, batch)
     assert (config.model["depth"], config.train.batch) == (depth, batch)
 
 
@@ -77,10 +77,10 @@ def test_there_is_no_other(tmp_path: Path) -> None:
 
 
 def test_the_tiny_one_trains_and_is_recorded(train: Train, dataset_folder: Path, tmp_path: Path) -> None:
-    from trainer.train import command
+    from trainer.train import main
 
     flags = ["--preset", "tiny", "--dataset", str(dataset_folder), "--budget", "3steps", "--out", str(tmp_path)]
-    assert command(flags) == 0
+    assert main(flags) == 0
     assert json.loads((tmp_path / "run.json").read_text())["config"]["given"]["preset"] == "tiny"
 
 
@@ -94,5 +94,5 @@ def test_they_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_preset_needs_a_name(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, presets.UnknownPreset)):
+    with pytest.raises((ConfigError, presets.UnknownPresetError)):
         parsed(tmp_path, "--preset=")

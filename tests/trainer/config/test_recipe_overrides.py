@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config.parsing import parse
-from trainer.config.recipe_overrides import overridden
+from trainer.config.parsing import parse_config
+from trainer.config.recipe_overrides import override_recipe
 from trainer.config.train_config import ConfigError
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 
@@ -24,11 +24,11 @@ RECIPE = Recipe(
 
 
 def test_nothing_given_changes_nothing() -> None:
-    assert overridden(RECIPE, {}) == RECIPE
+    assert override_recipe(RECIPE, {}) == RECIPE
 
 
 def test_fields_of_all_parts_are_changed_and_the_others_stay() -> None:
-    changed = overridden(
+    changed = override_recipe(
         RECIPE,
         {
             "clip": 1,
@@ -48,7 +48,7 @@ def test_flags_and_tables_say_the_same_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[recipe]\nclip = 2.0\n[recipe.schedule]\nwarmdown = 0.3\n[recipe.matrices]\nmomentum = 0.9\n")
     flags = ["--recipe.schedule.warmdown", "0.4", "--recipe.matrices.learning-rate=0.5"]
-    changed = overridden(RECIPE, parse(["--out", "x", "--config", str(file), *flags]).recipe)
+    changed = override_recipe(RECIPE, parse_config(["--out", "x", "--config", str(file), *flags]).recipe)
     assert changed.clip == 2.0
     assert changed.schedule.warmdown == 0.4
     assert (changed.groups[1].momentum, changed.groups[1].learning_rate) == (0.9, 0.5)
@@ -56,7 +56,7 @@ def test_flags_and_tables_say_the_same_and_flags_win(tmp_path: Path) -> None:
 
 def test_parts_that_fit_only_together_may_come_in_any_order() -> None:
     for table in ({"warmup": 0.5, "warmdown": 0.5}, {"warmdown": 0.5, "warmup": 0.5}):
-        assert overridden(RECIPE, {"schedule": table}).schedule == Schedule(0.5, 0.5)
+        assert override_recipe(RECIPE, {"schedule": table}).schedule == Schedule(0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_parts_that_fit_only_together_may_come_in_any_order() -> None:
 )
 def test_slips_are_told_in_one_line(overrides: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        overridden(RECIPE, overrides)
+        override_recipe(RECIPE, overrides)
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

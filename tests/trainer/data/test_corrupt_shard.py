@@ -45,12 +45,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_damaged_shard_stops_run_before_first_step(
     folder: Path, tmp_path: Path, split: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer.train import command
+    from trainer.train import main
 
     shard = folder / split / "00000.bin"
     spoil, sentence = DAMAGE[damage]
     spoil(shard)
-    assert command(["--dataset", str(folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 1
+    assert main(["--dataset", str(folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(shard) in line
     assert sentence in line
@@ -73,11 +73,11 @@ def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
 def test_run_resumes_after_shard_is_repaired(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer.train import command
+    from trainer.train import main
 
     def train(out: str) -> int:
         flags = ["--budget", "8steps", "--checkpoint-every", "4steps", *TINY]
-        return command(["--dataset", str(folder), "--out", str(tmp_path / out), *flags])
+        return main(["--dataset", str(folder), "--out", str(tmp_path / out), *flags])
 
     shard = folder / "train" / "00000.bin"
     whole, read = shard.read_bytes(), BlockLoader.next_batch

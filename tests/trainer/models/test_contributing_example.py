@@ -34,12 +34,12 @@ def test_contributing_example_is_short(example: str) -> None:
 
 
 def test_contributing_example_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
-    from trainer.train import command
+    from trainer.train import main
 
     flags = ["--arch", "waves", "--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "30steps"]
     flags += ["--model.depth", "2", "--model.width", "32", "--train.sequence-length", "32", "--train.batch", "4"]
     flags += ["--train.dev-tokens", "256", "--train.sample-tokens", "0", "--device", "cpu", "--threads", "1"]
-    assert command(flags) == 0
+    assert main(flags) == 0
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     dev = [line["loss"] for line in lines if line["kind"] == "dev"]
     assert dev[-1] < 0.75 * dev[0]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.train_config import TrainConfig, resolve
+from trainer.config.train_config import TrainConfig, resolve_config
 from trainer.data.tokenizer import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
-from trainer.training.setup import configure
+from trainer.training.setup import configure_model
 
 
 def count_parameters(config: Any) -> int:
@@ -47,8 +47,8 @@ def test_rwkv5_presets_ignore_depth() -> None:
 def test_configure_preset_with_depth_keeps_preset_size() -> None:
     config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
     tokenizer = train_bpe(["The night train leaves at nine. " * 20], 280)
-    resolved = resolve(config, "cpu")
-    made = configure(load_architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
+    resolved = resolve_config(config, "cpu")
+    made = configure_model(load_architecture("rwkv5-tiny"), config, resolved, tokenizer, tokenizer.vocabulary_size)
     assert isinstance(made, rwkv5.Config)
     assert (made.depth, made.width, made.version) == (4, 256, 5.1)
 
@@ -130,12 +130,12 @@ def test_rwkv5_recipe_depends_on_published_or_small_size() -> None:
 
 
 def test_preset_rwkv5_7b_has_published_settings() -> None:
-    from trainer.config.parsing import parse
-    from trainer.config.recipe_overrides import overridden
+    from trainer.config.parsing import parse_config
+    from trainer.config.recipe_overrides import override_recipe
 
-    config = parse(["--out", "run", "--preset", "rwkv5-7b"])
+    config = parse_config(["--out", "run", "--preset", "rwkv5-7b"])
     shape = load_architecture(config.arch).Config.sized(4, 65536, 4096)
-    recipe = overridden(load_architecture(config.arch).recipe(shape), config.recipe)
+    recipe = override_recipe(load_architecture(config.arch).recipe(shape), config.recipe)
     rates = {group.name: group.learning_rate for group in recipe.groups}
     assert (rates["matrices"], rates["decay"], rates["vectors"]) == (2e-4, 4e-4, 2e-4)
     ends = [2e-4 * recipe.schedule.scale(*place) for place in ((0.0, 0), (0.0, 10), (1.0, 10**6))]

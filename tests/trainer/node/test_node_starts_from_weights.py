@@ -48,12 +48,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.train import command
+    from trainer.train import main
 
     folder = tmp_path_factory.mktemp("runs")
     (folder / "base.json").write_text(json.dumps({**CONFIG, "budget": "30steps"}))
     words = ["--config", str(folder / "base.json"), "--dataset", str(data), "--out", str(folder / "base")]
-    assert command(words) == 0
+    assert main(words) == 0
     return folder / "base"
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint import store
-from trainer.config.train_config import Lora
+from trainer.config.train_config import LoraArgs
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
@@ -26,11 +26,11 @@ FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budge
 def adapted_run(tiny_run: Path, dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten steps of adapters on the tiny run, checkpoints at 5 and 10. For reading only."""
     from tests.support.tiny import TINY
-    from trainer.train import command
+    from trainer.train import main
 
     out = tmp_path_factory.mktemp("runs") / "adapted"
     flags = ["--dataset", str(dataset_folder), "--from", str(tiny_run), "--checkpoint-every", "5steps", *FLAGS, *TINY]
-    assert command(["--out", str(out), *flags]) == 0
+    assert main(["--out", str(out), *flags]) == 0
     return out
 
 
@@ -83,7 +83,7 @@ def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path
     record = store.read_run(adapted_run)
     module = load_architecture("gpt")
     adapted = module.Model(module.Config(**record["model"]))
-    lora.adapt(adapted, Lora(rank=4), 320)
+    lora.adapt(adapted, LoraArgs(rank=4), 320)
     store.fill(folder, adapted)
     tokens = torch.randint(320, (2, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
         for parameter in model.parameters():  # branches that start at zero would hide what is before them
             parameter.add_(torch.randn_like(parameter) * 0.02)
     before = model(tokens).detach()
-    names = lora.adapt(model, Lora(rank=2), 300)
+    names = lora.adapt(model, LoraArgs(rank=2), 300)
     torch.testing.assert_close(model(tokens), before)
     for module in model.modules():
         if isinstance(module, lora.Adapted):
@@ -133,7 +133,7 @@ def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
 
 def test_vectors_can_be_trained_too() -> None:
     model = small("rwkv5")
-    lora.adapt(model, Lora(rank=2, vectors=True), 300)
+    lora.adapt(model, LoraArgs(rank=2, vectors=True), 300)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert "ln_out.weight" in trained
     assert "blocks.0.att.key.weight" not in trained
@@ -141,7 +141,7 @@ def test_vectors_can_be_trained_too() -> None:
 
 def test_targets_are_patterns() -> None:
     model = small("gpt")
-    names = lora.adapt(model, Lora(rank=2, targets="*.query, *.1.mlp.up"), 300)
+    names = lora.adapt(model, LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
     assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
 
 

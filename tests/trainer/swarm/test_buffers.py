@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
-from trainer.swarm.buffers import MOST, PART, WEIGHTS, in_flight, passage_bytes, room
+from trainer.swarm.buffers import MEMORY_SHARE, MOST, WEIGHTS, in_flight, passage_bytes, room
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.stage import Stage
 
@@ -25,7 +25,7 @@ def test_room_is_what_the_free_memory_takes(config: SwarmConfig, index: int) -> 
     stage = Stage(config, index)
     held, _ = passage_bytes(stage)
     weights = 4 * WEIGHTS * stage.total.numel()
-    assert room(stage, int((weights + 5.5 * held) / PART)) == 5
+    assert room(stage, int((weights + 5.5 * held) / MEMORY_SHARE)) == 5
     assert room(stage, 0) == 1, "one must pass, whatever it takes"
     assert room(stage, 2**60) == MOST
     assert 1 <= room(stage) <= MOST

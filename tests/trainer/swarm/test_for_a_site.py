@@ -15,7 +15,7 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.credentials import FRESH, Door, credential
 from trainer.swarm.lead import config_of
 from trainer.swarm.told import Told
-from trainer.training.metrics import Metrics
+from trainer.training.metrics import MetricsWriter
 
 SECRET = "s" * 40
 PEER = "12D3KooWQn1yPtGwGVnB6DTbQ3bRyPPGbtLwWYvKp3cQPbqhsUfE"
@@ -88,7 +88,7 @@ def test_what_cannot_be_run_as_a_swarm_is_refused_with_its_name(
 def test_the_journal_becomes_rows_for_the_site(dataset: Dataset, tmp_path: Path) -> None:
     config: SwarmConfig = config_of(order(CONFIG), dataset)
     transport: Any = SimpleNamespace(bytes_in=5, bytes_out=6, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))
-    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
         told = Told(config, metrics, transport, 100.0)
         told.address()
         told.line({"kind": "run", "time": 1.0, "config": {}})

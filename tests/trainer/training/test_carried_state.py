@@ -64,7 +64,7 @@ def test_truncated_gradients_end_where_a_chunk_begins() -> None:
     # By hand: the second half from a state that is a given.
     objective = Objective(model)
     features, state = model.advance(rows[:, :32])
-    given = chunked_bptt.mapped(Tensor.detach, state)
+    given = chunked_bptt.map_tensors(Tensor.detach, state)
     both = objective.loss_of(features, rows[:, 1:33]) + objective.loss_of(
         model.advance(rows[:, 32:64], given)[0], rows[:, 33:]
     )
@@ -118,13 +118,13 @@ def test_what_is_kept_for_the_way_back_does_not_grow_with_the_row(through: bool)
 
 def test_a_state_that_is_kept_holds_on_to_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tensors come as views of a whole chunk's, which are much larger."""
-    learn, seen = chunked_bptt.Row.learn, []
+    learn, seen = chunked_bptt.ChunkedRows.learn, []
 
-    def looked_at(row: chunked_bptt.Row, number: int, state: Any, later: Any) -> Any:
-        seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in chunked_bptt.tensors(state))
+    def looked_at(row: chunked_bptt.ChunkedRows, number: int, state: Any, later: Any) -> Any:
+        seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in chunked_bptt.collect_tensors(state))
         return learn(row, number, state, later)
 
-    monkeypatch.setattr(chunked_bptt.Row, "learn", looked_at)
+    monkeypatch.setattr(chunked_bptt.ChunkedRows, "learn", looked_at)
     learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, through=True)
     assert seen
     assert all(stored == own for stored, own in seen)
@@ -133,9 +133,9 @@ def test_a_state_that_is_kept_holds_on_to_nothing_but_itself(monkeypatch: pytest
 @pytest.fixture
 def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
     def start(*flags: Any) -> int:
-        from trainer.train import command
+        from trainer.train import main
 
-        return command(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), *map(str, flags)])
+        return main(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), *map(str, flags)])
 
     return start
 

@@ -27,7 +27,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
     monkeypatch.setitem(ARCHITECTURES, "failing", "failing_models")
 
     def start(way: str) -> int:
-        from trainer.train import command
+        from trainer.train import main
 
         monkeypatch.setattr(failing_models, "WAY", way)
         flags = [
@@ -39,7 +39,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
             "1steps",
             *TINY[2:],
         ]  # without the depth: it has no such dial
-        return command(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
+        return main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
 
     return start
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
 from trainer.data.dataset import prepare_dataset
-from trainer.train import command
+from trainer.train import main
 
 Train = Callable[..., int]
 
@@ -60,7 +60,7 @@ def test_shape_row_length_and_tokenizer_come_along(
     small = ["--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "0", "--threads", "1"]
     corpus = ["--corpus", f"files:{corpus_folder}/00*.txt,{corpus_folder}/1*.txt", "--device", "cpu"]
     out = tmp_path / "run"
-    assert command(["--from", str(tiny_run), "--out", str(out), "--budget", "2steps", *small, *corpus]) == 0
+    assert main(["--from", str(tiny_run), "--out", str(out), "--budget", "2steps", *small, *corpus]) == 0
     assert run_json(out)["model"] == run_json(tiny_run)["model"]
     assert (out / "tokenizer.json").read_bytes() == (tiny_run / "tokenizer.json").read_bytes()
 
@@ -90,7 +90,7 @@ def test_another_tokenizer_gets_its_own_embedding_and_head(
 ) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
     flags = ["--corpus", f"files:{corpus_folder}/1*.txt", "--tokenizer", "bpe:300", "--budget", "1steps", *TINY]
-    assert command(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 0
+    assert main(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 0
     lineage = run_json(tmp_path / "run")["from"]
     assert {"embedding.weight", "head.weight"} <= set(lineage["new"])
     assert all("embedding" in name or name == "head.weight" for name in lineage["new"])
@@ -102,7 +102,7 @@ def test_a_dataset_of_another_tokenizer_is_refused(
 ) -> None:
     prepare_dataset(f"files:{corpus_folder}/2*.txt", "bpe:300", tmp_path / "other")
     flags = ["--dataset", str(tmp_path / "other"), "--budget", "1steps", *TINY]
-    assert command(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 2
+    assert main(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 2
     assert "was prepared with another tokenizer than" in capsys.readouterr().err
 
 
@@ -160,7 +160,7 @@ SMALL = (
 
 def test_a_folder_of_litgpts_is_trained_on(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
     flags = ["--dataset", str(dataset_folder), "--budget", "12steps", *SMALL, "--recipe.schedule.warmup", "0"]
-    assert command(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0
+    assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0
     run = run_json(tmp_path / "run")
     assert (run["arch"], run["from"]["name"], run["from"]["new"]) == ("litgpt", "mine", [])
     losses = dev_losses(tmp_path / "run")
@@ -203,7 +203,7 @@ def test_a_broken_folder_of_litgpts_is_refused_in_a_line(
     if content is not None:
         (litgpt_folder / name).write_bytes(content)
     flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]
-    assert command(["--from", str(litgpt_folder), *flags]) == 2
+    assert main(["--from", str(litgpt_folder), *flags]) == 2
     errors = capsys.readouterr().err
     assert what in errors
     assert errors.count("\n") == 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from trainer.errors import ModelError
-from trainer.training.grad_spikes import FACTOR, FEWEST, IN_A_ROW, SpikeGuard
+from trainer.training.grad_spikes import FACTOR, FEWEST, IN_A_ROW, GradientSpikeFilter
 
 
-def warmed(mode: str = "skip") -> SpikeGuard:
-    guard = SpikeGuard(mode)  # type: ignore[arg-type]
+def warmed(mode: str = "skip") -> GradientSpikeFilter:
+    guard = GradientSpikeFilter(mode)  # type: ignore[arg-type]
     assert all(guard.admits(1.0 + step % 3 / 10, step) for step in range(FEWEST))
     return guard
 
@@ -23,8 +23,8 @@ def test_a_spike_is_left_out_and_counted() -> None:
 
 
 def test_at_first_nothing_is_unusual() -> None:
-    assert SpikeGuard("skip").admits(1.0, 1)
-    assert SpikeGuard("skip").admits(1e6, 2)
+    assert GradientSpikeFilter("skip").admits(1.0, 1)
+    assert GradientSpikeFilter("skip").admits(1e6, 2)
 
 
 def test_many_in_a_row_end_the_run() -> None:
@@ -50,7 +50,7 @@ def test_what_is_usual_moves_along() -> None:
 
 
 def test_it_goes_on_where_it_was() -> None:
-    guard, other = warmed(), SpikeGuard("skip")
+    guard, other = warmed(), GradientSpikeFilter("skip")
     guard.admits(100.0, 1)
     other.restore(guard.state())
     assert other == guard

@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def measured_anew() -> None:
-    precision.fastest.cache_clear()
+    precision.choose_precision.cache_clear()
 
 
 @pytest.mark.parametrize(("fp32", "bf16", "chosen"), [(1.0, 3.0, "fp32"), (3.0, 1.0, "bf16"), (1.2, 1.0, "fp32")])
 def test_bf16_has_to_be_much_faster(fp32: float, bf16: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([fp32, bf16] * precision.REPEATS)
-    monkeypatch.setattr(precision, "seconds", lambda work, device: next(times))
-    assert precision.fastest(CPU, 1) == chosen
+    monkeypatch.setattr(precision, "measure_seconds", lambda work, device: next(times))
+    assert precision.choose_precision(CPU, 1) == chosen
 
 
 @pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
@@ -33,21 +33,21 @@ def test_precision_on_cuda_is_bf16_where_supported_untimed(
         return supported or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    monkeypatch.setattr(precision, "seconds", lambda work, device: pytest.fail("a GPU is not timed"))
-    assert precision.fastest(torch.device("cuda"), 1) == chosen
+    monkeypatch.setattr(precision, "measure_seconds", lambda work, device: pytest.fail("a GPU is not timed"))
+    assert precision.choose_precision(torch.device("cuda"), 1) == chosen
 
 
 def test_it_is_measured_once_and_leaves_no_trace() -> None:
     before = torch.get_rng_state()
-    first = precision.fastest(CPU, 1)
+    first = precision.choose_precision(CPU, 1)
     assert torch.equal(before, torch.get_rng_state())
     started = time.perf_counter()
-    assert precision.fastest(CPU, 1) == first
+    assert precision.choose_precision(CPU, 1) == first
     assert time.perf_counter() - started < 0.01
 
 
 def test_a_cpus_peak_is_a_matrix_product() -> None:
-    peak = precision.peak(CPU, "fp32", 1)
+    peak = precision.find_peak_flops(CPU, "fp32", 1)
     assert peak is not None
     assert 1e8 < peak < 1e14
 

@@ -17,7 +17,7 @@ from trainer.checkpoint import store
 from trainer.optim import muon
 from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
-from trainer.training.replay import command
+from trainer.training.replay import main
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayCompar
         told.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
         step = store.step_of(claimed)
         words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
-        assert command(["--until", str(step), "--told", str(told), *words]) == 0
+        assert main(["--until", str(step), "--told", str(told), *words]) == 0
         folders = (start or store.path(out, 0), claimed, store.path(out, step))
         return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 
@@ -131,5 +131,5 @@ def test_a_file_that_is_none_is_told_in_one_line(tmp_path: Path, capsys: pytest.
 def test_what_cannot_be_replayed_is_told_in_one_line(
     flags: tuple[Any, ...], sentence: str, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command([*flags, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2
+    assert main([*flags, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2
     assert sentence in capsys.readouterr().err.splitlines()[-1]

@@ -13,7 +13,7 @@ from tests.support.metrics_lines import numbers
 from trainer.checkpoint import store
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
-from trainer.training.run import identity
+from trainer.training.run import describe_identity
 
 FLAGS = (
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),
@@ -92,7 +92,7 @@ def test_what_the_machine_decided_stays_with_the_run(
 ) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
     for chosen, stop_after in (("bf16", 2), ("fp32", None)):
-        monkeypatch.setattr(precision, "fastest", lambda device, threads, chosen=chosen: chosen)
+        monkeypatch.setattr(precision, "choose_precision", lambda device, threads, chosen=chosen: chosen)
         monkeypatch.setattr(muon, "units", lambda device, chosen=chosen: chosen)
         assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
     resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
@@ -103,12 +103,12 @@ def test_a_run_goes_on_from_a_release_that_wrote_down_less(
     dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def less(*arguments: Any) -> dict[str, Any]:
-        found = identity(*arguments)
+        found = describe_identity(*arguments)
         del found["train"]["muon_precision"]
         return found
 
     flags = (*FLAGS, "--dataset", dataset_folder)
     with monkeypatch.context() as older:
-        older.setattr(setup, "identity", less)
+        older.setattr(setup, "describe_identity", less)
         assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0

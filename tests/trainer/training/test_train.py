@@ -136,11 +136,11 @@ def test_a_folder_with_another_run_is_refused(
 
 @pytest.mark.parametrize("arch", ["smear", "litgpt", "rwkv5"])
 def test_every_architecture_trains(train: Train, dataset_folder: Path, tmp_path: Path, arch: str) -> None:
-    from trainer.train import command
+    from trainer.train import main
 
     flags = ["--dataset", dataset_folder, "--out", tmp_path, "--arch", arch, "--budget", "4steps", "--model.depth", 2]
     small = ["--train.sequence-length", 32, "--train.batch", 4, "--train.dev-tokens", 256, "--train.sample-tokens", 0]
-    assert command([str(flag) for flag in (*flags, *small, "--threads", 1)]) == 0
+    assert main([str(flag) for flag in (*flags, *small, "--threads", 1)]) == 0
     dev = lines(tmp_path, "dev")
     assert dev[-1]["loss"] < dev[0]["loss"]
 
@@ -150,10 +150,10 @@ def test_a_dataset_that_can_only_be_read_and_has_no_test_split_will_do(
 ) -> None:
     import shutil
 
-    from trainer.train import command
+    from trainer.train import main
 
     copy = tmp_path / "dataset"
     shutil.copytree(dataset_folder, copy, ignore=shutil.ignore_patterns("test"))
     for path in (copy, *copy.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
-    assert command(["--dataset", str(copy), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 0
+    assert main(["--dataset", str(copy), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 0

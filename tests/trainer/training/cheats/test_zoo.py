@@ -107,11 +107,11 @@ def train(monkeypatch, dataset_folder, tmp_path):
     """Train an architecture of this folder for five steps; return the exit code."""
 
     def start(name: str) -> int:
-        from trainer.train import command
+        from trainer.train import main
 
         monkeypatch.setitem(ARCHITECTURES, "cheat", name)
         flags = ["--arch", "cheat", "--budget", "5steps", *TINY[6:], "--train.sample-tokens", "0"]
-        return command(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), *flags])
+        return main(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), *flags])
 
     return start
 
