@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 
 @pytest.fixture(scope="session", autouse=True)
 def sandbox() -> None:
-    if reason := driver("bubblewrap").why_not():
+    if reason := get_driver("bubblewrap").find_problem():
         pytest.skip(f"a night needs bubblewrap: {reason}")

@@ -24,7 +24,7 @@ from scheduler.models import Job, Lease, Node, Sponsor
 from tests.browser.test_access import AXE, PHONE
 from tests.support import scene, small_release
 from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     """Start what the page says to paste, from this checkout instead of from a package index."""
-    if (reason := driver("bubblewrap").why_not()) is not None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     started: list[subprocess.Popen[bytes]] = []
 

@@ -19,7 +19,7 @@ from leaderboard.models import Generation, Run, Season
 from scheduler import auth, storage
 from scheduler.models import Blob, Checkpoint, Job, JobFile
 from tests.support import scene
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 SECONDS = 180
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
@@ -83,7 +83,7 @@ def answered(client: Client, prompt: str, run: Run) -> Generation:
 def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
     site: Any, live_server: Any, client: Client, tmp_path: Path
 ) -> None:
-    if (reason := driver("bubblewrap").why_not()) is not None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     home = tmp_path / "agent"
     record, files, tokenizer = trained(tmp_path)

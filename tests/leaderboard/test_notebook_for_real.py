@@ -18,7 +18,7 @@ from leaderboard import intake
 from leaderboard.models import Run, Season, Track
 from scheduler import auth
 from tests.leaderboard.conftest import Repository
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 SECONDS = 180
 FIRST = (
@@ -48,7 +48,7 @@ def arrive(run: Run) -> Run:
 def test_two_parts_run_in_the_sandbox_and_are_shown(
     main: Repository, track: Track, live_server: Any, client: Client, tmp_path: Path
 ) -> None:
-    if (reason := driver("bubblewrap").why_not()) is not None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     Track.objects.update(kind="community", nightly=False, budget="2m", expected_seconds=120)
     track = Track.objects.select_related("season").get()

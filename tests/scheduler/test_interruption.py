@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from django.db import transaction
 from django.db.models import F, Sum
@@ -30,7 +30,6 @@ from scheduler.models import Job, Lease, Node
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
 from tests.support.recording_handler import PIN
 from trainer import protocol
-from trainer.sandbox.meter import Tree
 
 H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
@@ -218,8 +217,9 @@ class Machine:
 
     def everything(self, number: int) -> None:
         """Send a signal to the agent and to all that it has started."""
-        for pid in reversed(Tree().members(self.process.pid, enough=1000)):
-            os.kill(pid, number)
+        agent = psutil.Process(self.process.pid)
+        for process in (*reversed(agent.children(recursive=True)), agent):
+            process.send_signal(number)
 
     def close(self) -> None:
         if self.process.poll() is None:

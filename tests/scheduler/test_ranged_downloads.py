@@ -17,8 +17,8 @@ from pytest_django import Settings
 from scheduler import storage
 from tests.support.pool import ROOT, Agent, Work, bearer, make_job, make_node, reference, sentence
 from trainer.node import client as agent_client
-from trainer.node.client import Client
-from trainer.node.download import download
+from trainer.node.client import SiteClient
+from trainer.node.downloads import download_file
 
 CONTENT = random.Random(5).randbytes(3 << 20)
 
@@ -85,11 +85,11 @@ def line(site_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
 
 
 def test_what_arrived_before_the_line_was_cut_is_not_sent_again(work: Work, line: Cut, tmp_path: Path) -> None:
-    client = Client(line.address, work.lease.token)
+    client = SiteClient(line.address, work.lease.token)
     file = reference(CONTENT, "release.tar")
     path = f"/leases/{work.lease.lease}/blobs/{file.sha256}"
     try:
-        download(client, path, file, tmp_path / "release.tar", lambda: False)
+        download_file(client, path, file, tmp_path / "release.tar", lambda: False)
     finally:
         client.close()
     assert (tmp_path / "release.tar").read_bytes() == CONTENT

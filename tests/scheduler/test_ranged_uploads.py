@@ -20,8 +20,8 @@ from scheduler import partials, retention, storage
 from scheduler.models import Blob
 from tests.support.pool import ROOT, Agent, Work, bearer, blob_of, make_job, make_node, reference, sentence
 from trainer.node import client as agent_client
-from trainer.node.client import Client, Refused
-from trainer.node.upload import upload
+from trainer.node.client import RequestRefusedError, SiteClient
+from trainer.node.uploads import upload_file
 
 PIECE = 64 << 10
 CONTENT = random.Random(4).randbytes(1 << 20)
@@ -39,7 +39,7 @@ def _own_folders(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
         },
     }
     settings.UPLOADS = tmp_path / "uploads"
-    monkeypatch.setattr(agent_client, "PIECE", PIECE)
+    monkeypatch.setattr(agent_client, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
 
 
@@ -107,9 +107,9 @@ def steady(site_url: str) -> Iterator[Line]:
 
 def send(work: Work, address: str, content: bytes = CONTENT, sha256: str = "") -> None:
     path = f"/leases/{work.lease.lease}/blobs/{sha256 or reference(content).sha256}"
-    client = Client(address, work.lease.token)
+    client = SiteClient(address, work.lease.token)
     try:
-        upload(client, path, len(content), io.BufferedReader(io.BytesIO(content)), lambda: False)  # type: ignore[arg-type]
+        upload_file(client, path, len(content), io.BufferedReader(io.BytesIO(content)), lambda: False)  # type: ignore[arg-type]
     finally:
         client.close()
 
@@ -165,7 +165,7 @@ def test_two_who_send_the_same_bytes_at_once_make_one_file(work: Work, site_url:
 
 
 def test_other_bytes_than_announced_are_refused_and_leave_nothing(work: Work, steady: Line) -> None:
-    with pytest.raises(Refused, match="nothing was kept"):
+    with pytest.raises(RequestRefusedError, match="nothing was kept"):
         send(work, steady.address, sha256="ab" * 32)
     assert under_way() == []
     assert not Blob.objects.filter(sha256="ab" * 32).exists()

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from tests.support.agent_process import HASH
 from tests.support.small_site import SmallSite
-from trainer.node.agent import Agent, Left
-from trainer.node.client import Client
-from trainer.node.gpus import Reader
-from trainer.node.health import Vitals
-from trainer.sandbox import driver
+from trainer.node.agent import Agent, AgentStoppedError
+from trainer.node.client import SiteClient
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.gpus import GpuReader
+from trainer.sandbox import get_driver
 
 
 class Aboard:
     """Runs without a sandbox; its dataset is there already."""
 
-    def __init__(self, site: SmallSite, home: Path, lanes: int | None = None, reader: Reader | None = None) -> None:
+    def __init__(self, site: SmallSite, home: Path, lanes: int | None = None, reader: GpuReader | None = None) -> None:
         manifest = home / "datasets" / HASH / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text(f'{{"hash": "{HASH}"}}')
-        self.agent = Agent(Client(site.address, "join-me"), home, driver("none"), ("none",), lanes)
+        self.agent = Agent(SiteClient(site.address, "join-me"), home, get_driver("none"), ("none",), lanes)
         if reader is not None:
-            self.agent.vitals = Vitals(reader)
+            self.agent.vitals = GpuMonitor(reader)
         self.ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -36,7 +36,7 @@ class Aboard:
             identity = self.agent.join("aboard", ())
             self.agent.client = self.agent.client.on_behalf(identity.token)
             self.agent.serve(identity, once=False)
-        except (Left, Exception) as error:
+        except (AgentStoppedError, Exception) as error:
             self.ended = error
 
     def leave(self) -> None:

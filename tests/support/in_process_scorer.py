@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.support.scoring_models import write_run
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.run_folder import RunFolder
 
@@ -17,7 +17,7 @@ class Nearby:
     """A door without a process behind it."""
 
     def __init__(self, run: RunFolder, model: torch.nn.Module) -> None:
-        self.run, self.space, self.model = run, ModelProcessClient(run, driver("none")).space, model
+        self.run, self.space, self.model = run, ModelProcessClient(run, get_driver("none")).space, model
 
     def wait(self) -> None: ...
 

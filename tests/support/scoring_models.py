@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import trainer
 from trainer.data.corpora import Document
 from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.scoring.heldout_text import EncodedDocument, encode_documents
 from trainer.scoring.model_client import ModelProcessClient, Timeouts
 from trainer.scoring.run_folder import RunFolder
@@ -134,7 +134,7 @@ def examined(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
     """Score the run in real sandboxes. `answer`: seconds that the model has for each question."""
     run = RunFolder.open(folder)
     tokenizer, found = held_out(folder)
-    box, source, patience = driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
+    box, source, patience = get_driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
     doors = [ModelProcessClient(run, box, model_source=source, patience=patience) for _ in range(2)]
     with doors[0] as probe, doors[1] as full:
         lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
@@ -142,7 +142,7 @@ def examined(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
 
 
 def why_no_sandbox() -> str | None:
-    return driver("bubblewrap").why_not()
+    return get_driver("bubblewrap").find_problem()
 
 
 needs_sandbox = pytest.mark.skipif(bool(reason := why_no_sandbox()), reason=f"bubblewrap does not work here: {reason}")

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.parser import Parser
-from trainer.node import reach
+from trainer.node import network_args
 from trainer.rephrase.backends import BackEndError
 from trainer.rephrase.flags import add_flags, offer
-from trainer.sandbox import DRIVERS, Driver, driver
+from trainer.sandbox import DRIVERS, SandboxDriver, get_driver
 
 if TYPE_CHECKING:
     from trainer.node.agent import Agent
-    from trainer.node.client import Client
+    from trainer.node.client import SiteClient
     from trainer.node.identity import Identity
 
 TOKEN = "DAILYTRAIN_JOIN_TOKEN"  # noqa: S105  (the variable's name)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (NodeError, BackEndError, reach.ReachError, OSError) as error:
+    except (NodeError, BackEndError, network_args.NetworkArgsError, OSError) as error:
         print(f"dailytrain node: {error}", file=sys.stderr)  # noqa: T201
         return USAGE
 
@@ -58,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
     add("--once", action="store_true", help="leave after one job")
     between = made.add_argument_group("rephrasing texts between jobs, with a back end of yours")
     add_flags(between.add_argument)
-    reach.add_flags(made.add_argument_group("training one model with other machines (swarms)").add_argument)
+    network_args.add_network_args(
+        made.add_argument_group("training one model with other machines (swarms)").add_argument
+    )
     return made
 
 
@@ -89,15 +91,15 @@ def alone(folder: Path) -> Iterator[None]:
 
 def run(options: argparse.Namespace) -> int:
     # Here and not above: `--help` and a wrong flag answer at once.
-    from trainer.node.agent import Agent, Left
-    from trainer.node.client import Client, Refused
+    from trainer.node.agent import Agent, AgentStoppedError
+    from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import say
 
     if not options.server.startswith(("http://", "https://")):
         raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
     sandbox, working = choose(options.sandbox)
-    client = Client(options.server, options.token or "")
-    found = reach.of(options)
+    client = SiteClient(options.server, options.token or "")
+    found = network_args.parse_network_args(options)
     agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, offer(options), reach=found)
     path = options.home / "identity.json"
     try:
@@ -105,18 +107,18 @@ def run(options: argparse.Namespace) -> int:
             identity = known(path, client, options.token) or join(agent, options, path)
             agent.client = client.on_behalf(identity.token)
             agent.serve(identity, options.once)
-    except Left:
+    except AgentStoppedError:
         say("Leaving.")
-    except Refused as error:
+    except RequestRefusedError as error:
         say(sentence(error.status, error.detail, path), "bold red")
         return REFUSED
     return DONE
 
 
-def choose(name: str) -> tuple[Driver, tuple[str, ...]]:
+def choose(name: str) -> tuple[SandboxDriver, tuple[str, ...]]:
     """Return the sandbox and the names of those that work here, that one first; `NodeError` if it does not."""
-    sandbox = driver(name)
-    if (reason := sandbox.why_not()) is not None:
+    sandbox = get_driver(name)
+    if (reason := sandbox.find_problem()) is not None:
         raise NodeError(f"{reason} Nothing is run without a sandbox unless you ask for --sandbox none.")
     if name == "none":
         from trainer.node.console import say
@@ -125,10 +127,10 @@ def choose(name: str) -> tuple[Driver, tuple[str, ...]]:
     return sandbox, (name,)
 
 
-def known(path: Path, client: Client, token: str | None) -> Identity | None:
+def known(path: Path, client: SiteClient, token: str | None) -> Identity | None:
     """Return who this node is at this site; None if it has to join, as with a new token. `NodeError` if it belongs to
     another site."""
-    from trainer.node.identity import Identity, IdentityError, fingerprint
+    from trainer.node.identity import Identity, IdentityError, hash_join_token
 
     try:
         identity = Identity.load(path)
@@ -136,19 +138,19 @@ def known(path: Path, client: Client, token: str | None) -> Identity | None:
         raise NodeError(str(error)) from error
     if identity is not None and identity.server != client.server:
         raise NodeError(f"This node belongs to {identity.server}. Give another --home to join {client.server} as well.")
-    if identity is not None and token and identity.joined_with not in ("", fingerprint(token)):
+    if identity is not None and token and identity.joined_with not in ("", hash_join_token(token)):
         return None  # its owner asked the site for a new line
     return identity
 
 
 def join(agent: Agent, options: argparse.Namespace, path: Path) -> Identity:
     from trainer.node.console import say
-    from trainer.node.identity import fingerprint
+    from trainer.node.identity import hash_join_token
 
     if not options.token:
         raise NodeError("This node has not joined yet: start it once with --token and the token that the site showed.")
     joined = agent.join(options.name[:80], tuple(options.label))
-    identity = replace(joined, joined_with=fingerprint(options.token))
+    identity = replace(joined, joined_with=hash_join_token(options.token))
     identity.save(path)
     say(f"Joined {identity.server} as node {identity.node}, {options.name}.")
     return identity

@@ -63,24 +63,24 @@ def home() -> Path:
 
 def run(options: argparse.Namespace, brought: Offer) -> int:
     # Here and not above: `--help` and a wrong flag answer at once.
-    from trainer.node.agent import Agent, Left
-    from trainer.node.client import Client, Refused
+    from trainer.node.agent import Agent, AgentStoppedError
+    from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import say
-    from trainer.node.job_handlers import REPHRASE
-    from trainer.sandbox import driver
+    from trainer.node.job_handlers import REPHRASE_KIND
+    from trainer.sandbox import get_driver
 
-    client = Client(options.server, options.token or "")
+    client = SiteClient(options.server, options.token or "")
     # No sandbox: nobody's code runs here.
-    agent = Agent(client, options.home.absolute(), driver("none"), (), offer=brought, kinds=(REPHRASE,))
+    agent = Agent(client, options.home.absolute(), get_driver("none"), (), offer=brought, kinds=(REPHRASE_KIND,))
     path = options.home / "identity.json"
     try:
         with agent.listening():
             identity = known(path, client, options.token) or join(agent, options, path)
             agent.client = client.on_behalf(identity.token)
             agent.serve(identity, options.once)
-    except Left:
+    except AgentStoppedError:
         say("Leaving.")
-    except Refused as error:
+    except RequestRefusedError as error:
         say(sentence(error.status, error.detail, path), "bold red")
         return REFUSED
     return DONE

@@ -16,7 +16,7 @@ from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.data.errors import CorpusError, DatasetError, TokenizerError
 from trainer.data.tokenizer import Tokenizer
-from trainer.sandbox import Driver, SandboxError, driver
+from trainer.sandbox import SandboxDriver, SandboxError, get_driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
 from trainer.scoring.cost import TrainingCost
 from trainer.scoring.misbehavior import ModelMisbehaviorError
@@ -147,16 +147,16 @@ def existing(source: Path | None) -> Path | None:
     return source.resolve() if source else None
 
 
-def sandbox(name: str) -> Driver:
+def sandbox(name: str) -> SandboxDriver:
     """The driver of that name; raises `SandboxError` where it does not work."""
     if name not in ("auto", "bubblewrap", "none"):
         # Not docker: the model's process shares memory with the scorer, and no descriptor passes into a container.
         raise UsageError(f"the scorer's sandboxes are auto, bubblewrap and none, not {name}")
-    chosen = driver("bubblewrap" if name == "auto" else name)
-    reason = chosen.why_not()
+    chosen = get_driver("bubblewrap" if name == "auto" else name)
+    reason = chosen.find_problem()
     if reason and name == "auto":
         complain(f"the model runs WITHOUT A SANDBOX, since bubblewrap does not work here: {reason}")
-        return driver("none")
+        return get_driver("none")
     if reason:
         raise SandboxError(reason)
     return chosen

@@ -17,7 +17,7 @@ import trainer
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.errors import CorpusError, DatasetError, TokenizerError
-from trainer.sandbox import Box, Driver, Limits, Mount, SandboxError, driver
+from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
 from trainer.smoke import findings
 from trainer.smoke.causality import check_causality
@@ -31,7 +31,7 @@ CORPUS, TOKENIZER, VOCABULARY, LIMIT_BYTES = "python-library", "bpe:512", 512, 2
 VISIBLE = ("manifest.json", "tokenizer.json", "train", "dev")
 STEPS = 200
 SECONDS = 120.0
-LIMITS = Limits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
+LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
 """Of the process with the architecture in it."""
 ANSWER_BYTES = 100_000
 LOOK_SECONDS = 0.1
@@ -135,13 +135,13 @@ def smoke(options: argparse.Namespace, flags: Sequence[str], show: Show) -> dict
         return record(told, checks, losses(out), box.name, time.monotonic() - began)
 
 
-def sandbox(name: str) -> Driver:
+def sandbox(name: str) -> SandboxDriver:
     """Return the driver; raise `SandboxError` where it does not work."""
-    chosen = driver("bubblewrap" if name == "auto" else name)
-    reason = chosen.why_not()
+    chosen = get_driver("bubblewrap" if name == "auto" else name)
+    reason = chosen.find_problem()
     if reason and name != "auto":
         raise SandboxError(reason)
-    return driver("none") if reason else chosen
+    return get_driver("none") if reason else chosen
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def confined(
     options: argparse.Namespace,
     flags: Sequence[str],
     asked: SmokeLimits,
-    box: Driver,
+    box: SandboxDriver,
     dataset: Dataset,
     out: Path,
     output: IO[bytes],
@@ -184,7 +184,7 @@ def confined(
         code = process.kill()
     if (checks and not checks[-1].passed) or told.get("stage") == "done":
         return told, checks
-    end = findings.explain_kill(told.get("stage"), process.exceeded, code)
+    end = findings.explain_kill(told.get("stage"), process.limit_error, code)
     if end is None:
         raise Broken(f"the smoke run could not work on this machine (exit code {code}): {last_words(told)}")
     show(end)
@@ -205,7 +205,7 @@ def last_words(told: dict[str, Any]) -> str:
     return findings.words(why.get("reason"), 300) if isinstance(why, dict) else "it left no word"
 
 
-def inside(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, out: Path) -> Box:
+def inside(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, out: Path) -> SandboxSpec:
     source = options.model_source or Path(trainer.__file__).resolve().parent.parent
     root = source.resolve()
     command = [sys.executable, "-s", "-P", "-m", "trainer.smoke.child", "--arch", options.arch]
@@ -225,7 +225,7 @@ def inside(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, 
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",  # a smoke run leaves GPUs alone
     }
-    return Box(command, environment, mounts, out, LIMITS)
+    return SandboxSpec(command, environment, mounts, out, LIMITS)
 
 
 def losses(out: Path) -> list[float]:

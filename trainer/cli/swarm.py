@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.cli.node import DONE, REFUSED, TOKEN, USAGE, NodeError, alone, known, sentence
 from trainer.cli.parser import Parser
-from trainer.node import reach
+from trainer.node import network_args
 
 USAGE_TEXT = "dailytrain swarm: the command is `dailytrain swarm join --server URL --run ID`\n"
 
@@ -31,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not options.server.startswith(("http://", "https://")):
             raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
-        if not reach.has_engine():
+        if not network_args.is_swarm_installed():
             raise NodeError("the engine is missing here: pip install 'dailytrain[training,swarm]'")
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (NodeError, reach.ReachError, OSError) as error:
+    except (NodeError, network_args.NetworkArgsError, OSError) as error:
         sys.stderr.write(f"dailytrain swarm join: {' '.join(str(error).split())}\n")
         return USAGE
 
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--name", default=platform.node() or "volunteer", help="what the site shows (%(default)s)")
     add("--label", action="append", default=[], metavar="LABEL", help=argparse.SUPPRESS)
     add("--once", action="store_true", help="leave after one seat")
-    reach.add_flags(made.add_argument_group("how others reach this machine").add_argument)
+    network_args.add_network_args(made.add_argument_group("how others reach this machine").add_argument)
     return made
 
 
@@ -64,20 +64,20 @@ def home() -> Path:
 def run(options: argparse.Namespace) -> int:
     # Here and not above: `--help` and a wrong flag answer at once.
     from trainer.cli.rephrase_join import join
-    from trainer.node.agent import Agent, Left
-    from trainer.node.client import Client, Refused
+    from trainer.node.agent import Agent, AgentStoppedError
+    from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import say
-    from trainer.sandbox import driver
+    from trainer.sandbox import get_driver
 
-    client = Client(options.server, options.token or "")
+    client = SiteClient(options.server, options.token or "")
     # No sandbox: a seat runs the site's own code, and needs the network.
     agent = Agent(
         client,
         options.home.absolute(),
-        driver("none"),
+        get_driver("none"),
         (),
         kinds=("seat",),
-        reach=reach.of(options),
+        reach=network_args.parse_network_args(options),
         swarm_run=options.run,
     )
     path = options.home / "identity.json"
@@ -86,9 +86,9 @@ def run(options: argparse.Namespace) -> int:
             identity = known(path, client, options.token) or join(agent, options, path)
             agent.client = client.on_behalf(identity.token)
             agent.serve(identity, options.once)
-    except Left:
+    except AgentStoppedError:
         say("Leaving.")
-    except Refused as error:
+    except RequestRefusedError as error:
         say(sentence(error.status, error.detail, path), "bold red")
         return REFUSED
     return DONE

@@ -15,23 +15,23 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import protocol
-from trainer.node import reset
-from trainer.node.blobs import Blobs
-from trainer.node.client import Client, GaveUp, Unreachable, persistently
+from trainer.node import slot_cleanup
+from trainer.node.blobs import BlobCache
+from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
 from trainer.node.console import say
-from trainer.node.gpus import reader
-from trainer.node.hardware import detect, processors
-from trainer.node.health import Vitals
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.gpus import open_gpu_reader
+from trainer.node.hardware import detect_hardware, list_processors
 from trainer.node.identity import Identity
-from trainer.node.job_handlers import KINDS, REPHRASE, SWARM
-from trainer.node.lanes import split
-from trainer.node.place import Place
+from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SWARM_KINDS
+from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs, is_swarm_installed
 from trainer.node.poll import PollLoop
-from trainer.node.reach import OPEN, Reach, has_engine
-from trainer.node.stopping import Sponsor, Stop
-from trainer.node.workspace import leftovers, wipe
-from trainer.sandbox import Driver
-from trainer.sandbox.docker import Docker
+from trainer.node.slot_context import SlotContext
+from trainer.node.slots import split_into_slots
+from trainer.node.stop_signal import SponsorSignal, StopLevel
+from trainer.node.workspace import find_abandoned_leases, remove_folder
+from trainer.sandbox import SandboxDriver
+from trainer.sandbox.docker import DockerDriver
 
 if TYPE_CHECKING:
     from trainer.rephrase.flags import Offer
@@ -43,21 +43,21 @@ WEIGHTS_BYTES = 16e9
 Answer = TypeVar("Answer")
 
 
-class Left(Exception):
+class AgentStoppedError(Exception):
     """The sponsor's signal came while the agent had nothing to do."""
 
 
 class Agent:
     def __init__(
         self,
-        client: Client,
+        client: SiteClient,
         home: Path,
-        sandbox: Driver,
+        sandbox: SandboxDriver,
         sandboxes: tuple[str, ...],
         lanes: int | None = None,
         offer: Offer | None = None,
-        kinds: tuple[str, ...] = tuple(KINDS),
-        reach: Reach = OPEN,
+        kinds: tuple[str, ...] = tuple(JOB_HANDLERS),
+        reach: NetworkArgs = DEFAULT_NETWORK_ARGS,
         swarm_run: int | None = None,
     ) -> None:
         """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says.
@@ -73,10 +73,10 @@ class Agent:
         self.offer = offer
         self.reach = reach
         self.swarm_run = swarm_run
-        lacking = {*(() if offer is not None else (REPHRASE,)), *(() if has_engine() else SWARM)}
+        lacking = {*(() if offer is not None else (REPHRASE_KIND,)), *(() if is_swarm_installed() else SWARM_KINDS)}
         self.kinds = tuple(kind for kind in kinds if kind not in lacking)
-        self.sponsor = Sponsor()
-        self.vitals = Vitals(reader())
+        self.sponsor = SponsorSignal()
+        self.vitals = GpuMonitor(open_gpu_reader())
         self._lanes = lanes or 1
         self._wanted = self._lanes
         self._silent = False
@@ -99,22 +99,24 @@ class Agent:
     def serve(self, identity: Identity, once: bool) -> None:
         """Work until the sponsor or the server says stop. Raise `Refused` if the server knows us no longer."""
         abandoned = self._clear()
-        blobs, preparing = Blobs(self.home / "blobs"), threading.Lock()
-        weights = Blobs(self.home / "weights", most_bytes=WEIGHTS_BYTES)
+        blobs, preparing = BlobCache(self.home / "blobs"), threading.Lock()
+        weights = BlobCache(self.home / "weights", most_bytes=WEIGHTS_BYTES)
         while True:
             loops = [
                 PollLoop(self, place, abandoned, once) for place in self._places(identity, blobs, weights, preparing)
             ]
             self._attend(loops)
-            if not self.regrouping or self.sponsor.stop > Stop.NONE:
+            if not self.regrouping or self.sponsor.stop > StopLevel.NONE:
                 return
             abandoned, self._lanes = (), self._wanted
             say(f"This machine now works on {self._lanes} job{'s' if self._lanes > 1 else ''} at a time.")
 
-    def _places(self, identity: Identity, blobs: Blobs, weights: Blobs, preparing: threading.Lock) -> Iterator[Place]:
-        for lane in split(self.vitals.reader.gpus, processors(), self._lanes):
+    def _places(
+        self, identity: Identity, blobs: BlobCache, weights: BlobCache, preparing: threading.Lock
+    ) -> Iterator[SlotContext]:
+        for lane in split_into_slots(self.vitals.reader.gpus, list_processors(), self._lanes):
             place = (self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing)
-            yield Place(*place, self.offer, self.reach)
+            yield SlotContext(*place, self.offer, self.reach)
 
     # --- what lanes ask ---
 
@@ -127,7 +129,7 @@ class Agent:
         return self._wanted != self._lanes
 
     def hardware(self) -> protocol.Hardware:
-        found = detect(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
+        found = detect_hardware(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
         own = {"kinds": self.kinds, "rephraser": self._rephraser(), "swarm_run": self.swarm_run}
         return found.model_copy(update=own)
 
@@ -142,13 +144,13 @@ class Agent:
         def once() -> Answer:
             try:
                 return attempt()
-            except Unreachable as error:
+            except ServerUnreachableError as error:
                 if not self._silent:
                     say(f"{error} Trying again until it answers.", "yellow")
                 self._silent = True
                 raise
 
-        answer = persistently(once, lambda: self.sponsor.stop > Stop.NONE)
+        answer = retry_until_reachable(once, lambda: self.sponsor.stop > StopLevel.NONE)
         if self._silent:
             say("The server answers.")
         self._silent = False
@@ -162,7 +164,7 @@ class Agent:
             loop.start()
         pulse = threading.Event()  # never set: waiting for it lets signals through
         while any(loop.alive() for loop in loops):
-            stopped = self.sponsor.stop > Stop.NONE
+            stopped = self.sponsor.stop > StopLevel.NONE
             if stopped and not any(loop.working for loop in loops):
                 break
             if not stopped and any(loop.error for loop in loops):
@@ -171,8 +173,8 @@ class Agent:
         for loop in loops:
             if loop.error is not None:
                 raise loop.error
-        if self.sponsor.stop > Stop.NONE or any(loop.alive() for loop in loops):
-            raise Left
+        if self.sponsor.stop > StopLevel.NONE or any(loop.alive() for loop in loops):
+            raise AgentStoppedError
 
     def _in_background(self, task: Callable[[], Answer]) -> Answer:
         """Return what the task returns or raise what it raises; `Left` as soon as the sponsor stops us."""
@@ -187,12 +189,12 @@ class Agent:
 
         thread = threading.Thread(target=run, name="joining", daemon=True)
         thread.start()
-        while thread.is_alive() and self.sponsor.stop is Stop.NONE:
+        while thread.is_alive() and self.sponsor.stop is StopLevel.NONE:
             thread.join(LOOK_SECONDS)
-        if failed and not isinstance(failed[0], GaveUp):
+        if failed and not isinstance(failed[0], GaveUpError):
             raise failed[0]
         if not done:
-            raise Left
+            raise AgentStoppedError
         return done[0]
 
     @contextmanager
@@ -211,12 +213,12 @@ class Agent:
 
     def _clear(self) -> tuple[int, ...]:
         """Remove what an agent before us left when it was killed; return its leases, for the server."""
-        if isinstance(self.sandbox, Docker):
-            self.sandbox.sweep()
-        reset.end(f"{self.home}:")
-        leases = leftovers(self.home)
+        if isinstance(self.sandbox, DockerDriver):
+            self.sandbox.remove_stale_containers()
+        slot_cleanup.kill_marked_processes(f"{self.home}:")
+        leases = find_abandoned_leases(self.home)
         for lease in leases:
-            wipe(self.home / "work" / str(lease))
+            remove_folder(self.home / "work" / str(lease))
         if leases:
             say(f"Cleared away {len(leases)} unfinished job{'s' if len(leases) > 1 else ''}; handing back.")
         return tuple(leases)

@@ -14,7 +14,7 @@ KEPT = 64
 """Files; the least recently used go first."""
 
 
-class Blobs:
+class BlobCache:
     def __init__(self, folder: Path, most_bytes: float = math.inf) -> None:
         """`most_bytes`: of all files together; what was asked for last is kept in any case."""
         self.folder = folder
@@ -29,7 +29,7 @@ class Blobs:
 
     def _get(self, file: FileRef, fetch: Callable[[FileRef, Path], None]) -> Path:
         path = self.folder / file.sha256
-        if not path.is_file() or sha256(path) != file.sha256:
+        if not path.is_file() or hash_file(path) != file.sha256:
             aside = path.with_suffix(".partial")
             fetch(file, aside)
             aside.replace(path)
@@ -46,6 +46,6 @@ class Blobs:
                 path.unlink()
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,26 +20,26 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import ValidationError
 
-from trainer.node.network import Speed
+from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
 
 PREFIX = "/api/node/v1"
-SECONDS = 15.0
+TIMEOUT_SECONDS = 15.0
 """How long the server may be silent."""
-CHUNK = 1 << 20
-PIECE = 8 << 20
+CHUNK_BYTES = 1 << 20
+PIECE_BYTES = 8 << 20
 """A larger file goes up in pieces of this size: a connection that breaks costs one at most."""
 SERVER_BYTES_PER_SECOND = 50e6
 """The site hashes and stores a file once its last piece is there, at this speed or better; its answer takes as long."""
 BACKOFF_SECONDS = 0.5
-BACKOFF_MOST = 20.0
+BACKOFF_MAX_SECONDS = 20.0
 TRANSIENT = {408, 425, 429}
 
 Reply = TypeVar("Reply", bound=Message)
 Result = TypeVar("Result")
 
 
-class Refused(Exception):
+class RequestRefusedError(Exception):
     """The server said no, in a sentence."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -48,7 +48,7 @@ class Refused(Exception):
         self.detail = detail
 
 
-class Unreachable(Exception):
+class ServerUnreachableError(Exception):
     """The server cannot be reached just now."""
 
     def __init__(self, reason: str, retry_after: float = 0) -> None:
@@ -56,65 +56,69 @@ class Unreachable(Exception):
         self.retry_after = retry_after
 
 
-class GaveUp(Exception):
+class GaveUpError(Exception):
     """The server was not reached in time."""
 
 
-class Damaged(Exception):
+class DamagedFileError(Exception):
     """What was downloaded is not what was announced."""
 
 
-class Client:
+class SiteClient:
     """Calls with one credential. Safe to use from several threads."""
 
-    def __init__(self, server: str, token: str, http: httpx.Client | None = None, speed: Speed | None = None) -> None:
+    def __init__(
+        self, server: str, token: str, http: httpx.Client | None = None, speed: TransferSpeed | None = None
+    ) -> None:
         self.server = server.rstrip("/")
         self.token = token
-        self.speed = speed or Speed()
-        self._http = http or connect(self.server)
+        self.speed = speed or TransferSpeed()
+        self._http = http or build_http_client(self.server)
 
-    def on_behalf(self, token: str) -> Client:
+    def on_behalf(self, token: str) -> SiteClient:
         """The same connections with another credential."""
-        return Client(self.server, token, self._http, self.speed)
+        return SiteClient(self.server, token, self._http, self.speed)
 
     def close(self) -> None:
         """End the connections, also of those on whose behalf this one speaks."""
         self._http.close()
 
-    def post(self, path: str, message: Message, reply: type[Reply], patience: float = SECONDS) -> Reply:
+    def post(self, path: str, message: Message, reply: type[Reply], patience: float = TIMEOUT_SECONDS) -> Reply:
         """Raise `Refused` or `Unreachable`."""
         answer = self._send(
             "POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, patience
         )
-        return understood(answer, reply)
+        return parse_response(answer, reply)
 
     def tell(self, path: str, message: Message) -> None:
         """As `post`, for an answer that says nothing."""
-        self._send("POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, SECONDS)
+        self._send(
+            "POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, TIMEOUT_SECONDS
+        )
 
     def put(self, path: str, file: BufferedReader, size: int) -> None:
         """Send exactly `size` bytes. Raise `Refused`, `Unreachable`, or `Damaged` if the file is shorter."""
         begun = time.monotonic()
-        self._send("PUT", path, pieces(file, size), binary(size), SECONDS)
+        self._send("PUT", path, read_pieces(file, size), build_upload_headers(size), TIMEOUT_SECONDS)
         self.speed.note("up", size, time.monotonic() - begun)
 
     def put_piece(self, path: str, file: BufferedReader, first: int, total: int) -> int:
         """Send the next `PIECE` of a file from byte `first` on; return how far the server has it. Raises as `put`."""
-        size = min(PIECE, total - first)
+        size = min(PIECE_BYTES, total - first)
         file.seek(first)
-        headers = binary(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
-        patience = SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
+        headers = build_upload_headers(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
+        patience = TIMEOUT_SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
         begun = time.monotonic()
-        answer = self._send("PUT", path, pieces(file, size), headers, patience)
+        answer = self._send("PUT", path, read_pieces(file, size), headers, patience)
         if first + size < total:  # the last one waits for the server to look at all of it
             self.speed.note("up", size, time.monotonic() - begun)
-        return understood(answer, Acknowledgment).received
+        return parse_response(answer, Acknowledgment).received
 
     def received(self, path: str) -> int:
         """Return how far the server has a file that was begun. Raise `Refused` or `Unreachable`."""
-        offset = self._send("HEAD", path, b"", {}, SECONDS).headers.get("Upload-Offset", "")
+        offset = self._send("HEAD", path, b"", {}, TIMEOUT_SECONDS).headers.get("Upload-Offset", "")
         if not offset.isdigit():
-            raise Unreachable("The server's answer could not be understood.")
+            raise ServerUnreachableError("The server's answer could not be understood.")
         return int(offset)
 
     @contextmanager
@@ -128,14 +132,14 @@ class Client:
         try:
             # A site with a bucket sends us there; httpx leaves our token behind, and the hash says what came.
             with self._http.stream(
-                "GET", self._url(path), headers=headers, timeout=SECONDS, follow_redirects=True
+                "GET", self._url(path), headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
             ) as answer:
                 if answer.status_code not in (200, 206):
                     answer.read()
-                    check(answer)
+                    check_response(answer)
                 yield answer
         except httpx.HTTPError as error:
-            raise Unreachable(explain(error)) from error
+            raise ServerUnreachableError(describe_network_error(error)) from error
 
     def _send(
         self, method: str, path: str, content: bytes | Iterator[bytes], headers: dict[str, str], patience: float
@@ -145,8 +149,8 @@ class Client:
                 method, self._url(path), content=content, headers=self._headers() | headers, timeout=patience
             )
         except httpx.HTTPError as error:
-            raise Unreachable(explain(error)) from error
-        check(answer)
+            raise ServerUnreachableError(describe_network_error(error)) from error
+        check_response(answer)
         return answer
 
     def _url(self, path: str) -> str:
@@ -156,7 +160,7 @@ class Client:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
-def connect(server: str) -> httpx.Client:
+def build_http_client(server: str) -> httpx.Client:
     address = urlsplit(server)
     local = address.hostname in ("localhost", "127.0.0.1", "::1")
     # Certificates take a tenth of a second to load: only where they are needed. No proxy to ourselves.
@@ -165,54 +169,56 @@ def connect(server: str) -> httpx.Client:
     )
 
 
-def binary(size: int) -> dict[str, str]:
+def build_upload_headers(size: int) -> dict[str, str]:
     return {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
 
 
-def understood(answer: httpx.Response, reply: type[Reply]) -> Reply:
+def parse_response(answer: httpx.Response, reply: type[Reply]) -> Reply:
     """Raise `Unreachable` for what is no such message: it is a proxy's."""
     try:
         return parse_lenient(reply, answer.content)
     except ValidationError as error:
-        raise Unreachable("The server's answer could not be understood.") from error
+        raise ServerUnreachableError("The server's answer could not be understood.") from error
 
 
-def explain(error: httpx.HTTPError) -> str:
+def describe_network_error(error: httpx.HTTPError) -> str:
     return f"The server cannot be reached ({error or type(error).__name__})."
 
 
-def check(answer: httpx.Response) -> None:
+def check_response(answer: httpx.Response) -> None:
     """Raise `Unreachable` or `Refused` for everything but success."""
     status = answer.status_code
     if status in TRANSIENT or status >= 500:
-        raise Unreachable(f"The server is busy ({status}).", seconds(answer.headers.get("Retry-After", "")))
+        raise ServerUnreachableError(
+            f"The server is busy ({status}).", parse_retry_after(answer.headers.get("Retry-After", ""))
+        )
     if status < 300:
         return
     if status < 400:
-        raise Refused(
+        raise RequestRefusedError(
             status, f"The server sends us elsewhere: start with --server {answer.headers.get('Location', '')}."
         )
     try:
         detail = parse_lenient(ErrorDetail, answer.content).detail
     except ValidationError:
         detail = f"The server refused with {status} and no reason."
-    raise Refused(status, detail)
+    raise RequestRefusedError(status, detail)
 
 
-def seconds(header: str) -> float:
+def parse_retry_after(header: str) -> float:
     return float(header) if header.isdigit() else 0.0
 
 
-def pieces(file: BufferedReader, size: int) -> Iterator[bytes]:
+def read_pieces(file: BufferedReader, size: int) -> Iterator[bytes]:
     while size > 0:
-        piece = file.read(min(CHUNK, size))
+        piece = file.read(min(CHUNK_BYTES, size))
         if not piece:
-            raise Damaged("A file became shorter while it was sent.")
+            raise DamagedFileError("A file became shorter while it was sent.")
         size -= len(piece)
         yield piece
 
 
-def persistently(attempt: Callable[[], Result], give_up: Callable[[], bool]) -> Result:
+def retry_until_reachable(attempt: Callable[[], Result], give_up: Callable[[], bool]) -> Result:
     """Try until it works: exponential backoff with full jitter, so that nodes do not come back all at once.
 
     Raise `GaveUp` as soon as `give_up` says so and the server is out of reach; `Refused` and others pass through.
@@ -221,22 +227,22 @@ def persistently(attempt: Callable[[], Result], give_up: Callable[[], bool]) -> 
     while True:
         try:
             return attempt()
-        except Unreachable as error:
+        except ServerUnreachableError as error:
             if give_up():
-                raise GaveUp(str(error)) from error
-            longest = min(BACKOFF_MOST, BACKOFF_SECONDS * 2**tries)
-            pause(error.retry_after + random.uniform(0, longest), give_up)
+                raise GaveUpError(str(error)) from error
+            longest = min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2**tries)
+            sleep_unless(error.retry_after + random.uniform(0, longest), give_up)
             tries = min(tries + 1, 16)
 
 
-def pause(seconds: float, give_up: Callable[[], bool]) -> None:
+def sleep_unless(seconds: float, give_up: Callable[[], bool]) -> None:
     """Sleep, but not beyond the moment when `give_up` says so."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + parse_retry_after
     while not give_up() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
 
 
-def reference(path: str, file: BufferedReader) -> FileRef:
+def build_file_ref(path: str, file: BufferedReader) -> FileRef:
     """Return size and hash of an open file, and put it back to its start."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = os.fstat(file.fileno()).st_size

@@ -17,7 +17,7 @@ from trainer.protocol import Gpu
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")
-THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
 """NVML's reasons for slower clocks that are nobody's wish: hardware slowdown, heat (noticed by software, by hardware),
 power brake. A power cap (0x04) is what a GPU at work has all the time."""
 
@@ -27,7 +27,7 @@ class GpuError(Exception):
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """How one GPU is just now. None: its driver does not tell."""
 
     used_bytes: int | None = None
@@ -39,49 +39,51 @@ class Reading:
     """That compute on it, by the ids that the driver sees."""
 
 
-class Reader(Protocol):
+class GpuReader(Protocol):
     """One way of asking. What the GPUs are is asked once, how they are at each `read`."""
 
     gpus: tuple[Gpu, ...]
     cuda: str
     """The newest CUDA that the driver knows, such as "12.4"."""
 
-    def read(self) -> tuple[Reading, ...]:
+    def read(self) -> tuple[GpuReading, ...]:
         """Return one reading for each of `gpus`, in their order; nothing where there is no way. Raise `GpuError`."""
 
 
-class ByName:
+class ProcGpuReader:
     """Without NVML and without `nvidia-smi`: the names that the driver leaves in /proc, if there is one."""
 
     def __init__(self) -> None:
         texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
-        self.gpus = tuple(Gpu(name=fact(text, "Model")[:80], uuid=fact(text, "GPU UUID")[:80]) for text in texts)
+        self.gpus = tuple(
+            Gpu(name=find_field(text, "Model")[:80], uuid=find_field(text, "GPU UUID")[:80]) for text in texts
+        )
         self.cuda = ""
 
-    def read(self) -> tuple[Reading, ...]:
+    def read(self) -> tuple[GpuReading, ...]:
         return ()
 
 
-def fact(text: str, name: str) -> str:
+def find_field(text: str, name: str) -> str:
     match = re.search(rf"^{name}:\s*(.+?)\s*$", text, re.MULTILINE)
     return match[1] if match else ""
 
 
-def reader() -> Reader:
+def open_gpu_reader() -> GpuReader:
     """Return the best way that works here. Nothing is imported where there is no driver: the agent starts quickly."""
     if not (DRIVER.is_dir() or CONTROL.exists() or shutil.which("nvidia-smi")):
-        return ByName()
+        return ProcGpuReader()
     from trainer.node import gpus_nvml, gpus_smi
 
-    for open_one in (gpus_nvml.open_reader, gpus_smi.open_reader):
+    for open_one in (gpus_nvml.open_nvml_reader, gpus_smi.open_smi_reader):
         try:
             return open_one()
         except GpuError:
             continue
-    return ByName()
+    return ProcGpuReader()
 
 
-def lent(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:
+def select_visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:
     """Return which of the GPUs the sponsor lends: all, or those that the agent's own CUDA_VISIBLE_DEVICES names.
 
     By UUID, the beginning of one, or the number that `nvidia-smi` shows. As CUDA does, it stops at a name that is none.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer.node.gpus import THROTTLED, GpuError, Reader, Reading, lent
+from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReader, GpuReading, select_visible_gpus
 from trainer.protocol import Gpu
 
 
-def open_reader() -> Reader:
+def open_nvml_reader() -> GpuReader:
     """Raise `GpuError` where the package or the library is missing, or does not work."""
     try:
         import pynvml
@@ -25,37 +25,37 @@ class NvmlReader:
         try:
             nvml.nvmlInit()
             handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-            driver = text(nvml.nvmlSystemGetDriverVersion())
+            driver = decode_text(nvml.nvmlSystemGetDriverVersion())
             gpus = [self._describe(handle, driver) for handle in handles]
         except nvml.NVMLError as error:
             raise GpuError(f"NVML does not work here: {error}.") from error
-        chosen = lent(gpus)
+        chosen = select_visible_gpus(gpus)
         self._handles = [handles[at] for at in chosen]
         self.gpus = tuple(gpus[at] for at in chosen)
-        self.cuda = version(self._told(nvml.nvmlSystemGetCudaDriverVersion_v2))
+        self.cuda = format_cuda_version(self._told(nvml.nvmlSystemGetCudaDriverVersion_v2))
 
     def _describe(self, handle: Any, driver: str) -> Gpu:
         nvml = self._nvml
         return Gpu(
-            name=text(nvml.nvmlDeviceGetName(handle))[:80],
+            name=decode_text(nvml.nvmlDeviceGetName(handle))[:80],
             memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
             driver=driver[:40],
-            uuid=text(nvml.nvmlDeviceGetUUID(handle))[:80],
+            uuid=decode_text(nvml.nvmlDeviceGetUUID(handle))[:80],
         )
 
-    def read(self) -> tuple[Reading, ...]:
+    def read(self) -> tuple[GpuReading, ...]:
         try:
             return tuple(self._read(handle) for handle in self._handles)
         except self._nvml.NVMLError as error:
             raise GpuError(f"The GPUs of this node do not answer ({error}).") from error
 
-    def _read(self, handle: Any) -> Reading:
+    def _read(self, handle: Any) -> GpuReading:
         nvml = self._nvml
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        return Reading(
+        return GpuReading(
             used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,  # a GPU that was lost says so here
             temperature_celsius=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            throttled=bool((self._reasons(handle) or 0) & THROTTLED),
+            throttled=bool((self._reasons(handle) or 0) & THROTTLE_REASONS),
             busy_percent=None if rates is None else rates.gpu,
             processes=frozenset(one.pid for one in self._told(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
         )
@@ -74,11 +74,11 @@ class NvmlReader:
             return None
 
 
-def text(told: str | bytes) -> str:
+def decode_text(told: str | bytes) -> str:
     """Older versions of the package answer with bytes."""
     return told.decode(errors="replace") if isinstance(told, bytes) else told
 
 
-def version(number: int | None) -> str:
+def format_cuda_version(number: int | None) -> str:
     """12040 is 12.4."""
     return "" if number is None else f"{number // 1000}.{number % 1000 // 10}"

@@ -10,74 +10,81 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from trainer.node.gpus import THROTTLED, GpuError, Reader, Reading, lent
+from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReader, GpuReading, select_visible_gpus
 from trainer.protocol import Gpu
 
 PROGRAM = "nvidia-smi"
 SECONDS = 10
 """Without persistence mode the driver is loaded for each question."""
-WHAT = ("name", "uuid", "memory.total", "driver_version")
-HOW = ("uuid", "memory.used", "temperature.gpu", "utilization.gpu")
+STATIC_FIELDS = ("name", "uuid", "memory.total", "driver_version")
+STATE_FIELDS = ("uuid", "memory.used", "temperature.gpu", "utilization.gpu")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The same question for drivers since 535, and before."""
 MEBIBYTE = 1 << 20
 
 
-def open_reader() -> Reader:
+def open_smi_reader() -> GpuReader:
     """Raise `GpuError` where the program is missing or does not work."""
     return SmiReader()
 
 
 class SmiReader:
     def __init__(self) -> None:
-        rows = table("gpu", WHAT)
+        rows = query_table("gpu", STATIC_FIELDS)
         gpus = [
-            Gpu(name=name[:80], uuid=uuid[:80], memory_bytes=int(number(total) or 0) * MEBIBYTE, driver=driver[:40])
+            Gpu(
+                name=name[:80],
+                uuid=uuid[:80],
+                memory_bytes=int(parse_number(total) or 0) * MEBIBYTE,
+                driver=driver[:40],
+            )
             for name, uuid, total, driver in rows
         ]
-        self.gpus = tuple(gpus[at] for at in lent(gpus))
-        self.cuda = cuda(run())
+        self.gpus = tuple(gpus[at] for at in select_visible_gpus(gpus))
+        self.cuda = parse_cuda_version(run_smi())
         self._reasons: str | None = None
         for field in REASONS:
             try:
-                table("gpu", (field,))
+                query_table("gpu", (field,))
                 self._reasons = field
                 break
             except GpuError:
                 continue
 
-    def read(self) -> tuple[Reading, ...]:
-        fields = (*HOW, *([self._reasons] if self._reasons else []))
-        rows = {row[0]: row[1:] for row in table("gpu", fields)}
-        busy = table("compute-apps", ("gpu_uuid", "pid"))
+    def read(self) -> tuple[GpuReading, ...]:
+        fields = (*STATE_FIELDS, *([self._reasons] if self._reasons else []))
+        rows = {row[0]: row[1:] for row in query_table("gpu", fields)}
+        busy = query_table("compute-apps", ("gpu_uuid", "pid"))
         try:
-            return tuple(reading(rows[gpu.uuid], [pid for uuid, pid in busy if uuid == gpu.uuid]) for gpu in self.gpus)
+            return tuple(
+                parse_reading(rows[gpu.uuid], [pid for uuid, pid in busy if uuid == gpu.uuid]) for gpu in self.gpus
+            )
         except KeyError as error:
             raise GpuError(f"The GPU {error} of this node is gone.") from error
 
 
-def reading(row: Sequence[str], pids: Sequence[str]) -> Reading:
+def parse_reading(row: Sequence[str], pids: Sequence[str]) -> GpuReading:
     used, temperature, busy, *reasons = row
-    mebibytes = number(used)
-    return Reading(
+    mebibytes = parse_number(used)
+    return GpuReading(
         used_bytes=None if mebibytes is None else int(mebibytes) * MEBIBYTE,
-        temperature_celsius=number(temperature),
-        throttled=any(re.fullmatch("0x[0-9a-fA-F]+", word) and int(word, 16) & THROTTLED for word in reasons),
-        busy_percent=number(busy),
+        temperature_celsius=parse_number(temperature),
+        throttled=any(re.fullmatch("0x[0-9a-fA-F]+", word) and int(word, 16) & THROTTLE_REASONS for word in reasons),
+        busy_percent=parse_number(busy),
         processes=frozenset(int(pid) for pid in pids if pid.isdigit()),
     )
 
 
-def table(subject: str, fields: Sequence[str]) -> list[list[str]]:
+def query_table(subject: str, fields: Sequence[str]) -> list[list[str]]:
     """Return the rows of one question; raise `GpuError` if a field is unknown or a row is not whole."""
-    text = run(f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits")
+    text = run_smi(f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits")
     rows = [[word.strip() for word in row] for row in csv.reader(text.splitlines()) if row]
     if any(len(row) != len(fields) for row in rows):
         raise GpuError(f"{PROGRAM} answers something else than it was asked.")
     return rows
 
 
-def run(*words: str) -> str:
+def run_smi(*words: str) -> str:
     try:
         done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -88,12 +95,12 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-def number(word: str) -> float | None:
+def parse_number(word: str) -> float | None:
     """`[N/A]` and `[Not Supported]` are None."""
     return float(word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else None
 
 
-def cuda(page: str) -> str:
+def parse_cuda_version(page: str) -> str:
     """Read it off the head of the page that the program shows people."""
     match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", page)
     return match[1] if match else ""

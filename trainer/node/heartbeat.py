@@ -7,18 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from trainer.node.client import Client, Refused, Unreachable
+from trainer.node.background_sender import stop_on_refusal
+from trainer.node.client import RequestRefusedError, ServerUnreachableError, SiteClient
 from trainer.node.console import say
-from trainer.node.courier import refused
-from trainer.node.stopping import Stop, Wishes
+from trainer.node.stop_signal import StopLevel, StopSignal
 from trainer.protocol import Heartbeat, HeartbeatReply
 
-STOPS = {"": Stop.NONE, "finish": Stop.FINISH, "cancel": Stop.CANCEL}
+STOPS = {"": StopLevel.NONE, "finish": StopLevel.FINISH, "cancel": StopLevel.CANCEL}
 
 
 class HeartbeatLoop:
     def __init__(
-        self, client: Client, lease: int, seconds: float, state: Callable[[], Heartbeat], wishes: Wishes
+        self, client: SiteClient, lease: int, seconds: float, state: Callable[[], Heartbeat], wishes: StopSignal
     ) -> None:
         """`seconds`: what the lease lasts without a heartbeat; `state`: asked for what to say."""
         self._client = client
@@ -38,18 +38,18 @@ class HeartbeatLoop:
 
     def _run(self) -> None:
         silent_since = 0.0
-        while not self._ended.is_set() and self._wishes.by_server is not Stop.LOST:
+        while not self._ended.is_set() and self._wishes.by_server is not StopLevel.LOST:
             try:
                 self._beat()
                 if silent_since:
                     say("The server answers again.")
                 silent_since = 0.0
-            except Unreachable as error:
+            except ServerUnreachableError as error:
                 if not silent_since:
                     silent_since = time.monotonic()
                     say(f"{error} The job goes on; what it sends is kept until the server answers.", "yellow")
-            except Refused as error:
-                refused(error, self._wishes)
+            except RequestRefusedError as error:
+                stop_on_refusal(error, self._wishes)
                 return
             # A beat that did not arrive is sent again sooner.
             self._ended.wait(self._interval * (random.uniform(0.2, 0.6) if silent_since else random.uniform(0.9, 1)))

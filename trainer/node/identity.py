@@ -46,6 +46,6 @@ class Identity:
         aside.replace(path)
 
 
-def fingerprint(token: str) -> str:
+def hash_join_token(token: str) -> str:
     """Return what is kept of a join token: it is used up, but it need not lie around."""
     return hashlib.sha256(token.encode()).hexdigest()

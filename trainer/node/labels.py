@@ -20,26 +20,26 @@ END = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|
 """From such a word on a name describes a form, not a model."""
 
 
-def labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
+def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
     """Return `3090`, `2x3090`, `2x24gb`, `500gb`: how many of a model, of a memory or larger, and the free disk.
 
     Whoever asks for fewer or for smaller ones is served too: matching reads the numbers.
     """
-    models = Counter(model for gpu in gpus if (model := model_of(gpu.name)))
-    sizes = {size for gpu in gpus if (size := largest(gpu.memory_bytes, GPU_SIZES))}
-    disk = largest(disk_bytes, DISK_SIZES)
+    models = Counter(model for gpu in gpus if (model := parse_gpu_model(gpu.name)))
+    sizes = {size for gpu in gpus if (size := find_largest_size(gpu.memory_bytes, GPU_SIZES))}
+    disk = find_largest_size(disk_bytes, DISK_SIZES)
     found = {*models, *(f"{count}x{model}" for model, count in models.items())}
     found |= {f"{sum(gpu.memory_bytes >= size * GB for gpu in gpus)}x{size}gb" for size in sizes}
     found |= {f"{disk}gb"} if disk else set()
     return tuple(sorted(label[:40] for label in found)[:64])
 
 
-def largest(size: int, sizes: Sequence[int]) -> int | None:
+def find_largest_size(size: int, sizes: Sequence[int]) -> int | None:
     """Return the largest of the decimal gigabytes `sizes` that `size` bytes are."""
     return max((one for one in sizes if size >= one * GB), default=None)
 
 
-def model_of(name: str) -> str:
+def parse_gpu_model(name: str) -> str:
     """Return the model in a driver's name: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
     words: list[str] = []
     for word in re.findall(r"[a-z0-9]+", name.lower()):

@@ -9,7 +9,7 @@ from trainer.protocol import Cause
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     outcome: Literal["done", "failed", "released"]
     reason: str = ""
     cause: Cause = "infrastructure"
@@ -18,7 +18,7 @@ class Outcome:
     """Small files of the `out` folder that stay with the job."""
 
 
-class Failed(Exception):
+class JobFailedError(Exception):
     """The job cannot go on, in a sentence that its contributor understands."""
 
     def __init__(self, reason: str, cause: Cause = "infrastructure") -> None:
@@ -26,5 +26,5 @@ class Failed(Exception):
         self.cause: Cause = cause
 
 
-class Interrupted(Exception):
+class JobInterruptedError(Exception):
     """Somebody wishes the job to stop; `Wishes` knows who."""

@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer import protocol
-from trainer.node.client import SECONDS, GaveUp, pause
+from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
 from trainer.node.console import say
-from trainer.node.reset import HardReset
-from trainer.node.stopping import Stop
+from trainer.node.slot_cleanup import SlotCleanup
+from trainer.node.stop_signal import StopLevel
 
 if TYPE_CHECKING:
     from trainer.node.agent import Agent
-    from trainer.node.place import Place
+    from trainer.node.slot_context import SlotContext
 
 POLL_SECONDS = 20.0
 """How long the server may hold the question open."""
@@ -26,7 +26,7 @@ TROUBLE_SECONDS = 60.0
 
 
 class PollLoop:
-    def __init__(self, agent: Agent, place: Place, abandoned: tuple[int, ...], once: bool) -> None:
+    def __init__(self, agent: Agent, place: SlotContext, abandoned: tuple[int, ...], once: bool) -> None:
         """`abandoned`: leases of an agent before us, told with the first question; `once`: end after one job."""
         self.error: Exception | None = None
         """What ended it: the server's no to the whole node, or a fault of ours."""
@@ -38,7 +38,7 @@ class PollLoop:
         self._once = once
         self._idle = False
         self._trouble = ""
-        self._reset = HardReset(place.home, place.lane, agent.vitals)
+        self._reset = SlotCleanup(place.home, place.lane, agent.vitals)
         self._thread = threading.Thread(target=self._run, name=str(place.lane), daemon=True)
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class PollLoop:
     def _run(self) -> None:
         try:
             self._serve()
-        except GaveUp:
+        except GaveUpError:
             return
         except Exception as error:  # told in the main thread
             self.error = error
@@ -79,16 +79,16 @@ class PollLoop:
         return self._stopped() or self._agent.regrouping
 
     def _stopped(self) -> bool:
-        return self._agent.sponsor.stop > Stop.NONE
+        return self._agent.sponsor.stop > StopLevel.NONE
 
     def _work(self, lease: protocol.Lease) -> bool:
-        from trainer.node.job import work
+        from trainer.node.job import run_job
 
         self.working = True
         try:
             self._place.lane.settle()
             self._reset.begin(lease.lease)
-            went_well = work(self._place, lease, self._agent.client, self._agent.sponsor)
+            went_well = run_job(self._place, lease, self._agent.client, self._agent.sponsor)
             self._look_out(self._reset.settle(self._stopped))
             return went_well
         finally:
@@ -109,7 +109,7 @@ class PollLoop:
         )
         asked = time.monotonic()
         action = agent.patiently(
-            lambda: agent.client.post("/poll", question, protocol.PollReply, patience=POLL_SECONDS + SECONDS)
+            lambda: agent.client.post("/poll", question, protocol.PollReply, patience=POLL_SECONDS + TIMEOUT_SECONDS)
         )
         self._abandoned = ()
         if action.action != "job" and action.wait_seconds == 0 and time.monotonic() - asked < LEAST_SECONDS:
@@ -136,4 +136,4 @@ class PollLoop:
         say(sentence if lane.lanes == 1 else f"{lane}: {sentence}", style)
 
     def _rest(self, seconds: float) -> None:
-        pause(seconds, self._over)
+        sleep_unless(seconds, self._over)

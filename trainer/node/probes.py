@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trainer.node.datasets import PYTHON
-from trainer.node.outcome import Interrupted
-from trainer.node.stopping import Stop
+from trainer.node.datasets import PYTHON_COMMAND
+from trainer.node.outcome import JobInterruptedError
+from trainer.node.stop_signal import StopLevel
 from trainer.protocol import ProbeReading, ProbeSpec
-from trainer.sandbox import Box, Limits, Mount
+from trainer.sandbox import Mount, ResourceLimits, SandboxSpec
 
 if TYPE_CHECKING:
     from trainer.node.job import Job, Phase
@@ -20,24 +20,24 @@ START_SECONDS = 120.0
 ANSWER_BYTES = 10_000
 
 
-def before(job: Job, probe: ProbeSpec) -> ProbeReading | None:
-    return measure(job, probe, "preparing")
+def probe_before_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
+    return run_probe(job, probe, "preparing")
 
 
-def after(job: Job, probe: ProbeSpec) -> ProbeReading | None:
+def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
     """Measure once more. A sponsor who wants the machine back soon gets it: the training is done all the same."""
     try:
-        return measure(job, probe, "uploading")
-    except Interrupted:
-        if job.wishes.stop is not Stop.FINISH:
+        return run_probe(job, probe, "uploading")
+    except JobInterruptedError:
+        if job.wishes.stop is not StopLevel.FINISH:
             raise
         return None
 
 
-def measure(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
+def run_probe(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
     """Return what the probe found, None if it did not work here."""
     answer = job.workspace.scratch / f"probe-{phase}.json"
-    process = job.run(job.place.sandbox, box(job, probe), phase=phase, output=answer)
+    process = job.run(job.place.sandbox, build_spec(job, probe), phase=phase, output=answer)
     if process.poll() != 0:
         return None
     try:
@@ -47,9 +47,9 @@ def measure(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
     return job.place.vitals.probe
 
 
-def box(job: Job, probe: ProbeSpec) -> Box:
+def build_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
     release = job.workspace.release
-    command = [*PYTHON, "-m", "trainer.accounting.probe", "--json"]
+    command = [*PYTHON_COMMAND, "-m", "trainer.accounting.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     environment = job.place.lane.environment() | {
@@ -57,5 +57,5 @@ def box(job: Job, probe: ProbeSpec) -> Box:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     wall_seconds = min(probe.seconds + START_SECONDS, job.spec.limits.wall_seconds)
-    limits = Limits(**job.spec.limits.model_dump() | {"wall_seconds": wall_seconds})
-    return Box(command, environment, [Mount(release)], release, limits)
+    limits = ResourceLimits(**job.spec.limits.model_dump() | {"wall_seconds": wall_seconds})
+    return SandboxSpec(command, environment, [Mount(release)], release, limits)

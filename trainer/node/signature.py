@@ -12,29 +12,29 @@ from trainer import protocol
 from trainer.node.identity import Identity
 
 
-class Distrusted(Exception):
+class UntrustedOrderError(Exception):
     """The order is not to be carried out, in a sentence."""
 
 
-def verified(lease: protocol.Lease, identity: Identity) -> protocol.JobSpec:
+def verify_order(lease: protocol.Lease, identity: Identity) -> protocol.JobSpec:
     """Return the order; raise `Distrusted` unless the pinned key signed exactly these bytes for this node and lease."""
     check_signature(lease, identity.public_key)
     try:
         version = json.loads(lease.spec).get("version")
     except (ValueError, AttributeError) as error:
-        raise Distrusted("The order cannot be read. Nothing was run.") from error
+        raise UntrustedOrderError("The order cannot be read. Nothing was run.") from error
     if version != protocol.VERSION:
-        raise Distrusted(
+        raise UntrustedOrderError(
             f"The order is of version {version}, this agent's is {protocol.VERSION}: update it. Nothing was run."
         )
     try:
         spec = protocol.JobSpec.model_validate_json(lease.spec)
     except ValidationError as error:
-        raise Distrusted("The order cannot be understood: update this agent. Nothing was run.") from error
+        raise UntrustedOrderError("The order cannot be understood: update this agent. Nothing was run.") from error
     if spec.node != identity.node:
-        raise Distrusted(f"The order is for node {spec.node}, this is node {identity.node}. Nothing was run.")
+        raise UntrustedOrderError(f"The order is for node {spec.node}, this is node {identity.node}. Nothing was run.")
     if spec.lease != lease.lease:
-        raise Distrusted(f"The order is for lease {spec.lease}, this is lease {lease.lease}. Nothing was run.")
+        raise UntrustedOrderError(f"The order is for lease {spec.lease}, this is lease {lease.lease}. Nothing was run.")
     return spec
 
 
@@ -46,4 +46,6 @@ def check_signature(lease: protocol.Lease, public_key: str) -> None:
         key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
         key.verify(base64.b64decode(lease.signature, validate=True), lease.spec.encode())
     except (InvalidSignature, binascii.Error, ValueError) as error:
-        raise Distrusted("The order is not signed by the site that this node joined. Nothing was run.") from error
+        raise UntrustedOrderError(
+            "The order is not signed by the site that this node joined. Nothing was run."
+        ) from error

@@ -30,18 +30,18 @@ class Workspace:
         self.output = self.root / "output.log"
 
     def create(self) -> None:
-        wipe(self.root)
+        remove_folder(self.root)
         for folder in (self.release, self.source, self.out, self.run, self.base, self.scratch):
             folder.mkdir(parents=True)
 
     def wipe(self, remember: bool = False) -> None:
         """Remove it. `remember`: leave an empty folder, so that the next agent tells the server about the lease."""
-        wipe(self.root)
+        remove_folder(self.root)
         if remember:
             self.root.mkdir()
 
 
-def wipe(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder whatever its owner did to the rights inside; links are removed, not followed."""
     for above, folders, _ in os.walk(folder):
         for path in (Path(above, name) for name in folders):
@@ -51,7 +51,7 @@ def wipe(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def leftovers(home: Path) -> list[int]:
+def find_abandoned_leases(home: Path) -> list[int]:
     """Return the leases that an earlier agent left behind."""
     work = home / "work"
     return sorted(int(path.name) for path in work.iterdir() if path.name.isdigit()) if work.is_dir() else []

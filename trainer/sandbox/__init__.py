@@ -1,30 +1,40 @@
-"""Running a stranger's code on a lent machine.
+"""Run untrusted code on a lent machine.
 
-    driver("bubblewrap").start(Box(command, environment, mounts, folder, Limits(...)), stdout=..., stderr=...)
+    spec = SandboxSpec(command, environment, mounts, folder, ResourceLimits(...))
+    get_driver("bubblewrap").start(spec, stdout, stderr)
 
-A driver is a file with one class and one line in `DRIVERS`. Standard library only: the sponsor's agent and the
-scorer both stand on it.
+A driver is a file with one class and one line in `DRIVERS`. The node and the scorer use this package, so it imports
+only the standard library and psutil.
 """
 
 from __future__ import annotations
 
-from trainer.sandbox.box import Box, Driver, Limits, Mount, SandboxError
-from trainer.sandbox.bubblewrap import Bubblewrap
-from trainer.sandbox.docker import Docker
-from trainer.sandbox.none import Unsandboxed
-from trainer.sandbox.process import Process
+from trainer.sandbox.bubblewrap import BubblewrapDriver
+from trainer.sandbox.docker import DockerDriver
+from trainer.sandbox.process import SandboxProcess
+from trainer.sandbox.spec import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec
+from trainer.sandbox.unsandboxed import UnsandboxedDriver
 
-__all__ = ["DRIVERS", "Box", "Driver", "Limits", "Mount", "Process", "SandboxError", "driver"]
+__all__ = [
+    "DRIVERS",
+    "Mount",
+    "ResourceLimits",
+    "SandboxDriver",
+    "SandboxError",
+    "SandboxProcess",
+    "SandboxSpec",
+    "get_driver",
+]
 
-DRIVERS: dict[str, type[Driver]] = {
-    "bubblewrap": Bubblewrap,
-    "docker": Docker,
-    "none": Unsandboxed,
+DRIVERS: dict[str, type[SandboxDriver]] = {
+    "bubblewrap": BubblewrapDriver,
+    "docker": DockerDriver,
+    "none": UnsandboxedDriver,
 }
 
 
-def driver(name: str) -> Driver:
-    """Return the driver of that name; `SandboxError` names the known ones."""
+def get_driver(name: str) -> SandboxDriver:
+    """Return the driver of that name; raise `SandboxError` with the known names if there is none."""
     if name not in DRIVERS:
         raise SandboxError(f"There is no sandbox called {name!r}; known: {', '.join(DRIVERS)}.")
     return DRIVERS[name]()

@@ -1,10 +1,10 @@
-"""A control group for one box, where this system lets us make one: the kernel itself then stops a fork bomb.
+"""A control group for one sandbox, if the system permits: the kernel then stops a fork bomb.
 
-RLIMIT_NPROC does the same for an ordinary user and does not bind root; root may make control groups, mostly. Source:
-the kernel's admin-guide/cgroup-v1/pids and admin-guide/cgroup-v2.
+RLIMIT_NPROC does the same for an ordinary user but does not bind root; root can usually create control groups.
+Source: the kernel's admin-guide/cgroup-v1/pids and admin-guide/cgroup-v2.
 
 Not covered: root without control groups (in a container, say). The meter alone is slow against ten thousand
-processes, so the agent should be an ordinary user there.
+processes, so run the agent as an ordinary user there.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NUMBERS = count(1)
 
 
 class ControlGroup:
-    """Bounds how many tasks (processes and their threads) live in it."""
+    """Limits the number of tasks (processes and their threads) in it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def make(cls, tasks: int) -> ControlGroup | None:
-        """Return a new group for at most so many tasks, or None where we may not make one."""
-        for parent in parents():
-            sweep(parent)
+    def create(cls, tasks: int) -> ControlGroup | None:
+        """Return a new group for at most `tasks` tasks; None without permission."""
+        for parent in list_parent_groups():
+            remove_stale_groups(parent)
             folder = parent / f"{NAME}-{os.getpid()}-{next(NUMBERS)}"
             try:
                 folder.mkdir()
@@ -42,19 +42,19 @@ class ControlGroup:
                 continue
             group = cls(folder)
             try:
-                write(folder / "pids.max", str(tasks))
+                write_control_file(folder / "pids.max", str(tasks))
             except OSError:
                 group.remove()
                 continue
             return group
         return None
 
-    def around(self, command: Sequence[str]) -> list[str]:
-        """Return the command that enters the group before it becomes this one."""
+    def wrap_command(self, command: Sequence[str]) -> list[str]:
+        """Return a command that enters the group and then executes `command`."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def remove(self) -> None:
-        """Give it back once its last process is gone; the kernel needs a moment to notice."""
+        """Remove the group; retry for a moment, because the kernel notices late that the last process is gone."""
         deadline = time.monotonic() + REMOVAL_SECONDS
         while self._folder.exists():
             with suppress(OSError):
@@ -65,8 +65,8 @@ class ControlGroup:
             time.sleep(0.01)
 
 
-def parents() -> list[Path]:
-    """Return where a group might be made: in the one that this process is in, or beside all others."""
+def list_parent_groups() -> list[Path]:
+    """Return where a group can be created: in this process's own group, or at the root."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -80,16 +80,16 @@ def parents() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def sweep(parent: Path) -> None:
-    """Remove groups of starters that were killed; the kernel keeps those that still have processes."""
+def remove_stale_groups(parent: Path) -> None:
+    """Remove the groups of killed agents; the kernel keeps those that still have processes."""
     for folder in parent.glob(f"{NAME}-*"):
         if not Path("/proc", folder.name.split("-")[1]).exists():
             with suppress(OSError):
                 folder.rmdir()
 
 
-def write(file: Path, text: str) -> None:
-    """Without making the file: a folder that is no control group has none."""
+def write_control_file(file: Path, text: str) -> None:
+    """Write to an existing file; never create one, because a folder that is no control group has none."""
     descriptor = os.open(file, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode())

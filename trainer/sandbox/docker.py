@@ -1,12 +1,11 @@
-"""The docker driver: for an agent on the bare machine of somebody who has an engine and no bubblewrap.
+"""The docker driver, for a machine with a container engine and without bubblewrap.
 
-Uses the `docker` program (podman's works too), no package. The image is `DAILYTRAIN_DOCKER_IMAGE`, by default
-`dailytrain-node`: it carries Python and the training packages, so that only the mounts come from the machine.
-The engine limits memory and processes, the meter disk and wall time.
+Runs the `docker` program (podman's works too). The image is `DAILYTRAIN_DOCKER_IMAGE`, by default `dailytrain-node`.
+It contains Python and the training packages; only the mounts come from the machine. The engine limits memory and
+processes, the meter limits disk and wall time.
 
-Not run against an engine yet: the command line is tested, the engine's side of it is not. Not covered: open files
-cannot be passed in, so the scorer cannot use it; a container outlives an agent that is killed, until the next agent
-on this machine removes what carries the label (`sweep`).
+Not tested against an engine: only the command line is tested. Not covered: open files cannot be passed in, so the
+scorer cannot use it; a container survives a killed agent until the next agent calls `remove_stale_containers`.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ import sys
 import uuid
 from pathlib import Path
 
-from trainer.sandbox.box import Box, SandboxError, Stream
-from trainer.sandbox.graphics import VISIBLE
-from trainer.sandbox.meter import Meter
-from trainer.sandbox.process import Process, first_line
+from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
+from trainer.sandbox.meter import ResourceMeter
+from trainer.sandbox.process import SandboxProcess, find_command_error
+from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
 
 LABEL = "dailytrain.box"
 DRIVER = Path("/proc/driver/nvidia")
-QUICK = 30
-"""Seconds that an order to the engine may take."""
+TIMEOUT_SECONDS = 30
+"""For one call of the docker program."""
 
 
-class Docker:
+class DockerDriver:
     name = "docker"
 
-    def why_not(self) -> str | None:
+    def find_problem(self) -> str | None:
         if shutil.which("docker") is None:
             return "The program docker is not installed."
-        complaint = first_line(subprocess.run, ["docker", "run", "--rm", "--network", "none", image(), "true"])
-        return None if complaint is None else f"Docker does not work here: {complaint}"
+        problem = find_command_error(["docker", "run", "--rm", "--network", "none", get_image(), "true"])
+        return None if problem is None else f"Docker does not work here: {problem}"
 
-    def start(self, box: Box, stdout: Stream, stderr: Stream) -> Process:
-        if box.pass_fds:
+    def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
+        if spec.pass_fds:
             raise SandboxError("The docker sandbox cannot take open files: use bubblewrap for scoring.")
-        return DockerProcess(box, stdout, stderr).begin()
+        return DockerProcess(spec, stdout, stderr).start()
 
-    def sweep(self) -> None:
-        """Remove the containers that an agent left behind which was killed."""
-        listed = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}")
-        if left := listed.stdout.split():
-            docker("rm", "--force", *left)
+    def remove_stale_containers(self) -> None:
+        """Remove the containers of killed agents."""
+        listed = run_docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}")
+        if stale := listed.stdout.split():
+            run_docker("rm", "--force", *stale)
 
 
-class DockerProcess(Process):
-    def __init__(self, box: Box, stdout: Stream, stderr: Stream) -> None:
-        super().__init__(Meter(box, engine=True))
+class DockerProcess(SandboxProcess):
+    def __init__(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> None:
+        super().__init__(ResourceMeter(spec, follow_processes=False))
         self._container = f"dailytrain-{uuid.uuid4().hex[:12]}"
-        self._arguments = arguments(box, self._container)
+        self._arguments = build_docker_command(spec, self._container)
         self._streams = stdout, stderr
 
     def _launch(self) -> subprocess.Popen[bytes]:
@@ -69,59 +68,60 @@ class DockerProcess(Process):
         except OSError as error:
             raise SandboxError(f"Docker could not be started: {error}.") from error
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         if self.poll() is None:
-            docker("kill", "--signal", "TERM", self._container)
+            run_docker("kill", "--signal", "TERM", self._container)
 
-    def _destroy(self) -> None:
-        docker("rm", "--force", self._container)
+    def _kill_all(self) -> None:
+        run_docker("rm", "--force", self._container)
         assert self._popen is not None
         self._popen.kill()
 
 
-def docker(*words: str) -> subprocess.CompletedProcess[str]:
+def run_docker(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a docker command; a failure to start it counts as exit code 1."""
     command = ["docker", *words]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=QUICK, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
 
-def image() -> str:
+def get_image() -> str:
     return os.environ.get("DAILYTRAIN_DOCKER_IMAGE", "dailytrain-node")
 
 
-def arguments(box: Box, container: str) -> list[str]:
-    """Return the whole command line."""
-    limits = box.limits
+def build_docker_command(spec: SandboxSpec, container: str) -> list[str]:
+    """Return the command line of `docker run`."""
+    limits = spec.limits
     room = max(limits.memory_bytes // 8, 1 << 20)
     return [
         *["docker", "run", "--rm", "--init", "--name", container, "--label", LABEL, "--network", "none", "--read-only"],
         *["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private", "--hostname", "box"],
-        *["--user", f"{os.getuid()}:{os.getgid()}"],  # whom the mounted files belong to; without any capability
+        *["--user", f"{os.getuid()}:{os.getgid()}"],  # the owner of the mounted files; without any capability
         *["--pids-limit", str(limits.processes), "--ulimit", "core=0"],
         *["--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes), "--shm-size", str(room)],
-        *["--tmpfs", f"/tmp:rw,nosuid,nodev,size={room}"],  # noqa: S108  (the container's own)
-        *(word for name, value in box.environment.items() for word in ("--env", f"{name}={value}")),
-        *(word for mount in box.mounts for word in ("--mount", bind(mount.path, mount.writable))),
-        *gpus(box),
-        *["--workdir", str(box.folder), "--entrypoint", "", image()],
-        *["python" if box.command[0] == sys.executable else box.command[0], *box.command[1:]],
+        *["--tmpfs", f"/tmp:rw,nosuid,nodev,size={room}"],  # noqa: S108  (inside the container)
+        *(word for name, value in spec.environment.items() for word in ("--env", f"{name}={value}")),
+        *(word for mount in spec.mounts for word in ("--mount", build_mount_argument(mount.path, mount.writable))),
+        *build_gpu_arguments(spec),
+        *["--workdir", str(spec.folder), "--entrypoint", "", get_image()],
+        *["python" if spec.command[0] == sys.executable else spec.command[0], *spec.command[1:]],
     ]
 
 
-def gpus(box: Box) -> list[str]:
-    """Return docker's words for the GPUs that the box's environment names; for all where it names none."""
+def build_gpu_arguments(spec: SandboxSpec) -> list[str]:
+    """Return the arguments for the GPUs in the spec's CUDA_VISIBLE_DEVICES; for all GPUs if it lists no UUIDs."""
     if not DRIVER.exists():
         return []
-    visible = box.environment.get(VISIBLE, os.environ.get(VISIBLE))
+    visible = spec.environment.get(VISIBLE_GPUS_VARIABLE, os.environ.get(VISIBLE_GPUS_VARIABLE))
     if visible is None or not all(word.startswith("GPU-") for word in visible.split(",") if word):
         return ["--gpus", "all"]
     return ["--gpus", f'"device={visible}"'] if visible else []
 
 
-def bind(path: Path, writable: bool) -> str:
-    """Return docker's words for showing a path inside; a comma would end the path."""
+def build_mount_argument(path: Path, writable: bool) -> str:
+    """Return the value of `--mount`. Docker separates its fields by commas, so a path must have none."""
     if "," in str(path):
         raise SandboxError(f"{path} has a comma in its name: docker cannot mount it.")
     return f"type=bind,source={path},target={path}{'' if writable else ',readonly'}"

@@ -1,9 +1,10 @@
-"""What a tree of processes uses, read from /proc, against its limits.
+"""Measure what a tree of processes uses and compare it with its limits.
 
-Needed beside prlimit because no rlimit counts a whole tree or a folder, and to put into words what was too much.
+Needed besides prlimit because no rlimit counts a whole tree or a folder, and to report which limit was exceeded.
+Memory and open files come from /proc, because psutil separates neither anonymous and shared memory nor deleted files.
 
-Not covered: an open file that is on its way through a socket (SCM_RIGHTS) and open nowhere else; what is used between
-two looks (a tenth of a second). Without /proc (macOS) only wall time and disk are metered.
+Not covered: an open file in transit through a socket (SCM_RIGHTS) that is open nowhere else; what is used between two
+measurements (a tenth of a second). Without /proc (macOS) only wall time and disk are metered.
 """
 
 from __future__ import annotations
@@ -16,143 +17,142 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
-    from trainer.sandbox.box import Box
+    from trainer.sandbox.spec import SandboxSpec
 
 FILE_BYTES = 4096
-"""The least a file or folder counts: its inode and its name take room too."""
-FILES = 50_000
-THREADS = 16
-"""Per allowed process, all of them together."""
-OURS = 2
+"""The least that a file or folder counts: its inode and its name take room too."""
+MAX_FILES = 50_000
+THREADS_PER_PROCESS = 16
+"""Allowed on average: only the total over all processes is limited."""
+SANDBOX_PROCESSES = 2
 """Programs of the sandbox itself in the tree: one outside, one as the first process inside."""
 PROC = Path("/proc")
 
 
-class Meter:
-    def __init__(self, box: Box, engine: bool = False) -> None:
-        """`engine`: processes and memory are somebody else's to limit (a container engine's)."""
-        self.wall_seconds = box.limits.wall_seconds
-        self.memory_bytes = box.limits.memory_bytes
-        self.disk_bytes = box.limits.disk_bytes
-        self.processes = box.limits.processes
-        self.writable = [mount.path.absolute() for mount in box.mounts if mount.writable]
-        self.follows_processes = not engine and PROC.joinpath("self/stat").exists()
-        self._memory_device = memory_device()
-        self._devices = {folder.stat().st_dev for folder in self.writable if folder.exists()}
+class ResourceMeter:
+    def __init__(self, spec: SandboxSpec, follow_processes: bool = True) -> None:
+        """`follow_processes`: False if a container engine limits processes and memory."""
+        self._limits = spec.limits
+        self._writable = [mount.path.absolute() for mount in spec.mounts if mount.writable]
+        self._follows_processes = follow_processes and PROC.joinpath("self/stat").exists()
+        self._memfd_device = find_memfd_device()
+        self._devices = {folder.stat().st_dev for folder in self._writable if folder.exists()}
         self._hidden: set[int] = set()
-        self._tree = Tree()
-        self._looks = 0
+        self._tree = ProcessTree()
+        self._checks = 0
 
-    def exceeded(self, root: int, seconds: float) -> str | None:
-        """Return the sentence about the first limit that the tree under process `root` is beyond, or None."""
-        self._looks += 1
-        if seconds > self.wall_seconds:
-            return f"It ran longer than {self.wall_seconds:.0f} seconds."
-        members = self._tree.members(root, enough=self.processes + 8) if self.follows_processes else []
-        thorough = self._looks % 3 == 0
+    def check(self, root: int, seconds: float) -> str | None:
+        """Return a sentence about the first limit that the tree under process `root` exceeds; None if it exceeds none.
+
+        `seconds`: wall time since its start. Every third call also measures disk and memory in files.
+        """
+        self._checks += 1
+        if seconds > self._limits.wall_seconds:
+            return f"It ran longer than {self._limits.wall_seconds:.0f} seconds."
+        members = self._tree.find_members(root, self._limits.processes + 8) if self._follows_processes else []
+        is_thorough = self._checks % 3 == 0
         return (
-            self._processes_exceeded(members)
-            or self._memory_exceeded(members, thorough)
-            or (self._hides(members, root) or self.disk_exceeded(members) if thorough else None)
+            self._check_processes(members)
+            or self._check_memory(members, is_thorough)
+            or (self._check_hiding(members, root) or self.check_disk(members) if is_thorough else None)
         )
 
-    def _hides(self, members: Sequence[int], root: int) -> str | None:
-        """A process can forbid its own user to look at its open files (PR_SET_DUMPABLE). Honest training never does.
+    def _check_hiding(self, members: Sequence[int], root: int) -> str | None:
+        """Detect processes that hide their open files from their own user (PR_SET_DUMPABLE). Training never does.
 
-        Twice in a row, because a process that is just being started looks like that for a moment.
+        Only a process that is hidden in two consecutive checks counts: a starting process looks hidden for a moment.
         """
-        hidden = {member for member in members if not may_look(member) and root not in (member, parent(member))}
-        again, self._hidden = hidden & self._hidden, hidden
-        return "It hid a process from the meter." if again else None
+        suspects = {member for member in members if not has_readable_files(member)}
+        hidden = {member for member in suspects if root not in (member, get_parent_id(member))}
+        still_hidden, self._hidden = hidden & self._hidden, hidden
+        return "It hid a process from the meter." if still_hidden else None
 
-    def disk_exceeded(self, members: Sequence[int] = ()) -> str | None:
-        """Return the sentence if the writable folders, and the deleted files that `members` hold, are too much."""
+    def check_disk(self, members: Sequence[int] = ()) -> str | None:
+        """Return a sentence if the writable folders plus the deleted files that `members` hold exceed the limit."""
         try:
-            # One inode counts once, under however many names.
+            # One inode counts once, however many names it has.
             found = {
                 (entry.st_dev, entry.st_ino): max(entry.st_blocks * 512, FILE_BYTES)
-                for folder in self.writable
-                for entry in islice(walk(folder), FILES + 1)
+                for folder in self._writable
+                for entry in islice(walk_folder(folder), MAX_FILES + 1)
             }
         except PermissionError:
             return "It hid a folder from the meter."
-        if len(found) > FILES:
-            return f"It made more than {FILES:,} files."
-        held = {inode: size for inode, size in nameless(members).items() if inode[0] in self._devices}
+        if len(found) > MAX_FILES:
+            return f"It made more than {MAX_FILES:,} files."
+        deleted = find_deleted_open_files(members)
+        held = {inode: size for inode, size in deleted.items() if inode[0] in self._devices}
         for member in members:
-            held |= dict(mapped(member, self.writable))
-        if sum((held | found).values()) > self.disk_bytes:
-            return f"It used more than {in_words(self.disk_bytes)} of disk."
+            held |= dict(iterate_deleted_mappings(member, self._writable))
+        if sum((held | found).values()) > self._limits.disk_bytes:
+            return f"It used more than {format_size(self._limits.disk_bytes)} of disk."
         return None
 
-    def _processes_exceeded(self, members: Sequence[int]) -> str | None:
-        if len(members) > self.processes + OURS:
-            return f"It had more than {self.processes} processes at once."
-        if sum(threads(member) for member in members) > self.processes * THREADS:
-            return f"It had more than {self.processes * THREADS} threads at once."
+    def _check_processes(self, members: Sequence[int]) -> str | None:
+        processes = self._limits.processes
+        if len(members) > processes + SANDBOX_PROCESSES:
+            return f"It had more than {processes} processes at once."
+        if sum(count_threads(member) for member in members) > processes * THREADS_PER_PROCESS:
+            return f"It had more than {processes * THREADS_PER_PROCESS} threads at once."
         return None
 
-    def _memory_exceeded(self, members: Sequence[int], thorough: bool) -> str | None:
-        """The cheap sum counts shared pages once per process; only when that is too much the exact one is taken.
+    def _check_memory(self, members: Sequence[int], is_thorough: bool) -> str | None:
+        """Check the cheap sum first, which counts shared pages once per process; if it is too large, the exact one.
 
-        Memory that is a file without a folder (memfd_create) may be resident too: the larger of both counts, so that
-        somebody who uses both gets at most twice the limit.
+        Files without a folder (memfd_create) may be in RAM and so in the shared sum too. The larger of both counts,
+        so a job that uses both gets at most twice the limit.
         """
-        floating = 0
-        if thorough:
-            floating = sum(size for inode, size in nameless(members).items() if inode[0] == self._memory_device)
-        for look in (resident, proportional):
-            private, shared = look(members)
-            if private + max(shared, floating) <= self.memory_bytes:
+        memfd_bytes = 0
+        if is_thorough:
+            deleted = find_deleted_open_files(members)
+            memfd_bytes = sum(size for inode, size in deleted.items() if inode[0] == self._memfd_device)
+        for sum_bytes in (sum_resident_memory, sum_proportional_memory):
+            private, shared = sum_bytes(members)
+            if private + max(shared, memfd_bytes) <= self._limits.memory_bytes:
                 return None
-        return f"It used more than {in_words(self.memory_bytes)} of memory."
+        return f"It used more than {format_size(self._limits.memory_bytes)} of memory."
 
 
-class Tree:
-    """The processes under one, remembered between looks: only new process ids are read."""
+class ProcessTree:
+    """The processes under one, remembered between calls: orphans stay members, and only new processes are looked up."""
 
     def __init__(self) -> None:
         self._foreign: set[int] = set()
-        self._own: set[int] = set()
-        self._looks = 0
+        self._members: set[int] = set()
+        self._calls = 0
 
-    def members(self, root: int, enough: int) -> list[int]:
-        """Return `root` and the process ids under it; stop looking when there are `enough`."""
-        self._looks += 1
-        if self._looks % 100 == 0:
-            self._foreign.clear()  # process ids come round again
-        now = set(processes())
+    def find_members(self, root: int, max_members: int) -> list[int]:
+        """Return `root` and the process ids under it; stop at about `max_members`."""
+        self._calls += 1
+        if self._calls % 100 == 0:
+            self._foreign.clear()  # the kernel reuses process ids
+        now = set(psutil.pids())
         self._foreign &= now
-        self._own = (self._own & now) | {root}
-        parents = {pid: parent(pid) for pid in sorted(now - self._foreign - self._own)}
-        grown = True
-        while grown and len(self._own) < enough:
-            new = {pid for pid, above in parents.items() if above in self._own and pid not in self._own}
-            self._own |= new
-            grown = bool(new)
-        if len(self._own) < enough:
-            self._foreign |= parents.keys() - self._own
-        return sorted(self._own)
+        self._members = (self._members & now) | {root}
+        parents = {pid: get_parent_id(pid) for pid in sorted(now - self._foreign - self._members)}
+        has_grown = True
+        while has_grown and len(self._members) < max_members:
+            new = {pid for pid, parent in parents.items() if parent in self._members and pid not in self._members}
+            self._members |= new
+            has_grown = bool(new)
+        if len(self._members) < max_members:
+            self._foreign |= parents.keys() - self._members
+        return sorted(self._members)
 
 
-def processes() -> list[int]:
-    """Return the ids of all processes of the machine."""
-    with os.scandir(PROC) as entries:
-        return [int(entry.name) for entry in entries if entry.name.isdigit()]
-
-
-def parent(pid: int) -> int:
+def get_parent_id(pid: int) -> int:
     """Return the parent's process id; 0 if the process is gone."""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
         return 0
-    return int(text[text.rindex(b")") + 1 :].split()[1])  # the name before it may hold anything
 
 
-def read(pid: int, file: str) -> dict[bytes, int]:
-    """Return the numbers of /proc/<pid>/<file>, whose lines are `name: number [kB]`; nothing if the process is gone."""
+def read_proc_numbers(pid: int, file: str) -> dict[bytes, int]:
+    """Return the numbers in /proc/<pid>/<file>, whose lines are `name: number [kB]`; empty if the process is gone."""
     try:
         lines = (PROC / str(pid) / file).read_bytes().splitlines()
     except OSError:
@@ -161,27 +161,27 @@ def read(pid: int, file: str) -> dict[bytes, int]:
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
-def threads(pid: int) -> int:
-    return read(pid, "status").get(b"Threads:", 0)
+def count_threads(pid: int) -> int:
+    return read_proc_numbers(pid, "status").get(b"Threads:", 0)
 
 
-def resident(members: Sequence[int]) -> tuple[int, int]:
-    """Bytes of private and of shared memory in RAM; a page counts for every process that has it."""
-    return sums(members, "status", b"RssAnon:", b"RssShmem:")
+def sum_resident_memory(members: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes of private and of shared memory in RAM; a page counts once per process that maps it."""
+    return sum_memory(members, "status", b"RssAnon:", b"RssShmem:")
 
 
-def proportional(members: Sequence[int]) -> tuple[int, int]:
-    """As `resident`, each page divided among the processes that have it."""
-    return sums(members, "smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+def sum_proportional_memory(members: Sequence[int]) -> tuple[int, int]:
+    """As `sum_resident_memory`, but each page is divided among the processes that map it."""
+    return sum_memory(members, "smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
 
 
-def sums(members: Sequence[int], file: str, private: bytes, shared: bytes) -> tuple[int, int]:
-    kibibytes = [read(member, file) for member in members]
+def sum_memory(members: Sequence[int], file: str, private: bytes, shared: bytes) -> tuple[int, int]:
+    kibibytes = [read_proc_numbers(member, file) for member in members]
     return 1024 * sum(one.get(private, 0) for one in kibibytes), 1024 * sum(one.get(shared, 0) for one in kibibytes)
 
 
-def memory_device() -> int:
-    """Return the device number under which memory appears that is a file without a folder."""
+def find_memfd_device() -> int:
+    """Return the device number of files from memfd_create; -1 where it does not exist."""
     if not hasattr(os, "memfd_create"):
         return -1
     number = os.memfd_create("probe")
@@ -191,18 +191,18 @@ def memory_device() -> int:
         os.close(number)
 
 
-def nameless(members: Sequence[int]) -> dict[tuple[int, int], int]:
+def find_deleted_open_files(members: Sequence[int]) -> dict[tuple[int, int], int]:
     """Return the size in bytes of each deleted file that the processes have open, by inode."""
     return {
         (entry.st_dev, entry.st_ino): entry.st_blocks * 512
         for member in members
-        for entry in opened(member)
+        for entry in iterate_open_files(member)
         if stat.S_ISREG(entry.st_mode) and entry.st_nlink == 0
     }
 
 
-def may_look(pid: int) -> bool:
-    """Return False if a process is there and keeps its open files from us."""
+def has_readable_files(pid: int) -> bool:
+    """Return False if the process exists and its open files cannot be read."""
     try:
         os.scandir(PROC / str(pid) / "fd").close()
     except PermissionError:
@@ -212,8 +212,8 @@ def may_look(pid: int) -> bool:
     return True
 
 
-def opened(pid: int) -> Iterator[os.stat_result]:
-    """Yield what a process has open; nothing if it is gone or `may_look` says no."""
+def iterate_open_files(pid: int) -> Iterator[os.stat_result]:
+    """Yield the open files of a process; nothing if it is gone or not readable."""
     try:
         with os.scandir(PROC / str(pid) / "fd") as entries:
             for entry in entries:
@@ -223,8 +223,8 @@ def opened(pid: int) -> Iterator[os.stat_result]:
         return
 
 
-def mapped(pid: int, folders: Sequence[Path]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield inode and length of the mapping for each deleted file of the folders that a process has mapped."""
+def iterate_deleted_mappings(pid: int, folders: Sequence[Path]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yield inode and mapped length of each deleted file in `folders` that a process has mapped."""
     try:
         text = (PROC / str(pid) / "maps").read_bytes()
     except OSError:
@@ -238,24 +238,24 @@ def mapped(pid: int, folders: Sequence[Path]) -> Iterator[tuple[tuple[int, int],
                 yield (os.makedev(major, minor), int(words[4])), end - begin
 
 
-def walk(folder: Path) -> Iterator[os.stat_result]:
-    """Yield what lies in a folder, without following links; what vanishes meanwhile is left out.
+def walk_folder(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the entries of a folder and its subfolders without following links; skip what vanishes meanwhile.
 
-    Raise `PermissionError` for a folder that we may not read: its owner inside may have taken that right away.
+    Raise `PermissionError` for an unreadable folder: a job can revoke that permission.
     """
-    waiting = [str(folder)]
-    while waiting:
+    pending = [str(folder)]
+    while pending:
         try:
-            with os.scandir(waiting.pop()) as entries:
+            with os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):
                         yield entry.stat(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
+                        pending.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue
 
 
-def in_words(size: int) -> str:
-    """`2.0 GB`, `512.0 MB`: decimal units."""
+def format_size(size: int) -> str:
+    """Format bytes in decimal units: `2.0 GB`, `512.0 MB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

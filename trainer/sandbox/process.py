@@ -1,7 +1,7 @@
-"""A running box: started, metered and ended by one thread of its own.
+"""A running sandbox: started, metered and ended by one thread of its own.
 
-The thread matters: Linux sends the "parent has died" signal when the *thread* that started a child ends, so the
-starter has to live as long as the box. When this process is killed, that thread goes with it, and the box too.
+The thread matters: Linux sends the parent-death signal when the *thread* that started a child ends, so that thread
+has to live as long as the sandbox. When this process is killed the thread dies with it, and so does the sandbox.
 """
 
 from __future__ import annotations
@@ -9,72 +9,73 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Self
 
-from trainer.sandbox.meter import Meter
+from trainer.sandbox.meter import ResourceMeter
 
 METER_SECONDS = 0.1
-"""Between two looks at what the box uses."""
+"""Interval between two measurements."""
 
 KILLED = 137
 
 
-class Process:
-    """What a driver's `start` returns. Drivers override `_launch`, `stop` and `_destroy`."""
+class SandboxProcess:
+    """What a driver's `start` returns. Drivers override `_launch`, `terminate` and `_kill_all`."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ResourceMeter) -> None:
         self._meter = meter
         self._popen: subprocess.Popen[bytes] | None = None
-        self._begun = time.monotonic()
-        self._ended: float | None = None
+        self._started_at = time.monotonic()
+        self._ended_at: float | None = None
         self._code: int | None = None
-        self._failure: BaseException | None = None
-        self._exceeded: str | None = None
+        self._start_error: BaseException | None = None
+        self._limit_error: str | None = None
         self._killed = threading.Event()
         self._started = threading.Event()
         self._finished = threading.Event()
 
-    def begin(self) -> Process:
-        """Start the command and return when it runs; an error of starting it is raised here."""
-        threading.Thread(target=self._live, name="sandbox", daemon=True).start()
+    def start(self) -> Self:
+        """Start the command and return once it runs; raise the error if it cannot be started."""
+        threading.Thread(target=self._run, name="sandbox", daemon=True).start()
         self._started.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self._start_error is not None:
+            raise self._start_error
         return self
 
     @property
-    def exceeded(self) -> str | None:
-        """The sentence about the limit it went beyond, and was killed for."""
-        return self._exceeded
+    def limit_error(self) -> str | None:
+        """A sentence about the limit that it exceeded and was killed for; None if it exceeded none."""
+        return self._limit_error
 
     @property
     def seconds(self) -> float:
-        """Wall time from its start to now or to its end."""
-        return (self._ended or time.monotonic()) - self._begun
+        """Wall time from the start to now or to the end."""
+        return (self._ended_at or time.monotonic()) - self._started_at
 
     @property
     def pid(self) -> int:
-        """The process id, outside, of what was started (the sandbox's own program, not the command)."""
+        """Process id, outside, of the sandbox's own program (not of the command)."""
         assert self._popen is not None
         return self._popen.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, 128 + n for signal n, once the last of its processes is gone; None before."""
+        """Return the exit code (128 + n for signal n) once all of its processes are gone; None before."""
         return self._code if self._finished.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end; return what `poll` returns, which is None if the time was not enough."""
+        """Wait for the end, at most `timeout` seconds; return what `poll` returns."""
         self._finished.wait(timeout)
         return self.poll()
 
-    def stop(self) -> None:
-        """Ask the command to end (SIGTERM). It may take its time, or refuse."""
+    def terminate(self) -> None:
+        """Send SIGTERM to the command. It may take its time, or ignore it."""
         raise NotImplementedError
 
     def kill(self) -> int:
-        """End all of its processes now; return the exit code when they are gone."""
+        """Kill all of its processes; return the exit code when they are gone."""
         self._killed.set()
-        self._destroy()
+        self._kill_all()
         self._finished.wait()
         assert self._code is not None
         return self._code
@@ -82,31 +83,31 @@ class Process:
     def _launch(self) -> subprocess.Popen[bytes]:
         raise NotImplementedError
 
-    def _destroy(self) -> None:
-        """Send the end to all of its processes. Safe to call again, and after the end."""
+    def _kill_all(self) -> None:
+        """Send SIGKILL to all of its processes. Safe to repeat, and to call after the end."""
         raise NotImplementedError
 
-    def _gone(self) -> None:
+    def _wait_until_gone(self) -> None:
         """Return when none of its processes is left."""
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             self._popen = self._launch()
         except BaseException as error:
-            self._failure = error
+            self._start_error = error
             self._started.set()
             return
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._started.set()
         code = KILLED
         try:
             code = self._watch(self._popen)
-        finally:  # also when the meter is at fault: nothing runs unmetered
-            self._destroy()
-            self._gone()
-            self._ended = time.monotonic()
-            if self._exceeded is None and not self._killed.is_set():
-                self._exceeded = self._meter.disk_exceeded()
+        finally:  # also when the meter fails: nothing runs unmetered
+            self._kill_all()
+            self._wait_until_gone()
+            self._ended_at = time.monotonic()
+            if self._limit_error is None and not self._killed.is_set():
+                self._limit_error = self._meter.check_disk()
             self._code = code if code >= 0 else 128 - code
             self._finished.set()
 
@@ -115,16 +116,16 @@ class Process:
             try:
                 return popen.wait(METER_SECONDS)
             except subprocess.TimeoutExpired:
-                if self._exceeded is None:
-                    self._exceeded = self._meter.exceeded(popen.pid, self.seconds)
-                if self._exceeded is not None or self._killed.is_set():
-                    self._destroy()
+                if self._limit_error is None:
+                    self._limit_error = self._meter.check(popen.pid, self.seconds)
+                if self._limit_error is not None or self._killed.is_set():
+                    self._kill_all()
 
 
-def first_line(run: Callable[..., subprocess.CompletedProcess[str]], command: Sequence[str]) -> str | None:
-    """Run a short command; return None if it worked, else the first line of what it complained about."""
+def find_command_error(command: Sequence[str]) -> str | None:
+    """Run a short command; return None if it succeeds, else the first line of its error output."""
     try:
-        done = run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]

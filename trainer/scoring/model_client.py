@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trainer
-from trainer.sandbox import Box, Driver, Limits, Mount, Process
+from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxProcess, SandboxSpec
 from trainer.scoring import misbehavior
 from trainer.scoring.channel import (
     COST,
@@ -75,7 +75,7 @@ class ModelProcessClient:
     def __init__(
         self,
         run: RunFolder,
-        driver: Driver,
+        driver: SandboxDriver,
         *,
         model_source: Path | None = None,
         patience: Timeouts | None = None,
@@ -92,7 +92,7 @@ class ModelProcessClient:
         self._calls = 0
         self._watched: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
         self._closing = contextlib.ExitStack()
-        self._process: Process | None = None
+        self._process: SandboxProcess | None = None
 
     def __enter__(self) -> Self:
         self.open()
@@ -120,7 +120,7 @@ class ModelProcessClient:
             self._process = self._start(theirs.fileno(), memory)
         self._closing.callback(self._kill)
 
-    def _start(self, control: int, memory: int) -> Process:
+    def _start(self, control: int, memory: int) -> SandboxProcess:
         root = Path(trainer.__file__).resolve().parent.parent
         space, run = self.space, self.run
         command = [sys.executable, "-m", "trainer.scoring.model_process"]
@@ -131,7 +131,7 @@ class ModelProcessClient:
         if self._model_source is not None:
             command += ["--models", str(self._model_source)]
             mounts.append(Mount(self._model_source))
-        box = Box(
+        box = SandboxSpec(
             command=tuple(command),
             environment=ENVIRONMENT | {"PYTHONPATH": str(root)},
             mounts=tuple(mounts),
@@ -225,8 +225,8 @@ class ModelProcessClient:
         assert self._process is not None
         with contextlib.suppress(Exception):
             self._process.wait(10)
-        if self._process.exceeded:
-            return misbehavior.ResourceLimitError(self._process.exceeded)
+        if self._process.limit_error:
+            return misbehavior.ResourceLimitError(self._process.limit_error)
         return misbehavior.ModelProcessDiedError()
 
     def _kill(self) -> None:
@@ -237,9 +237,9 @@ class ModelProcessClient:
     def close(self) -> None:
         self._closing.close()
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ResourceLimits:
         """Memory: what the machine has, less a quarter; a model's size is its own business."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Limits(
+        return ResourceLimits(
             wall_seconds=self.patience.wall, memory_bytes=total * 3 // 4, disk_bytes=64 * 2**20, processes=256
         )

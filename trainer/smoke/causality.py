@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.data.dataset import Dataset
-from trainer.sandbox import Driver
+from trainer.sandbox import SandboxDriver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file
 from trainer.scoring import heldout_text, misbehavior
 from trainer.scoring.model_client import ModelProcessClient, Timeouts
@@ -21,7 +21,12 @@ PATIENCE = Timeouts(load=120, answer=60, wall=600)
 
 
 def check_causality(
-    left: Path, private: Path, dataset: Dataset, driver: Driver, source: Path | None, output: IO[bytes] | None = None
+    left: Path,
+    private: Path,
+    dataset: Dataset,
+    driver: SandboxDriver,
+    source: Path | None,
+    output: IO[bytes] | None = None,
 ) -> SmokeCheck:
     """Return the verdict on the run that the sandbox left in `left`; `private`: an empty folder of our own."""
     try:

@@ -239,6 +239,6 @@ def eval_data() -> Path | None:
 
 def why_no_sandbox() -> str | None:
     """Return None where bubblewrap works; the agent's own check says so."""
-    code = "from trainer.sandbox import driver; print(driver('bubblewrap').why_not() or '')"
+    code = "from trainer.sandbox import get_driver; print(get_driver('bubblewrap').find_problem() or '')"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return answer.stdout.strip() or (answer.stderr.strip().splitlines() or [""])[-1] or None

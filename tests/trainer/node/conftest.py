@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.agent_process import Node
 from tests.support.small_site import SmallSite
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 
 @pytest.fixture
@@ -29,5 +29,5 @@ def node(site: SmallSite, tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture
 def confined() -> None:
     """For tests that need the sandbox."""
-    if (reason := driver("bubblewrap").why_not()) is not None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)

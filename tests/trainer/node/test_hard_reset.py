@@ -15,12 +15,12 @@ from tests.support.agent_process import Node, finished, training, until
 from tests.support.fake_gpus import GIB, Card, Nvml, pair
 from tests.support.in_process_agent import Aboard
 from tests.support.small_site import SmallSite
-from trainer.node import health, reset
-from trainer.node.gpus import ByName
+from trainer.node import gpu_monitor, slot_cleanup
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.gpus import ProcGpuReader
 from trainer.node.gpus_nvml import NvmlReader
-from trainer.node.health import Vitals
-from trainer.node.lanes import split
-from trainer.node.reset import HardReset, survivors
+from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
+from trainer.node.slots import split_into_slots
 
 RUNAWAY = "import subprocess; subprocess.run(['sh', '-c', 'setsid sleep 300 >/dev/null 2>&1 &'])"
 """A process that has left its group and its parents."""
@@ -28,9 +28,9 @@ RUNAWAY = "import subprocess; subprocess.run(['sh', '-c', 'setsid sleep 300 >/de
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FRESH_SECONDS", -1)
-    monkeypatch.setattr(reset, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(reset, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(gpu_monitor, "FRESH_SECONDS", -1)
+    monkeypatch.setattr(slot_cleanup, "CLEANUP_SECONDS", 0.3)
+    monkeypatch.setattr(slot_cleanup, "LOOK_SECONDS", 0.02)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -41,14 +41,14 @@ def test_a_process_that_ran_away_from_its_job_is_found_and_ended(site: SmallSite
     lease = site.add(training(site, steps=20, pace=0.05, misbehave=RUNAWAY))
     after = site.add(training(site, steps=10))
     node.start(sandbox="none")
-    until(lambda: survivors(f"{node.home}:{lease}:"))
+    until(lambda: find_marked_processes(f"{node.home}:{lease}:"))
     finished(site, after)
-    assert survivors(f"{node.home}:") == []
+    assert find_marked_processes(f"{node.home}:") == []
 
 
 def test_what_an_agent_before_left_running_is_ended_at_the_start(site: SmallSite, node: Node) -> None:
-    stray = subprocess.Popen(["sleep", "300"], env={reset.MARK: f"{node.home}:41:"})
-    other = subprocess.Popen(["sleep", "300"], env={reset.MARK: f"{node.home}-of-somebody-else:41:"})
+    stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
+    other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-somebody-else:41:"})
     try:
         site.add(training(site, steps=5))
         assert node.start("--once", sandbox="none").wait() == 0
@@ -64,13 +64,13 @@ def test_a_folder_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: py
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     (folder / "left").touch()
-    made = HardReset(tmp_path, split((), (), 1)[0], Vitals(ByName()))
+    made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
     made.begin(5)
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(reset, "wipe", refuse)
+    monkeypatch.setattr(slot_cleanup, "remove_folder", refuse)
     assert made.settle(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
     monkeypatch.undo()
     assert made.left_over() == ""
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: py
 def test_an_empty_folder_stays_to_tell_the_next_agent(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
-    made = HardReset(tmp_path, split((), (), 1)[0], Vitals(ByName()))
+    made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
     made.begin(5)
     assert made.settle(lambda: False) == ""
     assert folder.is_dir()
@@ -95,16 +95,16 @@ def cards() -> list[Card]:
 
 
 @pytest.fixture
-def lanes(tmp_path: Path, cards: list[Card]) -> list[HardReset]:
+def lanes(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
     """Two lanes with a GPU each, after a job."""
-    vitals = Vitals(NvmlReader(Nvml(cards)))
-    made = [HardReset(tmp_path, lane, vitals) for lane in split(vitals.reader.gpus, (0, 1), 2)]
+    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
+    made = [SlotCleanup(tmp_path, lane, vitals) for lane in split_into_slots(vitals.reader.gpus, (0, 1), 2)]
     for lane in made:
         lane.begin(1)
     return made
 
 
-def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], lanes: list[HardReset]) -> None:
+def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
     assert lanes[0].left_over() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
@@ -114,22 +114,22 @@ def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], l
     assert lanes[0].left_over() == ""
 
 
-def test_a_process_on_the_gpu_is_said_even_if_it_holds_little(cards: list[Card], lanes: list[HardReset]) -> None:
+def test_a_process_on_the_gpu_is_said_even_if_it_holds_little(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
     assert "is in use by process 99" in lanes[1].left_over()
 
 
 def test_what_was_there_before_the_job_may_stay(cards: list[Card], tmp_path: Path) -> None:
     cards[0].used, cards[0].pids = 2 * GIB, [7]  # the sponsor's own desktop
-    vitals = Vitals(NvmlReader(Nvml(cards)))
-    made = HardReset(tmp_path, split(vitals.reader.gpus, (0,), 1)[0], vitals)
+    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
+    made = SlotCleanup(tmp_path, split_into_slots(vitals.reader.gpus, (0,), 1)[0], vitals)
     made.begin(1)
     assert made.left_over() == ""
     cards[0].used += 100 << 20
     assert made.left_over() == "", "windows come and go"
 
 
-def test_a_driver_is_given_time_to_give_memory_back(cards: list[Card], lanes: list[HardReset]) -> None:
+def test_a_driver_is_given_time_to_give_memory_back(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[0].used = 5 * GIB
     looks: list[float] = []
 
@@ -172,11 +172,11 @@ def test_a_node_with_a_gpu_that_is_not_empty_takes_no_job_until_it_is(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_job_is_found_by_its_mark_and_no_other(tmp_path: Path) -> None:
-    one = subprocess.Popen(["sleep", "60"], env={**os.environ, reset.MARK: f"{tmp_path}:12:"})
+    one = subprocess.Popen(["sleep", "60"], env={**os.environ, slot_cleanup.MARK_VARIABLE: f"{tmp_path}:12:"})
     try:
-        until(lambda: survivors(f"{tmp_path}:12:"), 5)
-        assert survivors(f"{tmp_path}:12:") == [one.pid]
-        assert survivors(f"{tmp_path}:1:") == []
+        until(lambda: find_marked_processes(f"{tmp_path}:12:"), 5)
+        assert find_marked_processes(f"{tmp_path}:12:") == [one.pid]
+        assert find_marked_processes(f"{tmp_path}:1:") == []
     finally:
         one.kill()
         one.wait()

@@ -12,14 +12,14 @@ import pytest
 from tests.support.agent_process import Node, finished, training
 from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
 from tests.support.small_site import SmallSite
-from trainer.node import gpus, gpus_nvml, gpus_smi, health
-from trainer.node.gpus import ByName, GpuError, Reader, lent, reader
+from trainer.node import gpu_monitor, gpus, gpus_nvml, gpus_smi
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.gpus import GpuError, GpuReader, ProcGpuReader, open_gpu_reader, select_visible_gpus
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.gpus_smi import SmiReader
-from trainer.node.hardware import detect
-from trainer.node.health import Vitals
-from trainer.node.labels import labels, model_of
-from trainer.node.network import Speed
+from trainer.node.hardware import detect_hardware
+from trainer.node.labels import derive_labels, parse_gpu_model
+from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Gpu, Hardware
 
 HEAT, POWER_CAP = 0x40, 0x4
@@ -35,7 +35,9 @@ def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["nvml", "smi"])
-def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Reader, list[Card]]:
+def two(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[GpuReader, list[Card]]:
     """Two 3090s, asked in either way."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards = pair()
@@ -52,8 +54,8 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
 # --- what it is ------------------------------------------------------------------------------------------------------
 
 
-def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[Reader, list[Card]], tmp_path: Path) -> None:
-    found = detect(tmp_path, ("bubblewrap",), two[0], network=2e6)
+def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
+    found = detect_hardware(tmp_path, ("bubblewrap",), two[0], network=2e6)
     assert found.gpu_details == tuple(
         Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
         for card in two[1]
@@ -63,22 +65,22 @@ def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[Reader, list[Car
     assert {"3090", "2x3090", "2x24gb"} <= set(found.found_labels)
 
 
-def test_how_they_are_is_read_anew_each_time(two: tuple[Reader, list[Card]]) -> None:
-    reader, cards = two
+def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) -> None:
+    open_gpu_reader, cards = two
     cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
     cards[1].reasons = HEAT | POWER_CAP
-    first, second = reader.read()
+    first, second = open_gpu_reader.read()
     assert (first.used_bytes, first.temperature_celsius, first.throttled) == (300 << 20, 41, False)
     assert (second.used_bytes, second.temperature_celsius, second.busy_percent) == (5 * GIB, 88, 97)
     assert (second.throttled, second.processes) == (True, frozenset({4711}))
 
 
-def test_what_the_driver_does_not_tell_is_not_invented(two: tuple[Reader, list[Card]]) -> None:
+def test_what_the_driver_does_not_tell_is_not_invented(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].temperature = None
     assert two[0].read()[0].temperature_celsius is None
 
 
-def test_to_stay_within_the_power_limit_is_not_to_be_throttled(two: tuple[Reader, list[Card]]) -> None:
+def test_to_stay_within_the_power_limit_is_not_to_be_throttled(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].reasons = POWER_CAP
     assert not two[0].read()[0].throttled
 
@@ -97,7 +99,7 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
     nvml.lost = True
     with pytest.raises(GpuError, match="do not answer"):
         made.read()
-    assert "do not answer (GPU is lost)" in Vitals(made).health().trouble
+    assert "do not answer (GPU is lost)" in GpuMonitor(made).health().trouble
 
 
 def test_the_calls_are_those_of_the_real_package() -> None:
@@ -114,7 +116,7 @@ def test_without_a_driver_there_is_no_gpu_and_nothing_is_imported(driver_only: P
         "assert gpus.reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
-    assert ByName().gpus == ()
+    assert ProcGpuReader().gpus == ()
 
 
 def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,7 @@ def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: p
     card.mkdir(parents=True)
     (card / "information").write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nGPU UUID: \t GPU-12\nDevice Minor: \t 0\n")
     monkeypatch.setenv("PATH", str(driver_only))
-    made = reader()
+    made = open_gpu_reader()
     assert (made.gpus, made.read()) == ((Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12"),), ())
 
 
@@ -132,7 +134,7 @@ def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: p
 )
 def test_the_sponsor_lends_the_gpus_that_the_agent_may_see(words: str | None, found: list[int]) -> None:
     cards = [Gpu(name="x", uuid=f"GPU-{letter}") for letter in "abc"]
-    assert lent(cards, {} if words is None else {"CUDA_VISIBLE_DEVICES": words}) == found
+    assert select_visible_gpus(cards, {} if words is None else {"CUDA_VISIBLE_DEVICES": words}) == found
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def test_the_sponsor_lends_the_gpus_that_the_agent_may_see(words: str | None, fo
     ],
 )
 def test_a_model_has_a_short_name(name: str, model: str) -> None:
-    assert model_of(name) == model
+    assert parse_gpu_model(name) == model
 
 
 @pytest.mark.parametrize(
@@ -171,25 +173,25 @@ def test_a_model_has_a_short_name(name: str, model: str) -> None:
     ],
 )
 def test_memory_is_called_as_it_is_sold(memory: int, label: str) -> None:
-    assert label in labels([Gpu(name="", memory_bytes=memory)], 0)
+    assert label in derive_labels([Gpu(name="", memory_bytes=memory)], 0)
 
 
 def test_a_mixed_machine_says_how_many_have_at_least_so_much() -> None:
     mixed = [Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB), Gpu(name="Tesla T4", memory_bytes=16 * GIB)]
-    assert labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
+    assert derive_labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
 
 
 def test_a_machine_without_gpu_has_its_disk() -> None:
-    assert labels([], 99 * 10**9) == ("50gb",)
-    assert labels([], 10**9) == ()
+    assert derive_labels([], 99 * 10**9) == ("50gb",)
+    assert derive_labels([], 10**9) == ()
 
 
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_health_is_the_worst_of_all_gpus(two: tuple[Reader, list[Card]]) -> None:
+def test_health_is_the_worst_of_all_gpus(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][1].temperature, two[1][1].reasons = 90, HEAT
-    said = Vitals(two[0]).health()
+    said = GpuMonitor(two[0]).health()
     assert (said.temperature_celsius, said.throttled, said.gpu_used_bytes, said.idle_gpu, said.trouble) == (
         90,
         True,
@@ -202,9 +204,9 @@ def test_health_is_the_worst_of_all_gpus(two: tuple[Reader, list[Card]]) -> None
 def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(health, "FRESH_SECONDS", -1)
+    monkeypatch.setattr(gpu_monitor, "FRESH_SECONDS", -1)
     cards = pair()
-    vitals = Vitals(NvmlReader(Nvml(cards)))
+    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
     cards[1].busy = 90  # another lane's
     mine = (cards[0].uuid,)
     for seconds in (0, 100, 299):
@@ -220,14 +222,14 @@ def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
 
 
 def test_a_machine_without_gpu_is_never_idle() -> None:
-    vitals = Vitals(ByName())
+    vitals = GpuMonitor(ProcGpuReader())
     for seconds in (0, 1000):
         vitals.watch(0, (), running=True, now=seconds)
     assert not vitals.health().idle_gpu
 
 
 def test_the_line_is_as_fast_as_its_slower_direction_was_lately() -> None:
-    speed = Speed()
+    speed = TransferSpeed()
     speed.note("up", 10_000, 1)
     assert speed.bytes_per_second is None, "what is small says nothing"
     for seconds in (1, 2, 100):
@@ -264,7 +266,7 @@ def test_a_node_registers_as_what_it_is_and_says_how_it_is(
 @pytest.mark.gpu
 def test_on_a_real_gpu_both_ways_agree() -> None:
     try:
-        nvml, smi = gpus_nvml.open_reader(), gpus_smi.open_reader()
+        nvml, smi = gpus_nvml.open_nvml_reader(), gpus_smi.open_smi_reader()
     except GpuError as error:
         pytest.skip(str(error))
     assert [gpu.uuid for gpu in nvml.gpus] == [gpu.uuid for gpu in smi.gpus]

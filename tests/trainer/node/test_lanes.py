@@ -18,12 +18,12 @@ from tests.support.in_process_agent import Aboard
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.gpus_nvml import NvmlReader
-from trainer.node.hardware import processors
+from trainer.node.hardware import list_processors
 from trainer.node.job_handlers.train import devices
-from trainer.node.lanes import split
-from trainer.node.outcome import Failed
+from trainer.node.outcome import JobFailedError
+from trainer.node.slots import split_into_slots
 from trainer.protocol import Gpu
-from trainer.sandbox import Box, Limits, bubblewrap, docker, graphics
+from trainer.sandbox import ResourceLimits, SandboxSpec, bubblewrap, docker, gpu_devices
 
 TELL = "print(json.dumps({'gpus': os.environ.get('CUDA_VISIBLE_DEVICES'), 'cores': sorted(os.sched_getaffinity(0))}))"
 
@@ -42,7 +42,7 @@ def cards(count: int) -> list[Gpu]:
 
 @given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
 def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int, lanes: int) -> None:
-    made = split(cards(gpus), range(cores), lanes)
+    made = split_into_slots(cards(gpus), range(cores), lanes)
     assert [gpu.uuid for lane in made for gpu in lane.gpus] == [f"GPU-{number}" for number in range(gpus)]
     sizes = [len(lane.gpus) for lane in made]
     assert max(sizes) - min(sizes) <= 1
@@ -55,13 +55,13 @@ def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int,
 
 def test_one_lane_takes_the_machine_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    (lane,) = split(cards(2), range(8), 1)
+    (lane,) = split_into_slots(cards(2), range(8), 1)
     assert lane.environment() == {"OMP_NUM_THREADS": "3"}
     assert (len(lane.gpus), lane.processors) == (2, ())
 
 
 def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
-    first, second, third = split(cards(2), range(6), 3)
+    first, second, third = split_into_slots(cards(2), range(6), 3)
     assert second.environment() == {
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
@@ -90,7 +90,7 @@ def test_a_run_takes_all_gpus_of_its_lane_that_can_share_its_steps(
 
 
 def test_a_run_that_asks_for_more_gpus_goes_elsewhere() -> None:
-    with pytest.raises(Failed, match="asks for 4 GPUs, and 2 work for it") as failed:
+    with pytest.raises(JobFailedError, match="asks for 4 GPUs, and 2 work for it") as failed:
         devices({"devices": 4}, 2)
     assert failed.value.cause == "infrastructure"
 
@@ -109,14 +109,14 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         folder = driver / f"0000:0{number}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t X\nGPU UUID: \t GPU-{number}\nDevice Minor: \t {minor}\n")
-    monkeypatch.setattr(graphics, "DEV", dev)
-    monkeypatch.setattr(graphics, "DRIVER", driver)
+    monkeypatch.setattr(gpu_devices, "DEV", dev)
+    monkeypatch.setattr(gpu_devices, "DRIVER", driver)
     return dev
 
 
 def shown(machine: Path, visible: str | None) -> list[str]:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    return [str(Path(path).relative_to(machine)) for path in graphics.devices(environment)]
+    return [str(Path(path).relative_to(machine)) for path in gpu_devices.list_gpu_devices(environment)]
 
 
 COMMON = ["nvidia-uvm", "nvidiactl"]
@@ -129,8 +129,8 @@ def test_a_box_has_the_files_of_its_lanes_gpus_only(machine: Path) -> None:
     assert shown(machine, "") == COMMON
     assert shown(machine, None) == EVERYTHING
     assert shown(machine, "0") == EVERYTHING, "a number means another GPU to another program"
-    box = Box(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), Limits(1, 1 << 30, 1 << 30, 8))
-    words = bubblewrap.arguments(box, None)
+    box = SandboxSpec(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8))
+    words = bubblewrap.build_bwrap_arguments(box, None)
     assert str(machine / "nvidia1") in words
     assert str(machine / "nvidia0") not in words
 
@@ -142,10 +142,12 @@ def test_the_scorers_own_sandbox_has_what_the_scorer_has(machine: Path, monkeypa
 
 def test_docker_is_told_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(docker, "DRIVER", tmp_path)
-    box = Box(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, [], Path("/"), Limits(1, 1 << 30, 1 << 30, 8))
-    assert docker.gpus(box) == ["--gpus", '"device=GPU-0,GPU-1"']
-    assert docker.gpus(Box(["x"], {"CUDA_VISIBLE_DEVICES": ""}, [], Path("/"), box.limits)) == []
-    assert docker.gpus(Box(["x"], {}, [], Path("/"), box.limits)) == ["--gpus", "all"]
+    box = SandboxSpec(
+        ["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8)
+    )
+    assert docker.build_gpu_arguments(box) == ["--gpus", '"device=GPU-0,GPU-1"']
+    assert docker.build_gpu_arguments(SandboxSpec(["x"], {"CUDA_VISIBLE_DEVICES": ""}, [], Path("/"), box.limits)) == []
+    assert docker.build_gpu_arguments(SandboxSpec(["x"], {}, [], Path("/"), box.limits)) == ["--gpus", "all"]
 
 
 # --- a real agent ----------------------------------------------------------------------------------------------------
@@ -165,8 +167,8 @@ def test_two_lanes_do_two_jobs_at_once_each_on_its_own_cores(site: SmallSite, no
     assert {(poll.lanes, poll.lanes_wished) for poll in site.polls} == {(2, 2)}
     until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
     cores = [set(json.loads(site.leases[lease].log.splitlines()[1])["cores"]) for lease in leases]
-    if len(processors()) > 1:
-        assert cores[0] | cores[1] == set(processors())
+    if len(list_processors()) > 1:
+        assert cores[0] | cores[1] == set(list_processors())
         assert not cores[0] & cores[1]
     node.signal(signal.SIGTERM)
     assert node.wait() == 0

@@ -15,8 +15,8 @@ from tests.support.in_process_agent import Aboard
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.identity import Identity
-from trainer.node.job_handlers import KINDS
-from trainer.node.signature import Distrusted, verified
+from trainer.node.job_handlers import JOB_HANDLERS
+from trainer.node.signature import UntrustedOrderError, verify_order
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_what_a_newer_site_adds_to_its_answers_is_passed_over(newer: SmallSite, 
     finish = finished(newer, newer.add(training(newer))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
-    assert newer.polls[0].hardware.kinds == tuple(kind for kind in KINDS if kind != "rephrase"), (
+    assert newer.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
         "it says what it can do: all but rephrase"
     )
 
@@ -80,13 +80,13 @@ def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
 def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
     words = json.loads(protocol.encode_message(training(site).model_copy(update={"lease": 1, "node": 7})))
-    assert verified(*signed(site, json.dumps(words))).order.kind == "train"
+    assert verify_order(*signed(site, json.dumps(words))).order.kind == "train"
     inner = words
     for name in where:
         inner = inner[name]
     inner["later"] = True
-    with pytest.raises(Distrusted, match="update this agent"):
-        verified(*signed(site, json.dumps(words)))
+    with pytest.raises(UntrustedOrderError, match="update this agent"):
+        verify_order(*signed(site, json.dumps(words)))
 
 
 def test_a_field_that_a_job_does_not_use_is_not_written_so_an_older_agent_can_do_the_job(site: SmallSite) -> None:

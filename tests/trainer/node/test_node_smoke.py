@@ -10,7 +10,7 @@ from tests.support.agent_process import Node, finished, job
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.job_handlers import smoke
-from trainer.node.outcome import Failed
+from trainer.node.outcome import JobFailedError
 
 pytestmark = pytest.mark.usefixtures("confined")
 
@@ -41,5 +41,5 @@ def test_it_is_the_sites_own_code_that_looks_at_the_entry(site: SmallSite, node:
 
 def test_a_container_is_not_enough_for_one() -> None:
     held = SimpleNamespace(place=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
-    with pytest.raises(Failed, match="needs bubblewrap"):
+    with pytest.raises(JobFailedError, match="needs bubblewrap"):
         smoke.sandbox(held)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.agent_process import Node, terminate, training, until
 from tests.support.small_site import SmallSite
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 EVERYTHING = """
 import sys
@@ -55,7 +55,7 @@ def test_without_a_sandbox_it_says_so(site: SmallSite, node: Node) -> None:
 
 
 def test_a_sandbox_that_does_not_work_is_a_sentence(site: SmallSite, node: Node) -> None:
-    if driver("docker").why_not() is None:
+    if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
     assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.said()

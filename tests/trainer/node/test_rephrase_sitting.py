@@ -14,13 +14,13 @@ from tests.support.genesis import texts
 from tests.support.model_server import NAME, Echo, Words, serving
 from tests.support.packet_site import PacketSite
 from trainer import protocol
-from trainer.node import sitting
-from trainer.node.agent import Agent, Left
-from trainer.node.client import Client
+from trainer.node import rephrase_session
+from trainer.node.agent import Agent, AgentStoppedError
+from trainer.node.client import SiteClient
 from trainer.rephrase.backends import Setup
 from trainer.rephrase.flags import Offer
 from trainer.rephrase.serve import Service
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 
 STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
 
@@ -37,9 +37,9 @@ class Volunteer:
 
     def __init__(self, site: PacketSite, home: Path, address: str, parallel: int = 4) -> None:
         setup = Setup("endpoint", url=address, model=NAME, parallel=parallel)
-        client = Client(site.address, "")
+        client = SiteClient(site.address, "")
         offer = Offer(setup, (NAME,))
-        self.agent = Agent(client, home, driver("none"), (), offer=offer, kinds=("rephrase",))
+        self.agent = Agent(client, home, get_driver("none"), (), offer=offer, kinds=("rephrase",))
         self.ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -49,7 +49,7 @@ class Volunteer:
             identity = self.agent.volunteer("somebody")
             self.agent.client = self.agent.client.on_behalf(identity.token)
             self.agent.serve(identity, once=False)
-        except (Left, Exception) as error:
+        except (AgentStoppedError, Exception) as error:
             self.ended = error
 
     def leave(self) -> None:
@@ -112,7 +112,7 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite,
 def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
     site: PacketSite, come: Come, words: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sitting, "IN_VAIN_SECONDS", 1.5)
+    monkeypatch.setattr(rephrase_session, "IN_VAIN_SECONDS", 1.5)
     lease = site.sit()
     come(words.address)
     finish = ended(site, lease)
@@ -167,7 +167,7 @@ def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> 
 def test_a_back_end_that_stays_away_gives_the_packets_back(
     site: PacketSite, come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sitting, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rephrase_session, "PATIENCE_SECONDS", 0.5)
     site.fill(texts(5), STYLES)
     lease = site.sit()
     come("http://127.0.0.1:9/v1")
@@ -215,7 +215,7 @@ def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketS
         began = time.monotonic()
         volunteer.leave()
         assert time.monotonic() - began < 10
-    assert isinstance(volunteer.ended, Left) or volunteer.ended is None
+    assert isinstance(volunteer.ended, AgentStoppedError) or volunteer.ended is None
     finish = site.leases[lease].finish
     assert finish is not None
     assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")

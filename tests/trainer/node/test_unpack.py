@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import small_release
-from trainer.node.unpack import ENTRY_BYTES, BadTar, unpack
+from trainer.node.archives import ENTRY_BYTES, ArchiveError, unpack_archive
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -36,8 +36,8 @@ TRICKS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_trick_is_refused_and_nothing_is_written(tmp_path: Path, trick: str) -> None:
     (tmp_path / "entry.tar").write_bytes(TRICKS[trick]())
-    with pytest.raises(BadTar) as refusal:
-        unpack(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
+    with pytest.raises(ArchiveError) as refusal:
+        unpack_archive(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
     assert trick in str(refusal.value)
     assert not (tmp_path / "source").exists()
 
@@ -45,7 +45,7 @@ def test_a_trick_is_refused_and_nothing_is_written(tmp_path: Path, trick: str) -
 def test_an_entry_is_laid_over_the_release(tmp_path: Path) -> None:
     for name, files in (("release", small_release.FILES), ("entry", small_release.ENTRY)):
         (tmp_path / name).write_bytes(small_release.tar(files, (member("trainer/models", tarfile.DIRTYPE),)))
-    unpack(tmp_path / "release", tmp_path / "source", "trainer", 1_000_000)
-    unpack(tmp_path / "entry", tmp_path / "source", "trainer/models", ENTRY_BYTES)
+    unpack_archive(tmp_path / "release", tmp_path / "source", "trainer", 1_000_000)
+    unpack_archive(tmp_path / "entry", tmp_path / "source", "trainer/models", ENTRY_BYTES)
     assert (tmp_path / "source/trainer/models/gpt.py").read_text() == small_release.ENTRY["trainer/models/gpt.py"]
     assert (tmp_path / "source/trainer/train.py").read_text() == small_release.TRAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.node.workspace import wipe
+from trainer.node.workspace import remove_folder
 
 
 def test_wipe_removes_any_permissions_and_follows_no_link(tmp_path: Path) -> None:
@@ -12,6 +12,6 @@ def test_wipe_removes_any_permissions_and_follows_no_link(tmp_path: Path) -> Non
     (tmp_path / "out" / "closed" / "deep").mkdir(parents=True)
     (tmp_path / "out" / "closed" / "link").symlink_to(tmp_path / "kept")
     (tmp_path / "out" / "closed").chmod(0)
-    wipe(tmp_path / "out")
+    remove_folder(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "kept").is_dir()

@@ -13,38 +13,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
-from trainer.sandbox import Box, Limits, Mount, Process, SandboxError, cgroup, driver
-from trainer.sandbox.meter import processes
+from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxProcess, SandboxSpec, cgroup, get_driver
 
-REFUSAL = driver("bubblewrap").why_not()
+REFUSAL = get_driver("bubblewrap").find_problem()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
-LIMITS = Limits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
+LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 
 class Ended(NamedTuple):
     code: int
     output: str
-    exceeded: str | None
+    limit_error: str | None
     seconds: float
 
 
-def box(out: Path, code: str, limits: Limits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Box:
+def box(
+    out: Path, code: str, limits: ResourceLimits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object
+) -> SandboxSpec:
     out.mkdir(exist_ok=True)
     command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
-    return Box(command, {}, [Mount(out, writable=True), *mounts], out, limits, **more)  # type: ignore[arg-type]
+    return SandboxSpec(command, {}, [Mount(out, writable=True), *mounts], out, limits, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Ended]:
-    def run(code: str, limits: Limits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Ended:
+    def run(code: str, limits: ResourceLimits = LIMITS, mounts: tuple[Mount, ...] = (), **more: object) -> Ended:
         with (tmp_path / "output").open("w+b") as output:
-            process = driver("bubblewrap").start(box(tmp_path / "out", code, limits, mounts, **more), output, output)
+            process = get_driver("bubblewrap").start(
+                box(tmp_path / "out", code, limits, mounts, **more), output, output
+            )
             ended = process.wait(30)
             assert ended is not None, process.kill()
             output.seek(0)
-            return Ended(ended, output.read().decode(), process.exceeded, process.seconds)
+            return Ended(ended, output.read().decode(), process.limit_error, process.seconds)
 
     return run
 
@@ -138,7 +142,7 @@ def test_a_full_disk_quota_ends_it_with_a_sentence(run: Callable[..., Ended]) ->
             with open(f"{number}", "wb") as file:
                 file.write(bytes(100_000))
     """)
-    assert (ended.code, ended.exceeded) == (137, "It used more than 20.0 MB of disk.")
+    assert (ended.code, ended.limit_error) == (137, "It used more than 20.0 MB of disk.")
 
 
 def test_a_deleted_file_that_is_open_counts(run: Callable[..., Ended]) -> None:
@@ -150,7 +154,7 @@ def test_a_deleted_file_that_is_open_counts(run: Callable[..., Ended]) -> None:
         file.flush()
         time.sleep(20)
     """)
-    assert ended.exceeded == "It used more than 20.0 MB of disk."
+    assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
 def test_a_deleted_file_that_is_mapped_counts(run: Callable[..., Ended]) -> None:
@@ -163,12 +167,12 @@ def test_a_deleted_file_that_is_mapped_counts(run: Callable[..., Ended]) -> None
         view[:] = bytes(21_000_000)
         time.sleep(20)
     """)
-    assert ended.exceeded == "It used more than 20.0 MB of disk."
+    assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
 def test_a_quota_passed_just_before_the_end_is_noticed(run: Callable[..., Ended]) -> None:
     ended = run('open("x", "wb").write(bytes(21_000_000))')
-    assert ended.exceeded == "It used more than 20.0 MB of disk."
+    assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
 def test_one_endless_file_ends_it_too(run: Callable[..., Ended]) -> None:
@@ -177,7 +181,7 @@ def test_one_endless_file_ends_it_too(run: Callable[..., Ended]) -> None:
             while True:
                 file.write(bytes(10_000_000))
     """)
-    assert ended.exceeded == "It used more than 20.0 MB of disk."
+    assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
 def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
@@ -186,7 +190,7 @@ def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
         while True:
             os.fork()
     """)
-    assert ended.exceeded == "It had more than 8 processes at once."
+    assert ended.limit_error == "It had more than 8 processes at once."
     assert ended.seconds < 5
 
 
@@ -204,7 +208,7 @@ def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
             except RuntimeError:
                 time.sleep(1)
     """)
-    assert ended.exceeded == "It had more than 128 threads at once."
+    assert ended.limit_error == "It had more than 128 threads at once."
 
 
 def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:
@@ -213,7 +217,7 @@ def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:
         while True:
             held.append(bytearray(b"x" * 10_000_000))
     """)
-    assert (ended.code, ended.exceeded) == (137, "It used more than 400.0 MB of memory.")
+    assert (ended.code, ended.limit_error) == (137, "It used more than 400.0 MB of memory.")
 
 
 def test_memory_without_a_folder_counts(run: Callable[..., Ended]) -> None:
@@ -223,7 +227,7 @@ def test_memory_without_a_folder_counts(run: Callable[..., Ended]) -> None:
             os.write(os.memfd_create("x"), bytes(10_000_000))
         time.sleep(20)
     """)
-    assert ended.exceeded == "It used more than 400.0 MB of memory."
+    assert ended.limit_error == "It used more than 400.0 MB of memory."
 
 
 def test_pages_that_forked_processes_share_count_once(run: Callable[..., Ended]) -> None:
@@ -236,12 +240,12 @@ def test_pages_that_forked_processes_share_count_once(run: Callable[..., Ended])
                 os._exit(0)
         time.sleep(1.2)
     """)
-    assert (ended.code, ended.exceeded) == (0, None)
+    assert (ended.code, ended.limit_error) == (0, None)
 
 
 def test_the_wall_clock_ends_it(run: Callable[..., Ended]) -> None:
-    ended = run("import time; time.sleep(20)", Limits(1, 400_000_000, 20_000_000, 8))
-    assert ended.exceeded == "It ran longer than 1 seconds."
+    ended = run("import time; time.sleep(20)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
+    assert ended.limit_error == "It ran longer than 1 seconds."
     assert 1 <= ended.seconds < 2
 
 
@@ -262,9 +266,9 @@ def test_stop_asks_the_command_and_lets_it_finish(tmp_path: Path) -> None:
         open("ready", "w").close()
         time.sleep(20)
     """
-    process = driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
     until(lambda: (tmp_path / "out" / "ready").exists())
-    process.stop()
+    process.terminate()
     assert process.wait(10) == 130
 
 
@@ -282,17 +286,17 @@ FAMILY = """
 
 
 def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
-    process = driver("bubblewrap").start(box(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(box(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL)
     until(lambda: (tmp_path / "out" / "ready").exists())
     assert len(mentioning(tmp_path)) >= 4
     assert process.kill() == 137
     assert mentioning(tmp_path) == []
-    assert process.exceeded is None
+    assert process.limit_error is None
 
 
 def test_what_the_command_leaves_running_goes_with_it(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
-    process = driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
     assert process.wait(10) == 0
     assert mentioning(tmp_path) == []
 
@@ -302,11 +306,12 @@ def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path) -> None:
     starter = f"""
 import subprocess, sys, time
 from pathlib import Path
-from trainer.sandbox import Box, Limits, Mount, driver
+from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
 out = Path({str(tmp_path / "out")!r})
 code = {textwrap.dedent(FAMILY)!r}
-box = Box([sys.executable, "-I", "-S", "-c", code], {{}}, [Mount(out, True)], out, Limits(60, 10**9, 10**9, 20))
-driver("bubblewrap").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
+limits = ResourceLimits(60, 10**9, 10**9, 20)
+spec = SandboxSpec([sys.executable, "-I", "-S", "-c", code], {{}}, [Mount(out, True)], out, limits)
+get_driver("bubblewrap").start(spec, subprocess.DEVNULL, subprocess.DEVNULL)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", starter])
@@ -325,13 +330,13 @@ def test_a_mount_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
         start(box(tmp_path / "out", "", mounts=(missing,)))
 
 
-def start(what: Box) -> Process:
-    return driver("bubblewrap").start(what, subprocess.DEVNULL, subprocess.DEVNULL)
+def start(what: SandboxSpec) -> SandboxProcess:
+    return get_driver("bubblewrap").start(what, subprocess.DEVNULL, subprocess.DEVNULL)
 
 
 def mentioning(path: Path) -> list[int]:
     """Processes, other than this one, whose working folder (as they see it) or command line names a path."""
-    return [pid for pid in processes() if pid != os.getpid() and str(path) in seen(pid)]
+    return [pid for pid in psutil.pids() if pid != os.getpid() and str(path) in seen(pid)]
 
 
 def seen(pid: int) -> str:

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from trainer.sandbox import Box, Limits, Mount, SandboxError, docker, driver
+from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxSpec, docker, get_driver
 
-LIMITS = Limits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
+LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 
 def test_an_unknown_driver_is_named_with_the_known_ones() -> None:
     with pytest.raises(SandboxError, match="'chroot'; known: bubblewrap, docker, none"):
-        driver("chroot")
+        get_driver("chroot")
 
 
-def plain(tmp_path: Path, code: str, limits: Limits = LIMITS) -> tuple[int | None, str | None]:
-    box = Box([sys.executable, "-S", "-c", code], {}, [Mount(tmp_path, writable=True)], tmp_path, limits)
-    process = driver("none").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
-    return process.wait(30), process.exceeded
+def plain(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[int | None, str | None]:
+    box = SandboxSpec([sys.executable, "-S", "-c", code], {}, [Mount(tmp_path, writable=True)], tmp_path, limits)
+    process = get_driver("none").start(box, subprocess.DEVNULL, subprocess.DEVNULL)
+    return process.wait(30), process.limit_error
 
 
 def test_none_runs_a_plain_process_and_meters_it(tmp_path: Path) -> None:
-    assert driver("none").why_not() is None
+    assert get_driver("none").find_problem() is None
     assert plain(tmp_path, "raise SystemExit(3)") == (3, None)
-    assert plain(tmp_path, "import time; time.sleep(20)", Limits(0.5, 10**9, 10**9, 8)) == (
+    assert plain(tmp_path, "import time; time.sleep(20)", ResourceLimits(0.5, 10**9, 10**9, 8)) == (
         137,
         "It ran longer than 0 seconds.",
     )
@@ -42,7 +42,9 @@ def test_none_ends_a_fork_bomb_too(tmp_path: Path) -> None:
 
 def test_dockers_command_line_takes_everything_away_and_gives_back_what_is_mounted() -> None:
     mounts = [Mount(Path("/data")), Mount(Path("/out"), writable=True)]
-    words = docker.arguments(Box([sys.executable, "-m", "x"], {"A": "b"}, mounts, Path("/out"), LIMITS), "name")
+    words = docker.build_docker_command(
+        SandboxSpec([sys.executable, "-m", "x"], {"A": "b"}, mounts, Path("/out"), LIMITS), "name"
+    )
     line = " ".join(words)
     for part in (
         "docker run --rm --init --name name --label dailytrain.box --network none --read-only",
@@ -61,6 +63,6 @@ def test_dockers_command_line_takes_everything_away_and_gives_back_what_is_mount
 
 def test_docker_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="open files"):
-        driver("docker").start(Box(["x"], {}, [], tmp_path, LIMITS, pass_fds=(3,)), -3, -3)
+        get_driver("docker").start(SandboxSpec(["x"], {}, [], tmp_path, LIMITS, pass_fds=(3,)), -3, -3)
     with pytest.raises(SandboxError, match="comma"):
-        docker.arguments(Box(["x"], {}, [Mount(Path("/a,b"))], tmp_path, LIMITS), "name")
+        docker.build_docker_command(SandboxSpec(["x"], {}, [Mount(Path("/a,b"))], tmp_path, LIMITS), "name")

@@ -16,7 +16,7 @@ from tests.support.in_process_scorer import Nearby, written_run
 from tests.support.scoring_models import documents, examined, held_out, needs_sandbox, write_run
 from trainer.checkpoint import store
 from trainer.models import ARCHITECTURES, load_architecture
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.run_folder import RunFolder
 from trainer.scoring.scorer import score_model
@@ -60,7 +60,10 @@ def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
     nats, tokens = loss(folder)
     run = RunFolder.open(folder)
     tokenizer, found = held_out(folder)
-    with ModelProcessClient(run, driver("bubblewrap")) as probe, ModelProcessClient(run, driver("bubblewrap")) as full:
+    with (
+        ModelProcessClient(run, get_driver("bubblewrap")) as probe,
+        ModelProcessClient(run, get_driver("bubblewrap")) as full,
+    ):
         outcome = score_model(
             probe, full, found, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda stage, done: None
         )

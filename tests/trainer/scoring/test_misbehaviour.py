@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.scoring_models import examined, needs_sandbox, write_run
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.scoring import misbehavior
 from trainer.scoring.model_client import ModelProcessClient, Timeouts
 from trainer.scoring.run_folder import RunFolder
@@ -67,7 +67,7 @@ MODELS = {
 def ask_once(folder, **patience):
     run = RunFolder.open(folder)
     source, limits = folder / "source", Timeouts(load=60, **patience)
-    with ModelProcessClient(run, driver("bubblewrap"), model_source=source, patience=limits) as door:
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=source, patience=limits) as door:
         door.wait()
         return door.ask(np.zeros((2, 8), np.int64)).copy()
 
@@ -101,7 +101,7 @@ def test_an_answer_that_is_changed_later_is_noticed_and_does_not_count(tmp_path)
     folder = write_run(tmp_path / "run", CHANGES_ITS_ANSWER)
     honest = write_run(tmp_path / "honest")
     expected = ask_once(honest)
-    with ModelProcessClient(RunFolder.open(folder), driver("bubblewrap"), model_source=folder / "source") as door:
+    with ModelProcessClient(RunFolder.open(folder), get_driver("bubblewrap"), model_source=folder / "source") as door:
         door.wait()
         answer = door.ask(np.zeros((2, 8), np.int64))
         time.sleep(1)
@@ -125,7 +125,7 @@ def test_the_model_sees_no_more_of_an_earlier_longer_question(tmp_path):
     return self.honest(tokens) * 0 + sum(beyond)
     """
     run = RunFolder.open(write_run(tmp_path / "run", leak))
-    with ModelProcessClient(run, driver("bubblewrap"), model_source=run.folder / "source") as door:
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=run.folder / "source") as door:
         door.wait()
         door.ask(np.full((1, 20), 7, np.int64))
         assert door.ask(np.full((1, 5), 7, np.int64)).max() == 0

@@ -15,7 +15,7 @@ import pytest
 from tests.support.paths import DATA
 from tests.support.scoring_models import needs_sandbox, words, write_run
 from trainer.data.tokenizer import Tokenizer
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.scoring import benchmark_suite, items
 from trainer.scoring.lm_eval_model import LmEvalModel
 from trainer.scoring.logits import score_targets
@@ -104,7 +104,7 @@ def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
 def test_log_likelihoods_are_those_of_the_logits(tmp_path):
     folder = write_run(tmp_path / "run")
     run, tokenizer = RunFolder.open(folder), Tokenizer.load(folder / "tokenizer.json")
-    with ModelProcessClient(run, driver("bubblewrap"), model_source=folder / "source") as door:
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=folder / "source") as door:
         door.wait()
         model = LmEvalModel(door, tokenizer, lambda stage, done: None)
         pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]

@@ -16,7 +16,7 @@ import pytest
 import trainer
 from trainer.cli import smoke as command
 from trainer.models import ARCHITECTURES
-from trainer.sandbox import driver
+from trainer.sandbox import get_driver
 from trainer.smoke import child, findings
 from trainer.smoke.findings import SmokeCheck, SmokeLimits
 
@@ -226,7 +226,7 @@ def test_what_the_sandbox_tells_is_not_believed() -> None:
 def test_the_whole_thing_in_the_sandbox_finds_one_that_looks_ahead(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (reason := driver("bubblewrap").why_not()) is not None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     source = tmp_path / "source"
     shutil.copytree(Path(trainer.__file__).parent, source / "trainer", ignore=shutil.ignore_patterns("__pycache__"))

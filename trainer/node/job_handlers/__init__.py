@@ -8,18 +8,18 @@ from trainer.node.job_handlers import generate, notebook, rephrase, replay, scor
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
-    from trainer.node.outcome import Outcome
+    from trainer.node.outcome import JobOutcome
 
 
-class Kind(Protocol):
+class JobHandler(Protocol):
     DOING: str
     """For the sponsor: "training", ..."""
 
-    def run(self, job: Job) -> Outcome:
-        """Do the job. May raise what `trainer.node.job.attempt` puts into words."""
+    def run(self, job: Job) -> JobOutcome:
+        """Do the job. May raise what `trainer.node.job.run_handler` puts into words."""
 
 
-KINDS: dict[str, Kind] = {
+JOB_HANDLERS: dict[str, JobHandler] = {
     "train": train,
     "score": score,
     "replay": replay,
@@ -30,7 +30,7 @@ KINDS: dict[str, Kind] = {
     "swarm": swarm,
     "seat": seat,
 }
-REPHRASE = "rephrase"
+REPHRASE_KIND = "rephrase"
 """The one that needs something of its owner's: a back end."""
-SWARM = ("swarm", "seat")
+SWARM_KINDS = ("swarm", "seat")
 """Those that need the engine of swarms installed."""

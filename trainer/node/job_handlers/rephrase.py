@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.node.outcome import Failed, Outcome
-from trainer.node.reset import MARK, mark
+from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.slot_cleanup import MARK_VARIABLE, build_mark
 from trainer.protocol import RephraseOrder, RephraseResult
 
 if TYPE_CHECKING:
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 DOING = "rephrasing"
 
 
-def run(job: Job) -> Outcome:
-    from trainer.node.board import Board, Tally
-    from trainer.node.sitting import Sitting
+def run(job: Job) -> JobOutcome:
+    from trainer.node.rephrase_session import RephraseSession
+    from trainer.node.status_display import RephraseStats, StatusDisplay
     from trainer.rephrase.backends import BackEndError, back_end
 
     order = job.spec.order
     assert isinstance(order, RephraseOrder)
     setup = fitting(job.place.offer, order).setup
     chosen = back_end(setup.kind)
-    tally = Tally()
+    tally = RephraseStats()
     try:
         with chosen.opened(setup, order.model, order.revision, place(job)) as writer:
             job.check_wishes()
             title, alone = f"{order.campaign} with {order.model}", job.place.lane.lanes == 1
-            with job.metered(), Board(title, tally, job.say, alone):
-                Sitting(job, order, writer, setup.parallel or chosen.PARALLEL, tally).work()
+            with job.metered(), StatusDisplay(title, tally, job.say, alone):
+                RephraseSession(job, order, writer, setup.parallel or chosen.PARALLEL, tally).work()
             result = RephraseResult(
                 packets=tally.packets,
                 outputs=tally.outputs,
@@ -44,9 +44,9 @@ def run(job: Job) -> Outcome:
                 back_end=writer.title,
             )
     except BackEndError as error:
-        raise Failed(str(error)) from error
+        raise JobFailedError(str(error)) from error
     job.say(f"{tally.packets} packets handed in, {tally.accepted} of {tally.outputs} texts taken.")
-    return Outcome("done", result=result.model_dump())
+    return JobOutcome("done", result=result.model_dump())
 
 
 def fitting(offer: Offer | None, order: RephraseOrder) -> Offer:
@@ -55,15 +55,17 @@ def fitting(offer: Offer | None, order: RephraseOrder) -> Offer:
     from trainer.rephrase.prompts import instructions
 
     if offer is None:
-        raise Failed("This node has nothing to rephrase with.")
+        raise JobFailedError("This node has nothing to rephrase with.")
     if offer.models is not None and order.model not in offer.models:
-        raise Failed(f"This node writes with {', '.join(offer.models)}, and the campaign asks for {order.model}.")
+        raise JobFailedError(
+            f"This node writes with {', '.join(offer.models)}, and the campaign asks for {order.model}."
+        )
     try:
         read_thresholds(order.thresholds)
         for style in order.styles:
             instructions(style, order.prompt_version)
     except ValueError as error:
-        raise Failed(str(error)) from error
+        raise JobFailedError(str(error)) from error
     return offer
 
 
@@ -73,5 +75,5 @@ def place(job: Job) -> Place:
     lane = job.place.lane
     log = job.place.home / f"back-end-{lane.number}.log"  # the volunteer's own: not sent, and still there afterwards
     log.write_bytes(b"")
-    environment = lane.environment() | {MARK: mark(job.place.home, job.lease)}
+    environment = lane.environment() | {MARK_VARIABLE: build_mark(job.place.home, job.lease)}
     return Place(log, environment, len(lane.gpus), job.unwanted)

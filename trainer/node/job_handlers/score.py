@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.node.checkpoints import FOLDER
-from trainer.node.datasets import PYTHON, dataset, trusted
+from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER
+from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job_handlers.train import OPTIMIZER
-from trainer.node.outcome import Failed, Outcome
+from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import ScoreOrder
-from trainer.sandbox import Limits, driver
+from trainer.sandbox import ResourceLimits, get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ OURS = 16
 """Processes of the scorer and of its sandboxes, beside the model's."""
 
 
-def run(job: Job) -> Outcome:
+def run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, ScoreOrder)
     job.unpack()
-    data = dataset(job, order.dataset)
+    data = ensure_dataset(job, order.dataset)
     lay_out(job, order, data)
     answer = job.workspace.scratch / "answer.json"
-    limits = Limits(**job.spec.limits.model_dump() | {"processes": job.spec.limits.processes + OURS})
-    process = job.run(driver("none"), trusted(job, command(job, order, data), limits), output=answer)
-    if process.exceeded is not None:
-        raise Failed(f"The scoring was ended. {process.exceeded}", "model")
+    limits = ResourceLimits(**job.spec.limits.model_dump() | {"processes": job.spec.limits.processes + OURS})
+    process = job.run(get_driver("none"), build_trusted_spec(job, command(job, order, data), limits), output=answer)
+    if process.limit_error is not None:
+        raise JobFailedError(f"The scoring was ended. {process.limit_error}", "model")
     return outcome(process.poll(), answer)
 
 
@@ -48,11 +48,21 @@ def lay_out(job: Job, order: ScoreOrder, data: Path) -> None:
     for folder in (run, job.workspace.out):
         shutil.copyfile(data / "tokenizer.json", folder / "tokenizer.json")
     files = [file for file in order.checkpoint.files if file.path != OPTIMIZER]
-    job.fetch_into(files, run / FOLDER / f"step-{order.checkpoint.step:08d}")
+    job.fetch_into(files, run / CHECKPOINTS_FOLDER / f"step-{order.checkpoint.step:08d}")
 
 
 def command(job: Job, order: ScoreOrder, data: Path) -> list[str]:
-    words = [*PYTHON, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(data), "--json", "--job"]
+    words = [
+        *PYTHON_COMMAND,
+        "-m",
+        "trainer.cli",
+        "score",
+        str(job.workspace.run),
+        "--dataset",
+        str(data),
+        "--json",
+        "--job",
+    ]
     words += ["--sandbox", job.place.sandbox.name, "--model-source", str(job.workspace.source)]
     words += ["--items", str(job.workspace.out / FILES[0])]
     if order.suite:
@@ -70,12 +80,12 @@ def evaluation_data() -> Path | None:
     return folder if data and (folder := Path(data) / "eval").is_dir() else None
 
 
-def outcome(code: int | None, answer: Path) -> Outcome:
+def outcome(code: int | None, answer: Path) -> JobOutcome:
     """Put the scorer's exit code and its answer together."""
     result = parse_json_object(answer.read_bytes()[: ANSWER_BYTES + 1], ANSWER_BYTES)
     if code == 0 and result is not None:
-        return Outcome("done", result=result, files=FILES)
+        return JobOutcome("done", result=result, files=FILES)
     if code == MISBEHAVED and result is not None:
         sentence = sanitize_line(result.get("failed"))
-        return Outcome("failed", sentence or "The model did not pass the scorer's checks.", "model")
-    return Outcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")
+        return JobOutcome("failed", sentence or "The model did not pass the scorer's checks.", "model")
+    return JobOutcome("failed", f"The scorer could not work on this node (exit code {code}); the log says why.")

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.node.checkpoints import CheckpointLoop
-from trainer.node.datasets import PYTHON, dataset, trusted
+from trainer.node.checkpoint_sender import CheckpointSender
+from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
 from trainer.node.job_handlers.train import FILES, RESULT_BYTES
-from trainer.node.metrics import MetricsLoop
-from trainer.node.outcome import Failed, Outcome
+from trainer.node.metrics_sender import MetricsSender
+from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, Message, SwarmOrder, encode_message
-from trainer.sandbox import Box, Limits, Mount, Process, driver
+from trainer.sandbox import Mount, ResourceLimits, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ MODEL = (2, 3)
 """Exit codes that are the configuration's or the model's own doing."""
 
 
-def run(job: Job) -> Outcome:
+def run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, SwarmOrder)
     if job.spec.entry is not None:
-        raise Failed("A swarm's machines run the site's own code only, and this job brings other code.")
+        raise JobFailedError("A swarm's machines run the site's own code only, and this job brings other code.")
     job.unpack()
-    data = dataset(job, order.dataset)
+    data = ensure_dataset(job, order.dataset)
     last = resume(job, order.resume) if order.resume else -1
     words = ["--dataset", str(data), "--out", str(job.workspace.out), *job.place.reach.flags]
     loops = (
-        MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
-        CheckpointLoop(job.client, job.lease, job.workspace.out, job.wishes, last),
+        MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),
+        CheckpointSender(job.client, job.lease, job.workspace.out, job.wishes, last),
     )
-    process = job.run(driver("none"), box(job, "trainer.swarm.lead", order, words), loops)
+    process = job.run(get_driver("none"), box(job, "trainer.swarm.lead", order, words), loops)
     return outcome(process, job.workspace.out)
 
 
@@ -53,35 +53,35 @@ def resume(job: Job, checkpoint: Checkpoint) -> int:
     try:
         stages = [file for file in checkpoint.files if parse_relative_path(file.path).name.startswith("stage-")]
     except UnsafeFileError as error:
-        raise Failed(f"{error} Nothing was run.") from error
+        raise JobFailedError(f"{error} Nothing was run.") from error
     job.fetch_into(stages, folder)
     return checkpoint.step
 
 
-def box(job: Job, module: str, order: Message, words: list[str]) -> Box:
+def box(job: Job, module: str, order: Message, words: list[str]) -> SandboxSpec:
     """A box for one of a swarm's processes: network, the order in a file, limits that are metered."""
     file = job.workspace.scratch / "order.json"
     file.touch(mode=0o600)
     file.write_text(encode_message(order))
-    command = [*PYTHON, "-m", module, "--order", str(file), *words]
-    made = trusted(job, command, Limits(**job.spec.limits.model_dump()))
+    command = [*PYTHON_COMMAND, "-m", module, "--order", str(file), *words]
+    made = build_trusted_spec(job, command, ResourceLimits(**job.spec.limits.model_dump()))
     # A socket's path may have about a hundred characters: not in the workspace.
     environment = {**made.environment, "SWARM_SOCKETS": tempfile.gettempdir()}
     return replace(made, environment=environment, mounts=[*made.mounts, Mount(job.workspace.out, writable=True)])
 
 
-def outcome(process: Process, out: Path) -> Outcome:
+def outcome(process: SandboxProcess, out: Path) -> JobOutcome:
     code = process.poll()
-    if process.exceeded is not None:
-        return Outcome("failed", process.exceeded)
+    if process.limit_error is not None:
+        return JobOutcome("failed", process.limit_error)
     if code == 0:
         result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
-            raise Failed("The coordinator ended without a result.")
-        return Outcome("done", result=result, files=FILES)
+            raise JobFailedError("The coordinator ended without a result.")
+        return JobOutcome("done", result=result, files=FILES)
     told = read_json_object(out, "failure.json", RESULT_BYTES) or {}
     if code in MODEL:
-        return Outcome(
+        return JobOutcome(
             "failed", sanitize_line(told.get("reason")) or "The run could not be led; its log says why.", "model"
         )
-    raise Failed(f"The coordinator ended with exit code {code}; its log says why.")
+    raise JobFailedError(f"The coordinator ended with exit code {code}; its log says why.")

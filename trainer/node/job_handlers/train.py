@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.node import probes
-from trainer.node.checkpoints import FOLDER, CheckpointLoop
-from trainer.node.datasets import PYTHON, dataset
-from trainer.node.metrics import MetricsLoop
-from trainer.node.outcome import Failed, Outcome
+from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
+from trainer.node.datasets import PYTHON_COMMAND, ensure_dataset
+from trainer.node.metrics_sender import MetricsSender
+from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import BaseWeights, Checkpoint, ProbeComparison, TrainOrder
-from trainer.sandbox import Box, Limits, Mount, Process
+from trainer.sandbox import Mount, ResourceLimits, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 if TYPE_CHECKING:
@@ -44,25 +44,29 @@ MODEL = (2, 3)
 """Exit codes that are the entry's own doing."""
 
 
-def run(job: Job) -> Outcome:
+def run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, TrainOrder)
     job.unpack()
-    data = dataset(job, order.dataset)
+    data = ensure_dataset(job, order.dataset)
     last = resume(job, order.resume) if order.resume else -1
     start = lay_out_base(job, order.base)
     configure(job, order.config | devices(order.config, len(job.place.lane.gpus)), start)
-    before = probes.before(job, order.probe) if order.probe else None
+    before = probes.probe_before_training(job, order.probe) if order.probe else None
     loops = (
-        MetricsLoop(job.client, job.lease, job.workspace.out, job.wishes),
-        CheckpointLoop(job.client, job.lease, job.workspace.out, job.wishes, last),
+        MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),
+        CheckpointSender(job.client, job.lease, job.workspace.out, job.wishes, last),
     )
     process = job.run(job.place.sandbox, box(job, data), loops)
     ended = outcome(process, job.workspace.out)
     if ended.outcome != "done":
         return ended
     # Whatever the training process says about its own node's speed is put aside.
-    found = ProbeComparison(before=before, after=probes.after(job, order.probe)).model_dump() if order.probe else None
+    found = (
+        ProbeComparison(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
+        if order.probe
+        else None
+    )
     return replace(ended, result={**ended.result, "probes": found})
 
 
@@ -72,7 +76,7 @@ def devices(config: dict[str, Any], gpus: int) -> dict[str, int]:
     """
     asked = config.get("devices")
     if isinstance(asked, int) and 0 < gpus < asked and config.get("device") != "cpu":
-        raise Failed(f"The run asks for {asked} GPUs, and {gpus} work for it on this node.")
+        raise JobFailedError(f"The run asks for {asked} GPUs, and {gpus} work for it on this node.")
     if asked is not None or gpus < 2:
         return {}
     batch = config.get("train", {}).get("batch") or config.get("train.batch")
@@ -94,7 +98,7 @@ def lay_out_base(job: Job, base: BaseWeights | None) -> Path | None:
     job.say(f"fetching {base.name}, which it starts from.")
     run = job.workspace.base / base.name
     job.fetch(base.run, run / "run.json")
-    folder = run / FOLDER / f"step-{base.checkpoint.step:08d}"
+    folder = run / CHECKPOINTS_FOLDER / f"step-{base.checkpoint.step:08d}"
     job.fetch_into([file for file in base.checkpoint.files if file.path != OPTIMIZER], folder)
     return folder
 
@@ -102,16 +106,16 @@ def lay_out_base(job: Job, base: BaseWeights | None) -> Path | None:
 def resume(job: Job, checkpoint: Checkpoint) -> int:
     """Lay the checkpoint where the trainer looks for it; return its step."""
     if sum(file.size for file in checkpoint.files) > job.spec.limits.disk_bytes:
-        raise Failed("The checkpoint to go on from is larger than the disk the job may use. Nothing was run.")
+        raise JobFailedError("The checkpoint to go on from is larger than the disk the job may use. Nothing was run.")
     job.say(f"fetching the checkpoint of step {checkpoint.step} to go on from.")
-    job.fetch_into(checkpoint.files, job.workspace.out / FOLDER / f"step-{checkpoint.step:08d}")
+    job.fetch_into(checkpoint.files, job.workspace.out / CHECKPOINTS_FOLDER / f"step-{checkpoint.step:08d}")
     return checkpoint.step
 
 
-def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside: Sequence[Mount] = ()) -> Box:
+def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside: Sequence[Mount] = ()) -> SandboxSpec:
     """A box for code with the entry in it. `words`: flags of the module; `beside`: what else it may see."""
     work = job.workspace
-    command = [*PYTHON, "-m", module, *words]
+    command = [*PYTHON_COMMAND, "-m", module, *words]
     command += ["--config", str(work.config), "--dataset", str(data), "--out", str(work.out)]
     environment = job.place.lane.environment() | {
         "PYTHONPATH": str(work.source),
@@ -121,18 +125,18 @@ def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside
     }
     mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True), *beside]
     mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
-    return Box(command, environment, mounts, work.out, Limits(**job.spec.limits.model_dump()))
+    return SandboxSpec(command, environment, mounts, work.out, ResourceLimits(**job.spec.limits.model_dump()))
 
 
-def outcome(process: Process, out: Path) -> Outcome:
+def outcome(process: SandboxProcess, out: Path) -> JobOutcome:
     code = process.poll()
-    if process.exceeded is not None:
-        return failed(process.exceeded, model=True)
+    if process.limit_error is not None:
+        return failed(process.limit_error, model=True)
     if code == 0:
         result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
             return failed("The training ended without a result.", model=True)
-        return Outcome("done", result=result, files=FILES)
+        return JobOutcome("done", result=result, files=FILES)
     if code in CRASHES:
         return failed(f"The training process crashed with {CRASHES[code]}.", model=True)
     told: dict[str, Any] = read_json_object(out, "failure.json", RESULT_BYTES) or {}
@@ -145,5 +149,5 @@ def outcome(process: Process, out: Path) -> Outcome:
     return failed(f"The training ended with exit code {code}, which means nothing to us.", model=True)
 
 
-def failed(reason: str, model: bool) -> Outcome:
-    return Outcome("failed", reason, "model" if model else "infrastructure", files=FILES)
+def failed(reason: str, model: bool) -> JobOutcome:
+    return JobOutcome("failed", reason, "model" if model else "infrastructure", files=FILES)

@@ -20,7 +20,7 @@ from tests.support.scoring_models import documents, held_out, lay_out_models, wo
 from tests.support.tiny import TINY
 from trainer.accounting import plausibility
 from trainer.models import ARCHITECTURES
-from trainer.sandbox import Box, Limits, Mount, driver
+from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
 from trainer.scoring import bundle_scan, misbehavior
 from trainer.scoring.scorer import ModelScore, score_model
 from trainer.training import entry_integrity
@@ -203,15 +203,17 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.skipif(driver("bubblewrap").why_not() is not None, reason=str(driver("bubblewrap").why_not()))
+@pytest.mark.skipif(
+    get_driver("bubblewrap").find_problem() is not None, reason=str(get_driver("bubblewrap").find_problem())
+)
 def test_the_sandbox_keeps_in_whatever_gets_past_the_loop(tmp_path):
     out, other, log = tmp_path / "out", tmp_path / "other", tmp_path / "log"
     out.mkdir()
     other.write_text("another run's weights")
     with socket.create_server(("127.0.0.1", 0)) as server, log.open("wb") as output:
         words = [sys.executable, "-I", "-S", "-c", TRIES, str(server.getsockname()[1]), str(os.getpid()), str(other)]
-        box = Box(words, {}, [Mount(out, writable=True)], out, Limits(20, 4 * 10**8, 10**7, 8))
-        process = driver("bubblewrap").start(box, output, subprocess.STDOUT)
+        box = SandboxSpec(words, {}, [Mount(out, writable=True)], out, ResourceLimits(20, 4 * 10**8, 10**7, 8))
+        process = get_driver("bubblewrap").start(box, output, subprocess.STDOUT)
         assert process.wait(20) == 0
     assert log.read_text().split() == (
         ["network", "ConnectionRefusedError", "memory", "FileNotFoundError", "run", "FileNotFoundError"]

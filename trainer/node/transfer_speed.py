@@ -12,7 +12,7 @@ REMEMBERED = 9
 Direction = Literal["up", "down"]
 
 
-class Speed:
+class TransferSpeed:
     """The median of the latest large transfers in each direction. May be told from several threads."""
 
     def __init__(self) -> None:

@@ -6,32 +6,32 @@ from collections.abc import Callable
 from io import BufferedReader
 
 from trainer.node import client as site
-from trainer.node.client import Client, Refused, Unreachable, persistently
+from trainer.node.client import RequestRefusedError, ServerUnreachableError, SiteClient, retry_until_reachable
 
 ELSEWHERE = 416
 """The server has it to another byte than we thought."""
 
 
-def upload(client: Client, path: str, size: int, content: BufferedReader, give_up: Callable[[], bool]) -> None:
+def upload_file(client: SiteClient, path: str, size: int, content: BufferedReader, give_up: Callable[[], bool]) -> None:
     """Send a file, a large one piece by piece; after a break it goes on from where the server has it.
 
     Raises as `persistently`.
     """
-    if size <= site.PIECE:
-        persistently(lambda: whole(client, path, size, content), give_up)
+    if size <= site.PIECE_BYTES:
+        retry_until_reachable(lambda: upload_whole_file(client, path, size, content), give_up)
         return
-    pieces = Pieces(client, path, size, content)
+    pieces = PieceUpload(client, path, size, content)
     while pieces.sent < size:
-        persistently(pieces.send_next, give_up)  # patience begins anew with every piece that arrived
+        retry_until_reachable(pieces.send_next, give_up)  # patience begins anew with every piece that arrived
 
 
-def whole(client: Client, path: str, size: int, content: BufferedReader) -> None:
+def upload_whole_file(client: SiteClient, path: str, size: int, content: BufferedReader) -> None:
     content.seek(0)
     client.put(path, content, size)
 
 
-class Pieces:
-    def __init__(self, client: Client, path: str, size: int, content: BufferedReader) -> None:
+class PieceUpload:
+    def __init__(self, client: SiteClient, path: str, size: int, content: BufferedReader) -> None:
         self._client = client
         self._path = path
         self._size = size
@@ -48,10 +48,10 @@ class Pieces:
             return
         try:
             self.sent = self._client.put_piece(self._path, self._content, self.sent, self._size)
-        except Unreachable:
+        except ServerUnreachableError:
             self._unsure = True
             raise
-        except Refused as error:
+        except RequestRefusedError as error:
             if error.status != ELSEWHERE:
                 raise
             self._unsure = True

@@ -17,28 +17,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.node.gpus import GpuError, Reading
-from trainer.node.health import Vitals
-from trainer.node.lanes import Lane
-from trainer.node.workspace import wipe
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.gpus import GpuError, GpuReading
+from trainer.node.slots import Slot
+from trainer.node.workspace import remove_folder
 
-MARK = "DAILYTRAIN_BOX"
+MARK_VARIABLE = "DAILYTRAIN_BOX"
 """A variable in the environment of every process of a job: `<the node's folder>:<lease>:`."""
 PROC = Path("/proc")
-SETTLE_SECONDS = 20.0
+CLEANUP_SECONDS = 20.0
 """What a driver may take to give back the memory of processes that are gone."""
 LOOK_SECONDS = 0.25
 SLACK_BYTES = 512 << 20
 """A desktop's windows come and go."""
 
 
-def mark(home: Path, lease: int) -> str:
+def build_mark(home: Path, lease: int) -> str:
     return f"{home}:{lease}:"
 
 
-def survivors(beginning: str) -> list[int]:
+def find_marked_processes(beginning: str) -> list[int]:
     """Return the processes that carry a mark which begins so."""
-    wanted = f"{MARK}={beginning}".encode()
+    wanted = f"{MARK_VARIABLE}={beginning}".encode()
     found = []
     for folder in PROC.iterdir() if PROC.is_dir() else ():
         with suppress(OSError):
@@ -49,17 +49,17 @@ def survivors(beginning: str) -> list[int]:
     return found
 
 
-def end(beginning: str) -> None:
+def kill_marked_processes(beginning: str) -> None:
     """Kill the processes that carry such a mark."""
-    for pid in survivors(beginning):
+    for pid in find_marked_processes(beginning):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-class HardReset:
+class SlotCleanup:
     """Of one lane."""
 
-    def __init__(self, home: Path, lane: Lane, vitals: Vitals) -> None:
+    def __init__(self, home: Path, lane: Slot, vitals: GpuMonitor) -> None:
         self._home = home
         self._lane = lane
         self._vitals = vitals
@@ -72,7 +72,7 @@ class HardReset:
 
     def settle(self, stopped: Callable[[], bool]) -> str:
         """Clear away what the last job left; return why the lane may take no job, empty when all is as it was."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + CLEANUP_SECONDS
         while (left := self.left_over()) and time.monotonic() < deadline and not stopped():
             time.sleep(LOOK_SECONDS)
         return left
@@ -85,9 +85,9 @@ class HardReset:
 
     def _processes(self) -> str:
         assert self._lease is not None
-        own = mark(self._home, self._lease)
-        end(own)
-        if left := survivors(own):
+        own = build_mark(self._home, self._lease)
+        kill_marked_processes(own)
+        if left := find_marked_processes(own):
             return f"Process {left[0]} of the last job cannot be ended."
         return ""
 
@@ -96,7 +96,7 @@ class HardReset:
         folder = self._home / "work" / str(self._lease)
         try:
             if folder.is_dir() and any(folder.iterdir()):
-                wipe(folder)
+                remove_folder(folder)
         except OSError as error:
             return f"The last job's folder cannot be removed: {error.strerror or type(error).__name__}."
         return ""
@@ -107,26 +107,26 @@ class HardReset:
         except GpuError as error:
             return str(error)
         for gpu, before, after in zip(self._lane.gpus, self._at_rest, now, strict=False):
-            if sentence := held(before, after):
+            if sentence := describe_gpu_leftover(before, after):
                 return f"{gpu.name} {sentence}"
         if len(self._at_rest) == len(now):
-            self._at_rest = [least(*pair) for pair in zip(self._at_rest, now, strict=True)]
+            self._at_rest = [pick_lower_usage(*pair) for pair in zip(self._at_rest, now, strict=True)]
         else:
             self._at_rest = now
         return ""
 
-    def _quietly_read(self) -> list[Reading]:
+    def _quietly_read(self) -> list[GpuReading]:
         try:
             return self._mine(self._vitals.read())
         except GpuError:
             return []
 
-    def _mine(self, readings: Sequence[Reading]) -> list[Reading]:
+    def _mine(self, readings: Sequence[GpuReading]) -> list[GpuReading]:
         pairs = zip(self._vitals.reader.gpus, readings, strict=False)
         return [reading for gpu, reading in pairs if gpu.uuid in self._lane.uuids]
 
 
-def held(before: Reading, now: Reading) -> str:
+def describe_gpu_leftover(before: GpuReading, now: GpuReading) -> str:
     """Return what a GPU holds that it did not hold at rest, as the rest of a sentence; empty if nothing."""
     more = (now.used_bytes or 0) - (before.used_bytes or 0)
     strangers = sorted(now.processes - before.processes)
@@ -138,6 +138,6 @@ def held(before: Reading, now: Reading) -> str:
     return ""
 
 
-def least(before: Reading, now: Reading) -> Reading:
+def pick_lower_usage(before: GpuReading, now: GpuReading) -> GpuReading:
     """Of two moments at rest, the one with less in use."""
     return now if (now.used_bytes or 0) <= (before.used_bytes or 0) else before

@@ -12,7 +12,7 @@ ANYWHERE = "0.0.0.0:0"
 
 
 @dataclass(frozen=True)
-class Reach:
+class NetworkArgs:
     listen: str = ANYWHERE
     """host:port; port 0 takes any that is free."""
     announce: tuple[str, ...] = ()
@@ -25,31 +25,31 @@ class Reach:
         return ["--listen", self.listen, *(word for address in self.announce for word in ("--announce", address))]
 
 
-OPEN = Reach()
+DEFAULT_NETWORK_ARGS = NetworkArgs()
 """Of whoever says nothing about it."""
 
 
-class ReachError(ValueError):
+class NetworkArgsError(ValueError):
     """No address that could be reached."""
 
 
-def add_flags(add: Callable[..., Any]) -> None:
+def add_network_args(add: Callable[..., Any]) -> None:
     add("--swarm-listen", default=ANYWHERE, metavar="HOST:PORT", help="where others of a swarm reach it (%(default)s)")
     add("--swarm-announce", action="append", default=[], metavar="ADDRESS", help="/ip4/.../tcp/...: dialled instead")
     add("--behind-nat", action="store_true", help="nobody can dial this machine")
 
 
-def of(options: argparse.Namespace) -> Reach:
+def parse_network_args(options: argparse.Namespace) -> NetworkArgs:
     """Return what the flags say; raise ReachError, with one line, if that is no address."""
     host, _, port = options.swarm_listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise ReachError(f"--swarm-listen {options.swarm_listen} is not HOST:PORT, such as 0.0.0.0:7000")
+        raise NetworkArgsError(f"--swarm-listen {options.swarm_listen} is not HOST:PORT, such as 0.0.0.0:7000")
     wrong = [address for address in options.swarm_announce if not address.startswith("/")]
     if wrong:
-        raise ReachError(f"--swarm-announce {wrong[0]} is not an address such as /ip4/203.0.113.5/tcp/7000")
-    return Reach(options.swarm_listen, tuple(options.swarm_announce), options.behind_nat)
+        raise NetworkArgsError(f"--swarm-announce {wrong[0]} is not an address such as /ip4/203.0.113.5/tcp/7000")
+    return NetworkArgs(options.swarm_listen, tuple(options.swarm_announce), options.behind_nat)
 
 
-def has_engine() -> bool:
+def is_swarm_installed() -> bool:
     """Whether this machine can take part at all: the extra `swarm` is installed."""
     return importlib.util.find_spec("hivemind") is not None

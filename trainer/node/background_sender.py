@@ -8,20 +8,20 @@ from __future__ import annotations
 import threading
 import traceback
 
-from trainer.node.client import GaveUp, Refused
-from trainer.node.stopping import RELEASE_SECONDS, Stop, Wishes
+from trainer.node.client import GaveUpError, RequestRefusedError
+from trainer.node.stop_signal import RELEASE_SECONDS, StopLevel, StopSignal
 
-CONFLICT = 409
+LEASE_LOST_STATUS = 409
 """The lease is over."""
-PAUSE_SECONDS = 0.5
+IDLE_SECONDS = 0.5
 
 
-class Courier:
+class BackgroundSender:
     """Subclasses send one thing in `send_next` and return False if there was none."""
 
     name = "courier"
 
-    def __init__(self, wishes: Wishes) -> None:
+    def __init__(self, wishes: StopSignal) -> None:
         self.wishes = wishes
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -40,7 +40,7 @@ class Courier:
         self._thread.join(RELEASE_SECONDS)  # what is on its way may arrive, but nobody waits for it
 
     def _unwanted(self) -> bool:
-        return self.wishes.over() or self.wishes.stop >= Stop.RELEASE
+        return self.wishes.over() or self.wishes.stop >= StopLevel.RELEASE
 
     def _run(self) -> None:
         try:
@@ -50,19 +50,19 @@ class Courier:
                     continue
                 if closing:
                     return
-                self._closing.wait(PAUSE_SECONDS)
-        except Refused as error:
-            refused(error, self.wishes)
-        except GaveUp:
+                self._closing.wait(IDLE_SECONDS)
+        except RequestRefusedError as error:
+            stop_on_refusal(error, self.wishes)
+        except GaveUpError:
             return
         except Exception as error:
             traceback.print_exc()
             self.wishes.trouble = f"The node's agent could not go on sending the {self.name} ({type(error).__name__})."
 
 
-def refused(error: Refused, wishes: Wishes) -> None:
+def stop_on_refusal(error: RequestRefusedError, wishes: StopSignal) -> None:
     """The server's no ends the lease: quietly if it is over, else with the server's sentence."""
-    if error.status == CONFLICT:
-        wishes.server(Stop.LOST, error.detail)
+    if error.status == LEASE_LOST_STATUS:
+        wishes.server(StopLevel.LOST, error.detail)
     else:
         wishes.trouble = wishes.trouble or error.detail

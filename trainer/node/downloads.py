@@ -15,7 +15,15 @@ from pathlib import Path
 
 import httpx
 
-from trainer.node.client import CHUNK, Client, Damaged, GaveUp, Refused, Unreachable, persistently
+from trainer.node.client import (
+    CHUNK_BYTES,
+    DamagedFileError,
+    GaveUpError,
+    RequestRefusedError,
+    ServerUnreachableError,
+    SiteClient,
+    retry_until_reachable,
+)
 from trainer.protocol import FileRef
 
 BEYOND = 416
@@ -23,23 +31,23 @@ BEYOND = 416
 PARTIAL = 206
 
 
-def download(client: Client, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
+def download_file(client: SiteClient, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
     """Bring `target` to hold the bytes of `file`; what lies there already is taken for its beginning.
 
     Raises as `persistently`, and `Damaged` if the bytes are others.
     """
-    fetched = Download(client, path, file, target, give_up)
+    fetched = FileDownload(client, path, file, target, give_up)
     try:
         fetched.complete()
-    except Damaged:
+    except DamagedFileError:
         if not fetched.joined:
             raise
         fetched.begin_anew()  # one of the parts was not of this file
         fetched.complete()
 
 
-class Download:
-    def __init__(self, client: Client, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
+class FileDownload:
+    def __init__(self, client: SiteClient, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
         self._client = client
         self._path = path
         self._file = file
@@ -57,9 +65,9 @@ class Download:
 
     def complete(self) -> None:
         while self.received < self._file.size or (self._file.size == 0 and not self._target.exists()):
-            persistently(self._fetch, self._give_up)  # patience begins anew with everything that arrived
+            retry_until_reachable(self._fetch, self._give_up)  # patience begins anew with everything that arrived
         if self.received > self._file.size or self._digest.hexdigest() != self._file.sha256:
-            raise Damaged(f"{self._file.path} is not the file that the order names (its SHA-256 differs).")
+            raise DamagedFileError(f"{self._file.path} is not the file that the order names (its SHA-256 differs).")
 
     def begin_anew(self) -> None:
         self._target.unlink(missing_ok=True)
@@ -79,29 +87,29 @@ class Download:
         begun, before = time.monotonic(), self._arrived
         try:
             with self._client.getting(self._path, self.received) as answer:
-                if self.received and not follows(answer, self.received):
+                if self.received and not continues_from(answer, self.received):
                     self.begin_anew()
                 self._write(answer)
-        except Unreachable:
-            if self.received < self._furthest + CHUNK:
+        except ServerUnreachableError:
+            if self.received < self._furthest + CHUNK_BYTES:
                 raise
-        except Refused as error:
+        except RequestRefusedError as error:
             if error.status != BEYOND:
                 raise
             self.begin_anew()
-            raise Unreachable("What is here of a file does not fit to it.") from error
+            raise ServerUnreachableError("What is here of a file does not fit to it.") from error
         finally:
             self.joined = self.joined or self.received < self._file.size
             self._client.speed.note("down", self._arrived - before, time.monotonic() - begun)
         if self.received <= self._furthest and self.received < self._file.size:
-            raise Unreachable("The connection broke off.")
+            raise ServerUnreachableError("The connection broke off.")
         self._furthest = max(self._furthest, self.received)
 
     def _write(self, answer: httpx.Response) -> None:
         with self._target.open("ab") as out:
             for piece in answer.iter_bytes():
                 if self._give_up():
-                    raise GaveUp("The download was ended.")
+                    raise GaveUpError("The download was ended.")
                 out.write(piece)
                 self._digest.update(piece)
                 self.received += len(piece)
@@ -110,7 +118,7 @@ class Download:
                     return
 
 
-def follows(answer: httpx.Response, first: int) -> bool:
+def continues_from(answer: httpx.Response, first: int) -> bool:
     """Whether the answer is the rest that was asked for; one that knows no ranges sends all of it again."""
     said = re.match(r"bytes (\d{1,18})-", answer.headers.get("Content-Range", ""))
     return answer.status_code == PARTIAL and said is not None and int(said[1]) == first

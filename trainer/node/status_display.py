@@ -22,7 +22,7 @@ SAMPLE = 240
 REASONS_SHOWN = 4
 
 
-class Tally:
+class RephraseStats:
     """The numbers of a sitting. Changed and read under its lock."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Tally:
         return self.tokens / max(self.seconds, 1e-9)
 
 
-class Board:
-    def __init__(self, title: str, tally: Tally, say: Callable[[str], None], alone: bool = True) -> None:
+class StatusDisplay:
+    def __init__(self, title: str, tally: RephraseStats, say: Callable[[str], None], alone: bool = True) -> None:
         """`alone`: nothing else draws on this terminal; with several lanes, each has its lines."""
         self._draws = alone and console().is_terminal
         self._title = title
@@ -83,13 +83,13 @@ class Board:
                 live.update(self.picture())
 
     def line(self) -> str:
-        return line(self._tally)
+        return format_status_line(self._tally)
 
     def picture(self) -> RenderableType:
-        return picture(self._title, self._tally)
+        return build_status_panel(self._title, self._tally)
 
 
-def line(tally: Tally) -> str:
+def format_status_line(tally: RephraseStats) -> str:
     with tally.lock:
         share = f", {tally.accepted / tally.outputs:.0%} taken" if tally.outputs else ""
         return (
@@ -98,7 +98,7 @@ def line(tally: Tally) -> str:
         ).rstrip()
 
 
-def picture(title: str, tally: Tally) -> RenderableType:
+def build_status_panel(title: str, tally: RephraseStats) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -121,12 +121,12 @@ def picture(title: str, tally: Tally) -> RenderableType:
         ]
         rows += [("Waiting", tally.trouble)] if tally.trouble else []
     rows += [(f"Refused {count}", REASONS.get(reason, reason)) for reason, count in reasons]
-    rows += [("Source", shortened(source)), (style.capitalize(), shortened(output))] if style else []
+    rows += [("Source", shorten_text(source)), (style.capitalize(), shorten_text(output))] if style else []
     for name, value in rows:
         table.add_row(name, Text(value))
     return Panel(table, title=Text(title), subtitle="Ctrl-C hands back what is not finished")
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     plain = " ".join(text.split())
     return plain if len(plain) <= SAMPLE else f"{plain[:SAMPLE]}…"

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.protocol import Gpu, split_evenly
-from trainer.sandbox.graphics import VISIBLE
+from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
 
-INHERITED = (VISIBLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 """Of our own environment, what a job's processes get."""
 
 
 @dataclass(frozen=True)
-class Lane:
+class Slot:
     number: int = 0
     """From 0."""
     lanes: int = 1
@@ -36,7 +36,10 @@ class Lane:
         """Return what tells a job's process about its share: GPUs by UUID, which mean the same inside a sandbox."""
         ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
         if self.divided:
-            ours |= {VISIBLE: ",".join(self.uuids), "NVIDIA_VISIBLE_DEVICES": ",".join(self.uuids) or "void"}
+            ours |= {
+                VISIBLE_GPUS_VARIABLE: ",".join(self.uuids),
+                "NVIDIA_VISIBLE_DEVICES": ",".join(self.uuids) or "void",
+            }
         if self.lanes > 1:
             ours["OMP_NUM_THREADS"] = str(len(self.processors))
         return ours
@@ -50,12 +53,12 @@ class Lane:
         return f"Lane {self.number + 1} of {self.lanes}"
 
 
-def split(gpus: Sequence[Gpu], processors: Sequence[int], lanes: int) -> list[Lane]:
+def split_into_slots(gpus: Sequence[Gpu], processors: Sequence[int], lanes: int) -> list[Slot]:
     """Share the machine out evenly; more lanes than cores share cores."""
     if lanes == 1:
-        return [Lane(gpus=tuple(gpus))]
+        return [Slot(gpus=tuple(gpus))]
     return [
-        Lane(
+        Slot(
             number=number,
             lanes=lanes,
             gpus=split_evenly(gpus, number, lanes),

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.node.blobs import Blobs
-from trainer.node.health import Vitals
+from trainer.node.blobs import BlobCache
+from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.identity import Identity
-from trainer.node.lanes import Lane
-from trainer.node.reach import OPEN, Reach
-from trainer.sandbox import Driver
+from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
+from trainer.node.slots import Slot
+from trainer.sandbox import SandboxDriver
 
 if TYPE_CHECKING:
     from trainer.rephrase.flags import Offer
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotContext:
     home: Path
     identity: Identity
-    sandbox: Driver
-    blobs: Blobs
+    sandbox: SandboxDriver
+    blobs: BlobCache
     """This, `weights`, `vitals` and `preparing` are shared by all lanes."""
-    weights: Blobs
+    weights: BlobCache
     """Of models that were asked to write."""
-    vitals: Vitals
-    lane: Lane
+    vitals: GpuMonitor
+    lane: Slot
     preparing: threading.Lock
     """Held while a dataset is being made."""
     offer: Offer | None = None
     """What it rephrases with."""
-    reach: Reach = OPEN
+    reach: NetworkArgs = DEFAULT_NETWORK_ARGS
     """How a swarm's other machines reach this one."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.node.client import Client, persistently
-from trainer.node.courier import Courier
-from trainer.node.stopping import Wishes
+from trainer.node.background_sender import BackgroundSender
+from trainer.node.client import SiteClient, retry_until_reachable
+from trainer.node.stop_signal import StopSignal
 from trainer.protocol import Acknowledgment, MetricsBatch
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
 
@@ -20,10 +20,10 @@ FILE_BYTES = 64 << 20
 """What comes after this is left out: nobody could look at it."""
 
 
-class MetricsLoop(Courier):
+class MetricsSender(BackgroundSender):
     name = "metrics"
 
-    def __init__(self, client: Client, lease: int, out: Path, wishes: Wishes) -> None:
+    def __init__(self, client: SiteClient, lease: int, out: Path, wishes: StopSignal) -> None:
         super().__init__(wishes)
         self._client = client
         self._path = f"/leases/{lease}/metrics"
@@ -35,10 +35,10 @@ class MetricsLoop(Courier):
         lines = self._read()
         if not lines:
             return False
-        rows = tuple(row for line in lines if (row := parse(line)) is not None)
+        rows = tuple(row for line in lines if (row := parse_metrics_row(line)) is not None)
         if rows:
             batch = MetricsBatch(sequence=self._sequence + 1, rows=rows)
-            persistently(lambda: self._client.post(self._path, batch, Acknowledgment), self.wishes.over)
+            retry_until_reachable(lambda: self._client.post(self._path, batch, Acknowledgment), self.wishes.over)
             self._sequence += 1
         self._offset += sum(map(len, lines))
         return True
@@ -59,6 +59,6 @@ class MetricsLoop(Courier):
         return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
+def parse_metrics_row(line: bytes) -> dict[str, Any] | None:
     row = parse_json_object(line, LINE_BYTES)
     return row if row is not None and isinstance(row.get("kind"), str) else None

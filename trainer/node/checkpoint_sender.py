@@ -11,15 +11,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.node.client import Client, persistently, reference
+from trainer.node.background_sender import BackgroundSender
+from trainer.node.client import SiteClient, build_file_ref, retry_until_reachable
 from trainer.node.console import say
-from trainer.node.courier import Courier
-from trainer.node.stopping import Wishes
-from trainer.node.upload import upload
+from trainer.node.stop_signal import StopSignal
+from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
 
-FOLDER = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 """Written last: a folder that has it is whole. It is sent with the others."""
 ABOUT = "run.json"
@@ -30,10 +30,10 @@ KEPT = 2
 """Uploaded checkpoints that stay on this machine."""
 
 
-class CheckpointLoop(Courier):
+class CheckpointSender(BackgroundSender):
     name = "checkpoints"
 
-    def __init__(self, client: Client, lease: int, out: Path, wishes: Wishes, last: int = -1) -> None:
+    def __init__(self, client: SiteClient, lease: int, out: Path, wishes: StopSignal, last: int = -1) -> None:
         """`last`: the step of the checkpoint that the server already has."""
         super().__init__(wishes)
         self._client = client
@@ -43,14 +43,14 @@ class CheckpointLoop(Courier):
 
     def send_next(self) -> bool:
         """Send the oldest one that has not been sent."""
-        for name in list_folder(self._out, FOLDER):
-            if (step := step_of(name)) is not None and step > self._last:
-                folder = f"{FOLDER}/{name}"
+        for name in list_folder(self._out, CHECKPOINTS_FOLDER):
+            if (step := parse_step(name)) is not None and step > self._last:
+                folder = f"{CHECKPOINTS_FOLDER}/{name}"
                 with (
                     suppress(OSError, UnsafeFileError),
                     ExitStack() as opened,
                 ):  # taken away meanwhile: the next one will do
-                    checkpoint = describe(self._out, folder, step, opened)
+                    checkpoint = open_checkpoint(self._out, folder, step, opened)
                     if checkpoint is None:
                         continue
                     self._send(*checkpoint)
@@ -63,36 +63,40 @@ class CheckpointLoop(Courier):
     def _send(self, checkpoint: Checkpoint, files: Sequence[BufferedReader]) -> None:
         with ExitStack() as opened:
             about = self._about(opened)
-            send(self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes)
+            upload_missing_files(
+                self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes
+            )
         message = CheckpointUploaded(checkpoint=checkpoint, files=tuple(about))
-        persistently(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
+        retry_until_reachable(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
 
     def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
         """Return `run.json`: what it takes to make something of the checkpoint before the run has ended."""
         with suppress(OSError, UnsafeFileError):
             file = opened.enter_context(open_file(self._out, ABOUT))
-            return {reference(ABOUT, file): file}
+            return {build_file_ref(ABOUT, file): file}
         return {}
 
     def _free(self) -> None:
         """Remove what has been uploaded, but for the newest."""
         sent = [
             name
-            for name in list_folder(self._out, FOLDER)
-            if (step := step_of(name)) is not None and step <= self._last
+            for name in list_folder(self._out, CHECKPOINTS_FOLDER)
+            if (step := parse_step(name)) is not None and step <= self._last
         ]
         for name in sent[:-KEPT]:
             with suppress(OSError):
-                above = open_folder(self._out, FOLDER)
+                above = open_folder(self._out, CHECKPOINTS_FOLDER)
                 shutil.rmtree(name, dir_fd=above)
 
 
-def step_of(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
     match = NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
-def describe(out: Path, folder: str, step: int, opened: ExitStack) -> tuple[Checkpoint, list[BufferedReader]] | None:
+def open_checkpoint(
+    out: Path, folder: str, step: int, opened: ExitStack
+) -> tuple[Checkpoint, list[BufferedReader]] | None:
     """Return a whole checkpoint's description and its open files; None while it is not whole.
 
     The hashes are our own; `Unsafe` if they or the step are not those of its manifest.
@@ -109,18 +113,20 @@ def describe(out: Path, folder: str, step: int, opened: ExitStack) -> tuple[Chec
     refs, files = [], []
     for name in [*(file.path for file in manifest.files), MANIFEST]:
         file = opened.enter_context(open_file(out, f"{folder}/{name}"))
-        refs.append(reference(name, file))
+        refs.append(build_file_ref(name, file))
         files.append(file)
     if tuple(refs[:-1]) != manifest.files:
         raise UnsafeFileError("The checkpoint's files are not those of its manifest.")
     return Checkpoint(step=step, files=tuple(refs)), files
 
 
-def send(client: Client, lease: str, files: dict[FileRef, BufferedReader], wishes: Wishes) -> None:
+def upload_missing_files(
+    client: SiteClient, lease: str, files: dict[FileRef, BufferedReader], wishes: StopSignal
+) -> None:
     """Send those files that the server does not have yet. Safe to repeat."""
     have = BlobQuery(files=tuple(files))
-    wanted = set(persistently(lambda: client.post(f"{lease}/blobs", have, MissingBlobs), wishes.over).sha256)
+    wanted = set(retry_until_reachable(lambda: client.post(f"{lease}/blobs", have, MissingBlobs), wishes.over).sha256)
     for file, content in files.items():
         if file.sha256 in wanted:
             wanted.discard(file.sha256)
-            upload(client, f"{lease}/blobs/{file.sha256}", file.size, content, wishes.over)
+            upload_file(client, f"{lease}/blobs/{file.sha256}", file.size, content, wishes.over)

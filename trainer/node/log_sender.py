@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from trainer.node.client import Client, persistently
-from trainer.node.courier import Courier
-from trainer.node.stopping import Wishes
+from trainer.node.background_sender import BackgroundSender
+from trainer.node.client import SiteClient, retry_until_reachable
+from trainer.node.stop_signal import StopSignal
 from trainer.protocol import Acknowledgment, LogChunk
 
 OUTPUT_BYTES = 2 << 20
@@ -21,7 +21,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f
 """Colours and the like, and characters that a page or a database cannot hold."""
 
 
-class Pump:
+class OutputCapture:
     """Reads the pipe until its end, whatever comes, and appends readable text to `file`."""
 
     def __init__(self, pipe: IO[bytes], file: Path) -> None:
@@ -54,10 +54,10 @@ class Pump:
         )
 
 
-class LogLoop(Courier):
+class LogSender(BackgroundSender):
     name = "log"
 
-    def __init__(self, client: Client, lease: int, file: Path, wishes: Wishes) -> None:
+    def __init__(self, client: SiteClient, lease: int, file: Path, wishes: StopSignal) -> None:
         super().__init__(wishes)
         self._client = client
         self._path = f"/leases/{lease}/log"
@@ -69,15 +69,15 @@ class LogLoop(Courier):
             return False
         with self._file.open("rb") as file:
             file.seek(self._offset)
-            text = whole(file.read(CHUNK_BYTES))
+            text = decode_complete_characters(file.read(CHUNK_BYTES))
         if not text:
             return False
         chunk = LogChunk(offset=self._offset, text=text)
-        persistently(lambda: self._client.post(self._path, chunk, Acknowledgment), self.wishes.over)
+        retry_until_reachable(lambda: self._client.post(self._path, chunk, Acknowledgment), self.wishes.over)
         self._offset += len(text.encode())
         return True
 
 
-def whole(data: bytes) -> str:
+def decode_complete_characters(data: bytes) -> str:
     """Return the characters that are there in full; the rest of one that is cut comes with the next."""
     return codecs.getincrementaldecoder("utf-8")().decode(data)

@@ -9,7 +9,7 @@ import enum
 import time
 
 
-class Stop(enum.IntEnum):
+class StopLevel(enum.IntEnum):
     """The larger number wins."""
 
     NONE = 0
@@ -24,42 +24,42 @@ FINISH_SECONDS = 90
 RELEASE_SECONDS = 3
 
 
-class Sponsor:
+class SponsorSignal:
     """What the sponsor has asked of the agent, by signals. Lives as long as the agent."""
 
     def __init__(self) -> None:
-        self.stop = Stop.NONE
+        self.stop = StopLevel.NONE
         self.asked_at = 0.0
 
-    def ask(self) -> Stop:
+    def ask(self) -> StopLevel:
         """The first time: finish what can be finished soon. The second time: leave now."""
-        self.stop = Stop.FINISH if self.stop is Stop.NONE else Stop.RELEASE
+        self.stop = StopLevel.FINISH if self.stop is StopLevel.NONE else StopLevel.RELEASE
         self.asked_at = time.monotonic()
         return self.stop
 
     def out_of_patience(self) -> bool:
-        patience = {Stop.FINISH: FINISH_SECONDS, Stop.RELEASE: RELEASE_SECONDS}.get(self.stop)
+        patience = {StopLevel.FINISH: FINISH_SECONDS, StopLevel.RELEASE: RELEASE_SECONDS}.get(self.stop)
         return patience is not None and time.monotonic() - self.asked_at > patience
 
 
-class Wishes:
+class StopSignal:
     """What is wished of one job, by the sponsor and by the server."""
 
-    def __init__(self, sponsor: Sponsor) -> None:
+    def __init__(self, sponsor: SponsorSignal) -> None:
         self.sponsor = sponsor
-        self.by_server = Stop.NONE
+        self.by_server = StopLevel.NONE
         self.reason = ""
         self.trouble = ""
         """The sentence of a side loop that cannot go on: the job ends with it."""
 
-    def server(self, stop: Stop, reason: str) -> None:
+    def server(self, stop: StopLevel, reason: str) -> None:
         if stop > self.by_server:
             self.by_server, self.reason = stop, reason
 
     @property
-    def stop(self) -> Stop:
+    def stop(self) -> StopLevel:
         return max(self.by_server, self.sponsor.stop)
 
     def over(self) -> bool:
         """Is there no use in trying further to reach the server about this job?"""
-        return self.by_server is Stop.LOST or self.sponsor.out_of_patience()
+        return self.by_server is StopLevel.LOST or self.sponsor.out_of_patience()

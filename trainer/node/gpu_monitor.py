@@ -6,7 +6,7 @@ import threading
 import time
 
 from trainer.node.console import say
-from trainer.node.gpus import GpuError, Reader, Reading
+from trainer.node.gpus import GpuError, GpuReader, GpuReading
 from trainer.protocol import Health, ProbeReading
 
 IDLE_SECONDS = 300.0
@@ -16,8 +16,8 @@ BUSY_PERCENT = 5.0
 """Less is what a desktop alone does."""
 
 
-class Vitals:
-    def __init__(self, reader: Reader) -> None:
+class GpuMonitor:
+    def __init__(self, reader: GpuReader) -> None:
         self.reader = reader
         self.probe: ProbeReading | None = None
         """The latest on this machine."""
@@ -27,10 +27,10 @@ class Vitals:
         """Lanes for which that has lasted."""
         self._said: dict[str, bool] = {}
         self._lock = threading.Lock()
-        self._readings: tuple[Reading, ...] = ()
+        self._readings: tuple[GpuReading, ...] = ()
         self._read_at = float("-inf")
 
-    def read(self) -> tuple[Reading, ...]:
+    def read(self) -> tuple[GpuReading, ...]:
         """Return one reading for each GPU of the machine, as `Reader.read`; raise `GpuError`."""
         with self._lock:  # many lanes: one look is enough for all
             if time.monotonic() - self._read_at > FRESH_SECONDS:

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainer import protocol
-from trainer.node.board import Tally
-from trainer.node.client import BACKOFF_MOST, BACKOFF_SECONDS, Unreachable, persistently
+from trainer.node.client import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS, ServerUnreachableError, retry_until_reachable
 from trainer.node.job import Job
-from trainer.node.outcome import Failed, Interrupted
-from trainer.node.stopping import Stop
+from trainer.node.outcome import JobFailedError, JobInterruptedError
+from trainer.node.status_display import RephraseStats
+from trainer.node.stop_signal import StopLevel
 from trainer.rephrase.backends import Answer, BackEndError, Declined, PromptTooLong, Unavailable, Writer
 from trainer.rephrase.checks import Thresholds, duplicate_key, read_thresholds
 from trainer.rephrase.writing import Made, Piece, make
@@ -49,19 +49,21 @@ JUDGE_SECONDS = 60.0
 """That the site may take for its checks of a batch."""
 
 
-class Stopped(Exception):
+class SessionEndingError(Exception):
     """Nobody wants this piece any more."""
 
 
 @dataclass
-class InHand:
+class PendingPacket:
     packet: protocol.Packet
     left: int
     outputs: dict[tuple[int, str], protocol.RephraseOutput] = field(default_factory=dict)
 
 
-class Sitting:
-    def __init__(self, job: Job, order: protocol.RephraseOrder, writer: Writer, parallel: int, tally: Tally) -> None:
+class RephraseSession:
+    def __init__(
+        self, job: Job, order: protocol.RephraseOrder, writer: Writer, parallel: int, tally: RephraseStats
+    ) -> None:
         self._job = job
         self._order = order
         self._writer = writer
@@ -71,7 +73,7 @@ class Sitting:
         self._path = f"/leases/{job.lease}/packets"
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._held: dict[int, InHand] = {}
+        self._held: dict[int, PendingPacket] = {}
         self._ready: deque[int] = deque()
         self._known: set[str] = set()
         self._declined = 0
@@ -106,15 +108,15 @@ class Sitting:
                 self._pieces.put(None)
 
     def _step(self) -> None:
-        if self._job.wishes.stop is Stop.FINISH:
+        if self._job.wishes.stop is StopLevel.FINISH:
             self._ending.set()
             self._hand_in(everything=True)
-            raise Interrupted
+            raise JobInterruptedError
         self._job.check_wishes()
         if self._trouble:
             self._ending.set()
             self._hand_in(everything=True)
-            raise Failed(self._trouble)
+            raise JobFailedError(self._trouble)
         self._hand_in(everything=bool(self._done))
         if self._wants_more():
             self._take()
@@ -147,7 +149,7 @@ class Sitting:
             usual = max(1.0, left / len(held)) if held else float(len(self._order.styles))
         wanted = max(1, min(TAKE_MOST, round(((1 + AHEAD) * self._parallel - left) / usual)))
         question = protocol.TakePackets(count=wanted, held=held)
-        answer = persistently(
+        answer = retry_until_reachable(
             lambda: self._job.client.post(f"{self._path}/take", question, protocol.TakePacketsReply), self._job.unwanted
         )
         for packet in answer.packets:
@@ -159,12 +161,12 @@ class Sitting:
     def _receive(self, packet: protocol.Packet) -> None:
         for chunk in packet.chunks:
             if hashlib.sha256(chunk.text.encode()).hexdigest() != chunk.sha256:
-                raise Failed(f"Packet {packet.packet} is not what the site says it is: the hashes differ.")
+                raise JobFailedError(f"Packet {packet.packet} is not what the site says it is: the hashes differ.")
         pieces = [Piece(packet.packet, chunk, style) for chunk in packet.chunks for style in chunk.styles]
         with self._changed:
             if packet.packet in self._held:
                 return
-            self._held[packet.packet] = InHand(packet, len(pieces))
+            self._held[packet.packet] = PendingPacket(packet, len(pieces))
             self._in_vain = False
         self._count(waiting=len(pieces))
         for piece in pieces:
@@ -185,11 +187,11 @@ class Sitting:
                 f"{self._path}/submit", message, protocol.SubmitPacketsReply, patience=JUDGE_SECONDS
             )
             if [verdict.packet for verdict in answer.verdicts] != [result.packet for result in message.results]:
-                raise Unreachable("The site's answer is not about what was handed in.")
+                raise ServerUnreachableError("The site's answer is not about what was handed in.")
             return answer
 
         wishes = self._job.wishes
-        return persistently(once, lambda: wishes.over() or wishes.stop >= Stop.RELEASE)
+        return retry_until_reachable(once, lambda: wishes.over() or wishes.stop >= StopLevel.RELEASE)
 
     def _next_results(self, everything: bool) -> tuple[protocol.RephrasedPacket, ...]:
         with self._changed:
@@ -206,7 +208,7 @@ class Sitting:
                 results.append(result)
             return tuple(results)
 
-    def _result(self, held: InHand) -> protocol.RephrasedPacket:
+    def _result(self, held: PendingPacket) -> protocol.RephrasedPacket:
         order = self._order
         return protocol.RephrasedPacket(
             packet=held.packet.packet,
@@ -240,7 +242,7 @@ class Sitting:
             self._count(waiting=-1, writing=1)
             try:
                 made = make(piece, self._order, self._thresholds, self._known, self._ask)
-            except Stopped:
+            except SessionEndingError:
                 return
             except Exception as error:  # of ours, or of the back end: the sitting ends with it
                 self._fail(str(error) if isinstance(error, BackEndError) else f"Writing failed ({error!r}).")
@@ -277,7 +279,7 @@ class Sitting:
                         f"{error} It has not answered for {PATIENCE_SECONDS / 60:.0f} minutes."
                     ) from error
                 self._told(str(error))
-                self._ending.wait(random.uniform(0, min(BACKOFF_MOST, BACKOFF_SECONDS * 2**tries)))
+                self._ending.wait(random.uniform(0, min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2**tries)))
                 self._writer.look_after()
                 tries = min(tries + 1, 16)
                 continue
@@ -289,7 +291,7 @@ class Sitting:
             self._declined = 0
             self._told("")
             return answer
-        raise Stopped
+        raise SessionEndingError
 
     def _decline(self, error: Declined) -> None:
         """Raise `BackEndError` if it declines whatever it is asked."""

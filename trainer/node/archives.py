@@ -10,14 +10,14 @@ from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, san
 RELEASE_BYTES = 64 << 20
 ENTRY_BYTES = 256_000
 """The files of an entry together; their tar may be a little larger."""
-FILES = 5000
+MAX_FILES = 5000
 
 
-class BadTar(Exception):
+class ArchiveError(Exception):
     """The archive holds what it must not, in a sentence."""
 
 
-def unpack(archive: Path, target: Path, below: str, most_bytes: int) -> None:
+def unpack_archive(archive: Path, target: Path, below: str, most_bytes: int) -> None:
     """Write the members, all of which must be plain files or folders in `below`, to `target`, over what is there.
 
     Nothing is written if any member is refused.
@@ -25,31 +25,31 @@ def unpack(archive: Path, target: Path, below: str, most_bytes: int) -> None:
     try:
         with tarfile.open(archive, "r:") as tar:  # uncompressed only: no archive grows when it is opened
             members = tar.getmembers()
-            check(members, PurePosixPath(below), most_bytes)
+            check_members(members, PurePosixPath(below), most_bytes)
             for member in members:
                 if member.isfile():
-                    write(tar, member, target)
+                    write_member(tar, member, target)
     except (tarfile.TarError, OSError) as error:
-        raise BadTar(f"The archive cannot be opened: {sanitize_line(str(error))}.") from error
+        raise ArchiveError(f"The archive cannot be opened: {sanitize_line(str(error))}.") from error
 
 
-def check(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int) -> None:
-    if len(members) > FILES:
-        raise BadTar(f"The archive holds more than {FILES:,} files.")
+def check_members(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int) -> None:
+    if len(members) > MAX_FILES:
+        raise ArchiveError(f"The archive holds more than {MAX_FILES:,} files.")
     for member in members:
         try:
             path = parse_relative_path(member.name.removesuffix("/"))
         except UnsafeFileError as error:
-            raise BadTar(f"The archive is refused: {error}") from error
+            raise ArchiveError(f"The archive is refused: {error}") from error
         if not (member.isfile() or member.isdir()):
-            raise BadTar(f"The archive is refused: {sanitize_line(member.name)} is neither a file nor a folder.")
+            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is neither a file nor a folder.")
         if not path.is_relative_to(below) and not (member.isdir() and below.is_relative_to(path)):
-            raise BadTar(f"The archive is refused: {sanitize_line(member.name)} is outside {below}/.")
+            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is outside {below}/.")
     if sum(member.size for member in members) > most_bytes:
-        raise BadTar(f"The archive is refused: its files are larger than {most_bytes:,} bytes together.")
+        raise ArchiveError(f"The archive is refused: its files are larger than {most_bytes:,} bytes together.")
 
 
-def write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     path = target / parse_relative_path(member.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     source = tar.extractfile(member)

@@ -1,0 +1,66 @@
+"""What to run in a sandbox and what it may use; the same for every driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+from trainer.errors import UserError
+from trainer.sandbox.process import SandboxProcess
+
+OutputStream = int | IO[bytes]
+"""An open file, its descriptor or `subprocess.DEVNULL`; never `subprocess.PIPE`."""
+
+
+class SandboxError(UserError):
+    """The sandbox could not be started."""
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """What all processes of a sandbox may use together."""
+
+    wall_seconds: float
+    memory_bytes: int
+    """Anonymous and shared memory, and files in memory (`/tmp`, `/dev/shm`); not the page cache."""
+    disk_bytes: int
+    """In the writable mounts, including deleted files that are still open. A file counts as at least 4 KiB."""
+    processes: int
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder that is visible in the sandbox under the same path as outside."""
+
+    path: Path
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """A command, what it can see and what it may use."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """All variables. Only `PATH`, `HOME` and `LANG` have defaults, set by the driver; these override them."""
+    mounts: Sequence[Mount]
+    """Besides these, only the interpreter's own folders are visible."""
+    folder: Path
+    """Working directory of the command."""
+    limits: ResourceLimits
+    pass_fds: Sequence[int] = field(default=())
+    """File descriptors that the command inherits under the same numbers. Not supported by docker."""
+
+
+class SandboxDriver(Protocol):
+    """One way of confining a command. Constructed without arguments."""
+
+    name: str
+
+    def find_problem(self) -> str | None:
+        """Run a test command; return None if this driver works on this machine, else a sentence that says why not."""
+
+    def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
+        """Start the command with empty standard input; raise `SandboxError` if it cannot be started."""
