@@ -66,10 +66,10 @@ def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[GpuReader, list[
 
 
 def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) -> None:
-    open_gpu_reader, cards = two
+    reader, cards = two
     cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
     cards[1].reasons = HEAT | POWER_CAP
-    first, second = open_gpu_reader.read()
+    first, second = reader.read()
     assert (first.used_bytes, first.temperature_celsius, first.throttled) == (300 << 20, 41, False)
     assert (second.used_bytes, second.temperature_celsius, second.busy_percent) == (5 * GIB, 88, 97)
     assert (second.throttled, second.processes) == (True, frozenset({4711}))
@@ -113,7 +113,7 @@ def test_without_a_driver_there_is_no_gpu_and_nothing_is_imported(driver_only: P
     script = (
         "import sys, pathlib\nfrom trainer.node import gpus\n"
         "gpus.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
-        "assert gpus.reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
+        "assert gpus.open_gpu_reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
     assert ProcGpuReader().gpus == ()
