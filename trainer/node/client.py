@@ -237,7 +237,7 @@ def retry_until_reachable(attempt: Callable[[], Result], give_up: Callable[[], b
 
 def sleep_unless(seconds: float, give_up: Callable[[], bool]) -> None:
     """Sleep, but not beyond the moment when `give_up` says so."""
-    until = time.monotonic() + parse_retry_after
+    until = time.monotonic() + seconds
     while not give_up() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
 
