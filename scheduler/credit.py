@@ -20,8 +20,8 @@ from trainer.accounting import peak_flops
 
 def relative_speed(accelerator: str) -> float | None:
     """Return how many H100s one such device is worth; None where we have no figure for it."""
-    figure = peak_flops.peak(accelerator)
-    return None if figure is None else figure / peak_flops.H100
+    figure = peak_flops.lookup_peak_flops(accelerator)
+    return None if figure is None else figure / peak_flops.H100_PEAK_FLOPS
 
 
 def h100_hours(accelerator: str, gpu_seconds: float) -> float:

@@ -234,7 +234,7 @@ def recheck_integrity(run: Run) -> None:
     buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
     with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
         row = row[:, : run.resolved.piece].to(run.fabric.device)
-        run.flop_count = flops.recount(run.flop_count, run.raw_model, row)
+        run.flop_count = flops.recount_flops(run.flop_count, run.raw_model, row)
     for buffer, value in buffers:
         buffer.copy_(value)
     restore_random_state(before)

@@ -24,10 +24,14 @@ def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
     metered, leases = meter(run)
     void = {"flops_void": verdict.flops_void, "seconds_void": run.seconds_void}
     if metered > 0:
-        working = max(seconds, metered - leases * plausibility.SETTING_UP)
-        peak = plausibility.peak_of(run.node_class)
-        void["flops_void"] = void["flops_void"] or plausibility.flops_void(flops, working, peak, usual(run))
-        void["seconds_void"] = void["seconds_void"] or plausibility.seconds_void(seconds, metered, leases)
+        working = max(seconds, metered - leases * plausibility.SETUP_SECONDS)
+        peak = plausibility.lookup_node_peak_flops(run.node_class)
+        void["flops_void"] = void["flops_void"] or plausibility.explain_implausible_flops(
+            flops, working, peak, usual(run)
+        )
+        void["seconds_void"] = void["seconds_void"] or plausibility.explain_implausible_seconds(
+            seconds, metered, leases
+        )
     return {"train_flops": flops, "train_seconds": seconds, **void}
 
 

@@ -177,7 +177,7 @@ def peak(asked: matching.Demand) -> float | None:
     for label in asked.names:
         if found := matching.MODEL_LABEL.fullmatch(label):
             name = found[2].upper()
-            figure = peak_flops.peak(name) or peak_flops.peak(f"RTX {name}")
+            figure = peak_flops.lookup_peak_flops(name) or peak_flops.lookup_peak_flops(f"RTX {name}")
             if figure is not None:
                 return figure * int(found[1])
     return None

@@ -115,7 +115,7 @@ def due(leases: list[dict[str, Any]]) -> dict[str, float]:
         "gpu_seconds": sum(seconds for _, seconds in with_gpu),
         "cpu_seconds": sum(lease["seconds"] for lease in leases if not lease["gpus"]),
         "credit_hours": sum(
-            seconds / 3600 * peak_flops.PEAK[SHORT[lease["accelerator"]]] / peak_flops.H100
+            seconds / 3600 * peak_flops.PEAK_FLOPS[SHORT[lease["accelerator"]]] / peak_flops.H100_PEAK_FLOPS
             for lease, seconds in with_gpu
         ),
     }

@@ -38,12 +38,12 @@ def test_an_h100_is_worth_one() -> None:
     ],
 )
 def test_a_device_is_known_by_whole_words(name: str, figure: float | None) -> None:
-    assert peak_flops.peak(name) == figure
+    assert peak_flops.lookup_peak_flops(name) == figure
 
 
 def test_names_that_begin_alike_stand_in_the_right_order() -> None:
-    names = list(peak_flops.PEAK)
-    assert all(peak_flops.peak(f"NVIDIA {name}") == peak_flops.PEAK[name] for name in names)
+    names = list(peak_flops.PEAK_FLOPS)
+    assert all(peak_flops.lookup_peak_flops(f"NVIDIA {name}") == peak_flops.PEAK_FLOPS[name] for name in names)
 
 
 def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:

@@ -1,9 +1,8 @@
-"""A run's budget: how much it may use, of what, and which part of it is used.
+"""A run's budget: seconds, tokens, steps or FLOPs, and the used fraction.
 
 `24h`, `15s`, `3m`, `1.5h` are seconds of training; `3B-tokens`, `10M-tokens` tokens; `500steps` optimizer steps;
 `1e19flops` training FLOPs as `trainer.accounting.flops` counts them. Evaluation, checkpoints and everything before
-the first step are not charged. With a budget in steps, tokens or FLOPs nothing that a run computes depends on
-the clock.
+the first step are not charged. With a budget in steps, tokens or FLOPs, a run's results do not depend on the clock.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, Self
 
+from trainer.errors import UserError
+
 Kind = Literal["seconds", "tokens", "steps", "flops"]
 
-SECONDS = {
+SECONDS_PER_UNIT = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hour", "hours"), 3600),
     **dict.fromkeys(("d", "day", "days"), 86_400),
 }
-COUNTED: dict[str, Kind] = {
+COUNTED_UNITS: dict[str, Kind] = {
     "token": "tokens",
     "tokens": "tokens",
     "step": "steps",
@@ -31,13 +32,15 @@ COUNTED: dict[str, Kind] = {
     "flop": "flops",
     "flops": "flops",
 }
-LARGE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-MOST: dict[Kind, float] = {"seconds": 30 * 86_400, "tokens": 1e14, "steps": 1e9, "flops": 1e26}
-"""Beyond these it is a slip of the finger: a month, six times the largest text corpus, a frontier laboratory's run."""
+MAGNITUDES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+LIMITS: dict[Kind, float] = {"seconds": 30 * 86_400, "tokens": 1e14, "steps": 1e9, "flops": 1e26}
+"""Larger amounts are typing errors: a month, six times the largest text corpus, a frontier laboratory's run."""
 
 NUMBER = r"(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?)"
-WORD = re.compile(rf"\s*{NUMBER}\s*(?P<large>[kmbt]?)[\s_-]*(?P<unit>{'|'.join(COUNTED)})\s*", re.IGNORECASE)
-CLOCK = re.compile(rf"\s*{NUMBER}\s*(?P<unit>{'|'.join(SECONDS)})\s*", re.IGNORECASE)
+COUNT_PATTERN = re.compile(
+    rf"\s*{NUMBER}\s*(?P<magnitude>[kmbt]?)[\s_-]*(?P<unit>{'|'.join(COUNTED_UNITS)})\s*", re.IGNORECASE
+)
+TIME_PATTERN = re.compile(rf"\s*{NUMBER}\s*(?P<unit>{'|'.join(SECONDS_PER_UNIT)})\s*", re.IGNORECASE)
 EXAMPLES = "try 15s, 3m, 24h, 500steps, 3B-tokens or 1e19flops"
 
 
@@ -52,6 +55,10 @@ class Usage:
     """Of training: evaluation and checkpoints are not charged."""
 
 
+class BudgetError(UserError):
+    """The budget cannot be parsed or is impossible."""
+
+
 @dataclass(frozen=True)
 class Budget:
     kind: Kind
@@ -60,23 +67,25 @@ class Budget:
 
     def __post_init__(self) -> None:
         unit = "training FLOPs" if self.kind == "flops" else self.kind
-        if not 1 <= self.amount <= MOST[self.kind]:
-            most = f"{MOST[self.kind]:,.0f}" if MOST[self.kind] < 1e12 else f"{MOST[self.kind]:.0e}"
-            raise ValueError(f"a budget of {self.amount:g} {unit} is impossible: it must be from 1 to {most} {unit}")
+        if not 1 <= self.amount <= LIMITS[self.kind]:
+            limit = LIMITS[self.kind]
+            most = f"{limit:,.0f}" if limit < 1e12 else f"{limit:.0e}"
+            raise BudgetError(f"a budget of {self.amount:g} {unit} is impossible: it must be from 1 to {most} {unit}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a budget; raise ValueError with one line if it cannot be meant."""
-        if match := CLOCK.fullmatch(text):
-            return cls("seconds", float(match["number"]) * SECONDS[match["unit"].lower()])
-        if match := WORD.fullmatch(text):
-            kind, amount = COUNTED[match["unit"].lower()], float(match["number"]) * LARGE[match["large"].lower()]
+        """Parse a budget. Raises `BudgetError`."""
+        if match := TIME_PATTERN.fullmatch(text):
+            return cls("seconds", float(match["number"]) * SECONDS_PER_UNIT[match["unit"].lower()])
+        if match := COUNT_PATTERN.fullmatch(text):
+            kind = COUNTED_UNITS[match["unit"].lower()]
+            amount = float(match["number"]) * MAGNITUDES[match["magnitude"].lower()]
             if kind != "flops" and amount != round(amount):
-                raise ValueError(f"impossible budget {text!r}: {kind} come in whole numbers")
+                raise BudgetError(f"impossible budget {text!r}: {kind} come in whole numbers")
             return cls(kind, amount)
         if re.fullmatch(rf"\s*{NUMBER}\s*", text):
-            raise ValueError(f"impossible budget {text!r}: a number of what? {EXAMPLES}")
-        raise ValueError(f"impossible budget {text!r}: {EXAMPLES}")
+            raise BudgetError(f"impossible budget {text!r}: a number of what? {EXAMPLES}")
+        raise BudgetError(f"impossible budget {text!r}: {EXAMPLES}")
 
     def __str__(self) -> str:
         """Return a text that `parse` reads back as the same budget: 12.5s, 500steps, 1.25e12flops."""
@@ -88,25 +97,25 @@ class Budget:
     def times(self, factor: float) -> Self:
         """Return this budget times `factor`; steps and tokens to the nearest whole number and at least 1.
 
-        Raises ValueError where the result is impossible.
+        Raises `BudgetError` if the result is impossible.
         """
         if self.kind in ("seconds", "flops"):
             return replace(self, amount=self.amount * factor)
         return replace(self, amount=float(max(1, round(Fraction(self.amount) * Fraction(factor)))))
 
     def share_of(self, whole: Budget) -> float | None:
-        """Return which part of another budget this is; None where they count different things."""
+        """Return this budget as a fraction of another one, or None if their kinds differ."""
         return self.amount / whole.amount if self.kind == whole.kind else None
 
     def steps(self, tokens_per_step: int, flops_per_step: float) -> int | None:
-        """Return how many steps this pays for, rounded up and at least 1; None if only the clock can tell."""
+        """Return the number of steps, rounded up and at least 1. None for a budget of seconds."""
         if self.kind == "seconds":
             return None
         price = {"steps": 1.0, "tokens": float(tokens_per_step), "flops": flops_per_step}[self.kind]
         assert price > 0
         return max(1, math.ceil(self.amount / price))
 
-    def used(self, spent: Usage, tokens_per_step: int, flops_per_step: float) -> float:
-        """Return the used fraction in [0, 1]; a budget whose steps are known is used up by exactly that many steps."""
+    def used_fraction(self, spent: Usage, tokens_per_step: int, flops_per_step: float) -> float:
+        """Return the used fraction in [0, 1]. A budget whose steps are known is used up after exactly that many."""
         steps = self.steps(tokens_per_step, flops_per_step)
         return min(1.0, spent.seconds / self.amount if steps is None else spent.steps / steps)

@@ -1,6 +1,6 @@
-"""What accelerators can do: one table, for checking claims of compute and for crediting what was lent.
+"""Peak FLOP/s of accelerators, for plausibility checks and for sponsors' credit.
 
-Pure, the standard library only: the site uses it too.
+Standard library only: the site uses it too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-PEAK = {
+PEAK_FLOPS = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
     "H200": 989e12,
@@ -62,15 +62,15 @@ PEAK = {
     "RTX 2080 Ti": 54e12,
 }
 """Dense bf16 FLOP/s, accumulated in fp32, at boost clock, from NVIDIA's data sheets and white papers (their
-figures "with sparsity" halved); fp16 for the four of Volta and Turing, which have no bf16. The first name that is found
-in the device's wins, as whole words."""
+figures "with sparsity" halved); fp16 for the four of Volta and Turing, which have no bf16. The first name found in
+the device's name, as whole words, is used."""
 
-H100 = PEAK["H100"]
+H100_PEAK_FLOPS = PEAK_FLOPS["H100"]
 
 
 @lru_cache(maxsize=256)
-def peak(name: str) -> float | None:
-    """Return the FLOP/s of one device by its driver's name for it; None where we have no figure, as for laptops."""
+def lookup_peak_flops(name: str) -> float | None:
+    """Return the FLOP/s of one device by its driver's name. None if unknown, as for laptops."""
     if "Laptop" in name:
         return None
-    return next((figure for part, figure in PEAK.items() if re.search(rf"\b{re.escape(part)}\b", name)), None)
+    return next((figure for part, figure in PEAK_FLOPS.items() if re.search(rf"\b{re.escape(part)}\b", name)), None)

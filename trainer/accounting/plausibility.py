@@ -1,57 +1,57 @@
-"""Why a run's FLOPs or seconds may not count: the sentences, and what they are checked against from outside.
+"""Check a run's reported FLOPs and seconds against the time that the node measured.
 
-A training process says itself what it used; its author's code ran in it. The agent's meter is another process. So:
+The training process reports its own usage, and the author's code runs in it. The node's meter is a separate process.
 
-- seconds: those that a run charges to its budget must be most of those that the agent metered;
-- FLOPs: a count that the metered time could not have computed is too large, and one whose FLOPs take many times as long
-  as the baseline's on the same class of node is too small: other work is hidden behind it;
-- a run is charged at least its budget, whatever it says.
+- Seconds: the run must charge most of the measured seconds to its budget.
+- FLOPs: a count is too large if the devices could not have computed it in the measured time. It is too small if a FLOP
+  takes many times as long as the baseline's on the same class of node, which hints at hidden work.
+- A run is charged at least its budget.
 
-Pure, the standard library only: the site uses it.
+Standard library only: the site uses it too.
 """
 
 from __future__ import annotations
 
-from trainer.accounting.peak_flops import peak
+from trainer.accounting.peak_flops import lookup_peak_flops
 
 NO_FORMULA = "The model runs an operator without a registered formula: its FLOPs are not known."
 LEAVES_TORCH = "The model takes tensors out of torch while it computes: its FLOPs cannot be counted."
 CHANGES = "The model does other work in the middle of training than when its FLOPs were counted first."
 FAILED = "The model's FLOPs could not be counted: a forward and backward pass failed."
 IMPOSSIBLE = "The count of the model's FLOPs cannot be right."
-SENTENCES = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED, IMPOSSIBLE)
-"""Why a count is void; the first means that it is not."""
+VOID_REASONS = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED, IMPOSSIBLE)
+"""Reasons for a void count. The empty one means that it is valid."""
 
-SLOWEST = 10.0
-"""A counted FLOP may take this many times as long as the baseline's. A guess on the generous side, for honest work that
-is slow (recurrences in plain torch, many small products). What hides within this factor is not caught by time alone."""
+MAX_SLOWDOWN = 10.0
+"""A counted FLOP may take this many times as long as the baseline's. A generous guess, for honest work that is slow
+(recurrences in plain torch, many small products). Hidden work within this factor is not detected."""
 
-SHARE = 0.5
-"""Of the metered seconds a run has to charge at least this share, beyond `SETTING_UP`."""
+MIN_CHARGED_SHARE = 0.5
+"""Share of the measured seconds, after `SETUP_SECONDS`, that a run must charge."""
 
-SETTING_UP = 180.0
+SETUP_SECONDS = 180.0
 """Seconds that a run may spend uncharged at the start of each lease: libraries, data, compilation."""
 
 
-def peak_of(name: str) -> float | None:
-    """Return the FLOP/s of a device, or of a node's class ("2 x NVIDIA H100"); None where we have no figure."""
-    figure = peak(name)
+def lookup_node_peak_flops(name: str) -> float | None:
+    """Return the FLOP/s of a device, or of a node's class ("2 x NVIDIA H100"). None if unknown."""
+    figure = lookup_peak_flops(name)
     count, times, _ = name.partition(" x ")
     return figure * int(count) if figure is not None and times and count.isdigit() else figure
 
 
-def flops_void(flops: float, metered: float, peak: float | None, usual: float | None) -> str:
-    """Return why this count cannot be right, "" if it can.
+def explain_implausible_flops(flops: float, metered: float, peak: float | None, usual: float | None) -> str:
+    """Return why this count cannot be right, or "".
 
-    `metered`: seconds of the training process, as the agent has them. `peak`: FLOP/s of the node's devices, None where
-    we have no figure. `usual`: the baseline's metered seconds a FLOP on the same class of node, None if none ran there.
+    `metered`: seconds of the training process, measured by the node. `peak`: FLOP/s of the node's devices, None if
+    unknown. `usual`: the baseline's measured seconds per FLOP on the same class of node, None if it never ran there.
     """
     if flops <= 0 or metered <= 0:
         return IMPOSSIBLE
     if peak is not None and flops / metered > peak:
         times = flops / metered / peak
         return f"Its FLOPs in the metered {metered:,.0f} s are {times:.1f} times what the devices can do."
-    if usual is not None and metered / flops > SLOWEST * usual:
+    if usual is not None and metered / flops > MAX_SLOWDOWN * usual:
         times = metered / flops / usual
         return (
             f"A counted FLOP of it takes {times:.0f} times as long as the baseline's on the same class of node: "
@@ -60,11 +60,11 @@ def flops_void(flops: float, metered: float, peak: float | None, usual: float | 
     return ""
 
 
-def seconds_void(charged: float, metered: float, leases: int = 1) -> str:
-    """Return why the seconds that a run charged cannot be right, given those metered over all of its leases.
+def explain_implausible_seconds(charged: float, metered: float, leases: int = 1) -> str:
+    """Return why the charged seconds cannot be right, given those measured over all leases, or "".
 
-    To charge too many gains a run nothing.
+    Charging too many gains a run nothing.
     """
-    if charged < SHARE * (metered - leases * SETTING_UP):
+    if charged < MIN_CHARGED_SHARE * (metered - leases * SETUP_SECONDS):
         return f"It charges {charged:,.0f} s where the agent metered {metered:,.0f} s: its clock cannot be right."
     return ""

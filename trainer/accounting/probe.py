@@ -1,11 +1,12 @@
-"""How fast is this machine now? Training steps of a small plain transformer of the site's own, timed.
+"""Measure how fast this machine trains now: time training steps of a small fixed transformer.
 
     python -m trainer.accounting.probe --seconds 2 --json
 
-A node runs it beside each training, so that seconds of different machines and hours can be compared at all. What it
-computes is always the same: weights and tokens come from a fixed seed, and it reports the loss of its second step.
-Only torch is imported, so that it starts in two seconds. Not covered: the speed of disks, of data loading, of other
-GPUs than the first; a machine that knows a probe when it sees one.
+A node runs it with each training run, so that seconds of different machines and hours are comparable. The work is
+always the same: weights and tokens come from a fixed seed, and the loss of the second step is reported. Only torch is
+imported, so it starts in two seconds.
+
+Not covered: the speed of disks, of data loading, of GPUs other than the first; a machine that detects the probe.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, print_error
 from trainer.protocol import ProbeReading, ProbeSpec
 
 LAYERS = 2
 HEAD = 64
 VOCABULARY = 4096
 SEED = 20260101
-WARM_STEPS = 2
-LEAST_STEPS = 5
-"""Timed even where they take longer than the seconds allow: a median of fewer says little."""
-RATE = 0.01
+WARMUP_STEPS = 2
+MIN_STEPS = 5
+"""Measured even if they take longer than `seconds`: a median of fewer steps is unreliable."""
+LEARNING_RATE = 0.01
 
 
-class Transformer:
-    """Pre-norm blocks of attention and a 4x MLP, plain gradient descent: nothing that wants tuning."""
+class ProbeTransformer:
+    """Pre-norm blocks of attention and a 4x MLP with plain gradient descent: nothing needs tuning."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(SEED)
@@ -53,9 +54,9 @@ class Transformer:
         """Mean nats per token of `[B, T + 1]`."""
         x = F.embedding(tokens[:, :-1], self.embedding)
         for qkv, out, up, down in self.blocks:
-            x = x + F.linear(self.attention(F.linear(normed(x), qkv)), out)
-            x = x + F.linear(F.relu(F.linear(normed(x), up)).square(), down)
-        logits = F.linear(normed(x), self.embedding)
+            x = x + F.linear(self.attention(F.linear(rms_norm(x), qkv)), out)
+            x = x + F.linear(F.relu(F.linear(rms_norm(x), up)).square(), down)
+        logits = F.linear(rms_norm(x), self.embedding)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def attention(self, qkv: Tensor) -> Tensor:
@@ -63,31 +64,31 @@ class Transformer:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
     def step(self, tokens: Tensor) -> float:
-        """Train on the tokens once; return the loss before. Waits for the device."""
+        """Train one step; return the loss before it. Synchronizes with the device."""
         loss = self.loss(tokens)
         gradients = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
-            torch._foreach_add_(self.parameters, gradients, alpha=-RATE)
+            torch._foreach_add_(self.parameters, gradients, alpha=-LEARNING_RATE)
         return loss.item()
 
 
-def normed(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],))
 
 
 def measure(probe: ProbeSpec, device: torch.device | None = None) -> ProbeReading:
-    """Time steps for the probe's seconds, and at least a few."""
+    """Time steps for `probe.seconds`, at least `MIN_STEPS`."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if probe.threads is not None:
         torch.set_num_threads(probe.threads)
-    model = Transformer(probe.width, device)
+    model = ProbeTransformer(probe.width, device)
     shape = (probe.batch, probe.sequence_length + 1)
     tokens = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(SEED)).to(device)
     half = probe.precision == "bf16" or (probe.precision == "auto" and device.type == "cuda")
     with torch.autocast(device.type, torch.bfloat16) if half else contextlib.nullcontext():
-        for _ in range(WARM_STEPS):
+        for _ in range(WARMUP_STEPS):
             loss = model.step(tokens)
-        times = timed(model, tokens, probe.seconds)
+        times = time_steps(model, tokens, probe.seconds)
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4)
     return ProbeReading(
@@ -98,10 +99,10 @@ def measure(probe: ProbeSpec, device: torch.device | None = None) -> ProbeReadin
     )
 
 
-def timed(model: Transformer, tokens: Tensor, seconds: float) -> list[float]:
+def time_steps(model: ProbeTransformer, tokens: Tensor, seconds: float) -> list[float]:
     times: list[float] = []
     until = time.perf_counter() + seconds
-    while len(times) < LEAST_STEPS or time.perf_counter() < until:
+    while len(times) < MIN_STEPS or time.perf_counter() < until:
         started = time.perf_counter()
         model.step(tokens)
         if tokens.device.type == "cuda":
@@ -111,16 +112,14 @@ def timed(model: Transformer, tokens: Tensor, seconds: float) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = vars(arguments(argv))
+    options = vars(parse_arguments(argv))
     as_json = options.pop("json")
     try:
         probe = ProbeSpec(**options)
     except ValueError as error:
         lines = str(error).splitlines()
-        sys.stderr.write(
-            f"trainer.accounting.probe: --{lines[1].replace('_', '-')}: {lines[2].strip().partition(' [')[0]}\n"
-        )
-        return 2
+        message = f"--{lines[1].replace('_', '-')}: {lines[2].strip().partition(' [')[0]}"
+        return print_error("trainer.accounting.probe", message, ExitCode.USER_ERROR)
     reading = measure(probe)
     if as_json:
         sys.stdout.write(reading.model_dump_json() + "\n")
@@ -131,9 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="trainer.accounting.probe", description="How fast does this machine train now?")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring (%(default)s)")
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="trainer.accounting.probe", description="Measure how fast this machine trains."
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration (%(default)s)")
     parser.add_argument("--width", type=int, default=256, help="of the model, a multiple of 64 (%(default)s)")
     parser.add_argument("--sequence-length", type=int, default=256, help="tokens in a row (%(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="rows in a step (%(default)s)")

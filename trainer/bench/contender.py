@@ -223,7 +223,7 @@ class Contender:
         counted = self.model if isinstance(self.model, LanguageModel) else Answers(self.model)
         return {
             "memory_bytes": memory_bytes(self.device) - self.before,
-            "flops_per_token": flops.count(counted, self.row).per_token,
+            "flops_per_token": flops.count_flops(counted, self.row).per_token,
             "peak": precision.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }
 

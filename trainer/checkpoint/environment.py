@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer.ops.attention import describe as describe_attention
+from trainer.ops.attention import describe_kernels as describe_attention
 
 PACKAGES = ("torch", "lightning", "numpy", "tokenizers")
 

@@ -69,8 +69,8 @@ def opened(options: argparse.Namespace) -> tuple[LanguageModel, Tokenizer, int]:
         raise ValueError(f"--device {options.device}: torch has no such device here") from error
     model = load_model(options.run, options.checkpoint, "cpu" if options.load else device)
     if options.load:
-        from trainer.ops.quantize import quantised
+        from trainer.ops.quantize import quantize
 
-        model = quantised(model, options.load, device)
+        model = quantize(model, options.load, device)
     tokenizer = Tokenizer.load(options.run / "tokenizer.json")
     return model, tokenizer, int(read_run(options.run)["model"]["sequence_length"])

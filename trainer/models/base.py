@@ -1,6 +1,6 @@
 """The contract between an architecture and everything around it: the loop, the optimizer, the scorer.
 
-An architecture is one file beside this one. It has
+An architecture is one file in this folder. It has
 - `Config`: a frozen dataclass of plain values (it is saved as JSON), one sentence under each field, with the
   classmethod `sized(depth, vocabulary_size, sequence_length)` that computes every field from one dial;
 - `Model(config)`: a `LanguageModel`;
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 def pad_vocabulary(size: int) -> int:
-    """Return the rows of an embedding or head: a multiple of 64, since odd sizes are slow on GPUs."""
+    """Return the rows of an embedding or head: a multiple of 64, since other sizes are slow on GPUs."""
     return math.ceil(size / 64) * 64
 
 

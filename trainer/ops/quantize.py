@@ -1,54 +1,57 @@
-"""Smaller weights for inference: the linear layers in 8 or 4 bits, by bitsandbytes (the extra `cuda`).
+"""Quantize linear layers to 8 or 4 bits for inference, with bitsandbytes (the extra `cuda`).
 
-8 bit is LLM.int8 (arXiv 2208.07339): a scale a row, and inputs beyond +-6 multiplied in full precision. 4 bit is NF4
-(arXiv 2305.14314, section 3): a scale every 64 weights. Embeddings, norms and the head stay as they are: the head's
-rounding would go straight into the probabilities. It runs on a CPU too, where it saves memory and no time.
+8 bit is LLM.int8 (arXiv 2208.07339): one scale per row, and inputs beyond +-6 are multiplied in full precision. 4 bit
+is NF4 (arXiv 2305.14314, section 3): one scale per 64 weights. Embeddings, norms and the head keep their precision:
+rounding the head would change probabilities directly. On a CPU this saves memory, but no time.
 """
 
 from __future__ import annotations
 
 import logging
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 
-from trainer.models.base import LanguageModel
+from trainer.errors import UserError
 
-Load = Literal["8bit", "4bit"]
+QuantizedPrecision = Literal["8bit", "4bit"]
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def quantised(model: LanguageModel, load: Load, device: torch.device) -> LanguageModel:
-    """Replace the model's linear layers by quantised ones and move it to the device. It cannot be trained any more.
+def quantize(model: ModelT, precision: QuantizedPrecision, device: torch.device) -> ModelT:
+    """Replace the linear layers by quantized ones and move the model to the device. It can no longer be trained.
 
-    Raises ValueError where bitsandbytes is not installed.
+    Raises UserError if bitsandbytes is not installed.
     """
-    library = bitsandbytes()
+    library = import_bitsandbytes()
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and not name.endswith("head"):
             parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, packed(library, module, load, device))
+            setattr(model.get_submodule(parent), attribute, quantize_layer(library, module, precision, device))
     return model.to(device).eval().requires_grad_(False)
 
 
-def packed(library: ModuleType, layer: nn.Linear, load: Load, device: torch.device) -> nn.Module:
-    """Return a layer's quantised double. The library packs weights when they are moved to a device."""
+def quantize_layer(
+    library: ModuleType, layer: nn.Linear, precision: QuantizedPrecision, device: torch.device
+) -> nn.Module:
+    """Return a quantized copy of a layer. The library packs weights when they move to a device."""
     shape = {"input_features": layer.in_features, "output_features": layer.out_features, "bias": layer.bias is not None}
-    if load == "8bit":
-        double = library.nn.Linear8bitLt(**shape, has_fp16_weights=False)
+    if precision == "8bit":
+        quantized = library.nn.Linear8bitLt(**shape, has_fp16_weights=False)
     else:
         compute = torch.bfloat16 if device.type == "cuda" else torch.float32
-        double = library.nn.Linear4bit(**shape, compute_dtype=compute, quant_type="nf4")
-    double.load_state_dict(layer.state_dict())
-    return double.to(device)
+        quantized = library.nn.Linear4bit(**shape, compute_dtype=compute, quant_type="nf4")
+    quantized.load_state_dict(layer.state_dict())
+    return quantized.to(device)
 
 
-def bitsandbytes() -> ModuleType:
-    # It warns of every layer at every token that inputs are rounded, which is what was asked for.
+def import_bitsandbytes() -> ModuleType:
+    # For every layer and token it warns that inputs are rounded.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes as library
     except ImportError as error:
-        raise ValueError("8 and 4 bits need the package bitsandbytes: pip install 'dailytrain[cuda]'") from error
+        raise UserError("8 and 4 bits need the package bitsandbytes: pip install 'dailytrain[cuda]'") from error
     return library

@@ -26,7 +26,7 @@ REQUEST = struct.Struct("<III")
 
 COST = struct.Struct("<dQQI")
 """The answer to a question of no rows, written where logits begin: FLOPs of a token, numbers in the model, numbers in
-its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.SENTENCES`)."""
+its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.VOID_REASONS`)."""
 
 REPLY = struct.Struct("<II")
 """Model -> scorer: number of the call it answers (0: loaded), `Status`."""

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from trainer.accounting.plausibility import IMPOSSIBLE, SENTENCES
+from trainer.accounting.plausibility import IMPOSSIBLE, VOID_REASONS
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class TrainingCost:
     flops_per_token: float | None
     """Forward and backward; None where the count is void."""
     void: str
-    """Why: one of `trainer.accounting.plausibility.SENTENCES`."""
+    """Why: one of `trainer.accounting.plausibility.VOID_REASONS`."""
     embedding: int
     """Numbers in tables that are looked up."""
     non_embedding: int
@@ -29,7 +29,7 @@ class TrainingCost:
     def read(cls, flops: float, total: int, embedding: int, code: int, stored: int) -> Self:
         """Judge what came through the door; `stored`: numbers in the checkpoint, counted by the scorer."""
         embedding = min(embedding, stored)
-        void = SENTENCES[code] if code < len(SENTENCES) else IMPOSSIBLE
+        void = VOID_REASONS[code] if code < len(VOID_REASONS) else IMPOSSIBLE
         if not void and not (math.isfinite(flops) and flops > 0):
             void = IMPOSSIBLE
         return cls(None if void else flops, void, embedding, stored - embedding)

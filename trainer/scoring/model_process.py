@@ -109,13 +109,13 @@ def count_training_cost(model: nn.Module, row: Tensor) -> bytes:
     """What a token of this row costs in training, as `COST` has it. Our code counts, in an interpreter of theirs."""
     from trainer.accounting import flops, plausibility
 
-    numbers = flops.parameters(model)
+    numbers = flops.count_parameters(model)
     try:
-        counted = flops.count(model.train(), row[None])
+        counted = flops.count_flops(model.train(), row[None])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (seen only with --show-model-output)
-        counted = flops.Count(0.0, plausibility.FAILED)
-    void = plausibility.SENTENCES.index(counted.void)
+        counted = flops.FlopCount(0.0, plausibility.FAILED)
+    void = plausibility.VOID_REASONS.index(counted.void)
     return COST.pack(counted.per_token, numbers["total"], numbers["embedding"], void)
 
 

@@ -129,7 +129,7 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
             step = run.flops_per_token * run.resolved.tokens_per_step
             entry_integrity.check_early_flops(early, step)
             shown = (run.resolved.depth, run.resolved.sequence_length)
-            find.at("sizes", small_parameters=flops.parameters(run.raw_model)["total"], small_size=shown)
+            find.at("sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=shown)
             full = parse_config([*flags, "--arch", name, "--out", str(out)])
             find.at("trains", **measured(module, full, run.dataset.tokenizer, find))
             peculiar(run.flop_count, find)
@@ -163,7 +163,7 @@ def imported(name: str) -> tuple[Architecture, float]:
     """Return the architecture, and what it computed on the way."""
     if name not in ARCHITECTURES and name not in PRESETS:
         load_architecture(name)  # names the known ones
-    with attribute_to_model(f"while the architecture {name} was imported"), flops.Meter() as meter:
+    with attribute_to_model(f"while the architecture {name} was imported"), flops.FlopMeter() as meter:
         module = load_architecture(name)
     missing = [part for part in PARTS if not hasattr(module, part)]
     if missing:
@@ -191,7 +191,7 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
             model_config = configure_model(module, config, resolved, tokenizer, vocabulary(config, find))
             model = module.Model(model_config)
             recipe = override_recipe(module.recipe(model_config), config.recipe)
-            numbers |= {"parameters": flops.parameters(model), "state_bytes": state_bytes(model, recipe)}
+            numbers |= {"parameters": flops.count_parameters(model), "state_bytes": state_bytes(model, recipe)}
         except UNCOUNTABLE as error:
             find.hint(f"Its full size could not be counted beforehand ({type(error).__name__}).")
             return numbers
@@ -199,7 +199,7 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
             said = " ".join(str(error).split())
             raise ModelError(f"At its full size ({size}) it cannot be built: {type(error).__name__}: {said}") from error
         try:
-            counted = flops.count(model, torch.zeros(1, resolved.sequence_length, dtype=torch.int64))
+            counted = flops.count_flops(model, torch.zeros(1, resolved.sequence_length, dtype=torch.int64))
         except Exception as error:  # tensors without numbers are not all that tensors are
             find.hint(f"The FLOPs of its full size could not be counted beforehand ({type(error).__name__}).")
             return numbers
@@ -225,7 +225,7 @@ def state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 
 
-def peculiar(counted: flops.Count, find: FindingsWriter) -> None:
+def peculiar(counted: flops.FlopCount, find: FindingsWriter) -> None:
     if counted.void:
         names = f" ({', '.join(counted.names)})" if counted.names else ""
         find.hint(f"{counted.void.rstrip('.')}{names}. It can be trained, and holds no record by FLOPs.")

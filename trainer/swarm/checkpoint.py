@@ -159,7 +159,7 @@ def spent_of(config: SwarmConfig, model: LanguageModel, steps: int, seconds: flo
     """Return what a run has used, as ordinary checkpoints have it."""
     row = torch.zeros(1, config.sequence_length, dtype=torch.int64)
     tokens = steps * config.micro_batches * config.micro_batch * config.sequence_length
-    per_token = flops.count(model, row).per_token
+    per_token = flops.count_flops(model, row).per_token
     return {"steps": steps, "tokens": tokens, "flops": tokens * per_token, "seconds": seconds}
 
 
@@ -179,7 +179,7 @@ def described(config: SwarmConfig, dataset: Dataset, model: LanguageModel, spent
             "tokenizer_sha256": dataset.tokenizer.sha256,
             "limit_bytes": manifest["limit_bytes"],
         },
-        "parameters": flops.parameters(model),
+        "parameters": flops.count_parameters(model),
         "flops_per_token": spent["flops"] / spent["tokens"] if spent["tokens"] else None,
         "environment": describe_environment(torch.device("cpu")),
         "swarm": config.model_dump(mode="json"),

@@ -88,7 +88,7 @@ class Lead:
         self.order, self.out, self.dataset = order, out, dataset
         self.config = config_of(order, dataset)
         row = torch.zeros(1, self.config.sequence_length, dtype=torch.int64)
-        self.per_token = flops.count(whole_model(self.config), row).per_token
+        self.per_token = flops.count_flops(whole_model(self.config), row).per_token
 
     async def run(self, args: argparse.Namespace) -> int:
         transport = await started(args)

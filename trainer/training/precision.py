@@ -72,7 +72,7 @@ def find_peak_flops(device: torch.device, precision: str, threads: int) -> float
     Measured is the best of five products of square matrices, 2 x 1024^3 FLOPs each.
     """
     if device.type == "cuda":
-        return flops.peak(device)
+        return flops.get_peak_flops(device)
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     matrix = torch.full((SQUARE, SQUARE), 0.5, dtype=dtype)
     out = torch.empty_like(matrix)

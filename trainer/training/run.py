@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.accounting.budget import Budget, Usage
-from trainer.accounting.flops import Count, parameters
+from trainer.accounting.flops import FlopCount, count_parameters
 from trainer.checkpoint import store
 from trainer.checkpoint.background_writer import Writer
 from trainer.checkpoint.environment import describe_environment
@@ -62,7 +62,7 @@ class Run:
     """The objective in Fabric's hands: what training and evaluation call."""
     optimizers: list[Optimizer]
     recipe: Recipe
-    flop_count: Count
+    flop_count: FlopCount
     """What a token costs, by our own count."""
     integrity: EntryIntegrity
     spike_filter: GradientSpikeFilter
@@ -97,7 +97,7 @@ class Run:
     def fraction(self) -> float:
         """The used part of the budget."""
         tokens = self.resolved.tokens_per_step
-        return self.budget.used(self.usage, tokens, tokens * self.flops_per_token)
+        return self.budget.used_fraction(self.usage, tokens, tokens * self.flops_per_token)
 
     def position(self) -> dict[str, float]:
         """What train and dev lines share."""
@@ -131,7 +131,7 @@ def log_run_summary(run: Run, console: Console) -> None:
     """Write `run.json` and the tokenizer, and say what was computed."""
     check_run_folder(run)
     write_run_json(run)
-    total = parameters(run.raw_model)["total"]
+    total = count_parameters(run.raw_model)["total"]
     numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
     console.print(
         f"{run.config.arch}, {total:,} parameters, {run.flops_per_token:.3g} FLOPs a token, "
@@ -168,7 +168,7 @@ def write_run_json(run: Run) -> None:
             "limit_bytes": manifest["limit_bytes"],
         },
         "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
-        "parameters": parameters(bare),
+        "parameters": count_parameters(bare),
         "flops_per_token": run.flops_per_token,
         "flops_void": run.flop_count.void,
         "flops_void_names": run.flop_count.names,

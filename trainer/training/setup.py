@@ -55,7 +55,7 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
     resolved = resolve_config(config, device, decide_machine_fields(config, device, before))
     if config.arch not in ARCHITECTURES:
         load_architecture(config.arch)  # names the known ones
-    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.Meter() as imported:
+    with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as imported:
         module = load_architecture(config.arch)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else finetune.find(config.from_)
@@ -75,7 +75,7 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
     bare = built.model.to(fabric.device)
     check_outputs(bare, resolved, vocabulary_size, fabric.device)
     with attribute_to_model("while its FLOPs were counted"):
-        counted = flops.count(bare, row.to(fabric.device))
+        counted = flops.count_flops(bare, row.to(fabric.device))
     entry_integrity.check_early_flops(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
     undecided = config.train.micro_batch is None and "micro_batch" not in before
     objective, resolved = prepare_objective(bare, built.recipe, resolved, row, undecided)
@@ -189,7 +189,7 @@ def build_model(
 ) -> BuiltModel:
     """Build the model from the run's seed, with the weights and adapters that it starts from."""
     seed_everything(config.seed)
-    with attribute_to_model("while the model was built"), flops.Meter() as meter:
+    with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
         model = module.Model(model_config)
         declared = module.recipe(model_config)
     lineage = None if base is None else finetune.start(model, base, tokenizer, config.arch)

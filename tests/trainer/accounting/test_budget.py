@@ -1,4 +1,4 @@
-"""Budgets: what can be written, what cannot, and which part of one is used."""
+"""Budgets: parsing, text form and used fraction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainer.accounting.budget import MOST, Budget, Usage
+from trainer.accounting.budget import LIMITS, Budget, Usage
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from trainer.accounting.budget import MOST, Budget, Usage
         ("2.5e12-FLOPs", "flops", 2.5e12),
     ],
 )
-def test_it_reads_what_people_write(text: str, kind: str, amount: float) -> None:
+def test_parse_valid_text_returns_budget(text: str, kind: str, amount: float) -> None:
     budget = Budget.parse(text)
     assert (budget.kind, budget.amount) == (kind, amount)
 
@@ -38,32 +38,32 @@ def test_it_reads_what_people_write(text: str, kind: str, amount: float) -> None
     "text",
     ["", "0s", "-5s", "0steps", "0.5s", "60", "soon", "3B", "1.5steps", "nans", "infs", "1e400s", "5 apples", "15s15s"],
 )
-def test_it_refuses_the_impossible_in_one_line(text: str) -> None:
+def test_parse_impossible_text_raises_one_line(text: str) -> None:
     with pytest.raises(ValueError, match="impossible") as refusal:
         Budget.parse(text)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["400d", "1e20tokens", "1e15steps", "1e40flops"])
-def test_it_refuses_the_absurd_and_says_what_would_do(text: str) -> None:
+def test_parse_absurd_amount_names_the_limits(text: str) -> None:
     with pytest.raises(ValueError, match="must be from 1 to"):
         Budget.parse(text)
 
 
 AMOUNTS = {
     kind: st.floats(1, most) if kind in ("seconds", "flops") else st.integers(1, int(most)).map(float)
-    for kind, most in MOST.items()
+    for kind, most in LIMITS.items()
 }
-BUDGETS = st.sampled_from(sorted(MOST)).flatmap(lambda kind: st.builds(Budget, st.just(kind), AMOUNTS[kind]))
+BUDGETS = st.sampled_from(sorted(LIMITS)).flatmap(lambda kind: st.builds(Budget, st.just(kind), AMOUNTS[kind]))
 
 
 @given(BUDGETS)
-def test_its_text_reads_back_as_the_same_budget(budget: Budget) -> None:
+def test_str_parses_back_to_the_same_budget(budget: Budget) -> None:
     assert Budget.parse(str(budget)) == budget
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_a_budget_or_a_value_error(text: str) -> None:
+def test_parse_any_text_returns_budget_or_raises_value_error(text: str) -> None:
     try:
         budget = Budget.parse(text)
     except ValueError:
@@ -72,33 +72,33 @@ def test_any_text_is_a_budget_or_a_value_error(text: str) -> None:
 
 
 @given(BUDGETS, st.integers(1, 10**7), st.floats(1, 1e15))
-def test_a_budget_with_known_steps_is_used_up_by_exactly_those(budget: Budget, tokens: int, flops: float) -> None:
+def test_used_fraction_with_known_steps_is_exact(budget: Budget, tokens: int, flops: float) -> None:
     steps = budget.steps(tokens, flops)
     if steps is None:
         assert budget.kind == "seconds"
         return
     assume(steps < 2**50)  # beyond, fractions one step apart are the same number
-    assert budget.used(Usage(steps=steps), tokens, flops) == 1
-    assert budget.used(Usage(steps=steps - 1), tokens, flops) < 1
+    assert budget.used_fraction(Usage(steps=steps), tokens, flops) == 1
+    assert budget.used_fraction(Usage(steps=steps - 1), tokens, flops) < 1
     price = {"steps": 1, "tokens": tokens, "flops": flops}[budget.kind]
     assert steps == 1 or (steps - 1) * price < budget.amount * (1 + 1e-12)
 
 
 @given(BUDGETS, st.integers(0, 10**6), st.floats(0, 1e7))
-def test_the_used_part_stays_between_nothing_and_all(budget: Budget, steps: int, seconds: float) -> None:
-    assert 0 <= budget.used(Usage(steps=steps, seconds=seconds), 2048, 1e9) <= 1
+def test_used_fraction_stays_between_zero_and_one(budget: Budget, steps: int, seconds: float) -> None:
+    assert 0 <= budget.used_fraction(Usage(steps=steps, seconds=seconds), 2048, 1e9) <= 1
 
 
-def test_only_the_clock_counts_for_a_budget_of_seconds() -> None:
-    assert Budget.parse("10s").used(Usage(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
+def test_used_fraction_of_seconds_ignores_steps_and_tokens() -> None:
+    assert Budget.parse("10s").used_fraction(Usage(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
 
 
 @given(BUDGETS, st.sampled_from([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0]))
-def test_a_rung_of_it_is_exact_and_reads_back(budget: Budget, factor: float) -> None:
+def test_times_is_exact_and_parses_back(budget: Budget, factor: float) -> None:
     try:
         rung = budget.times(factor)
     except ValueError:
-        assert not 1 <= budget.amount * factor <= MOST[budget.kind]
+        assert not 1 <= budget.amount * factor <= LIMITS[budget.kind]
         return
     assert Budget.parse(str(rung)) == rung
     if budget.kind in ("seconds", "flops"):
@@ -108,14 +108,14 @@ def test_a_rung_of_it_is_exact_and_reads_back(budget: Budget, factor: float) -> 
         assert rung.amount == 1 or abs(rung.amount - budget.amount * factor) <= 0.5
 
 
-def test_rungs_are_written_as_people_write_them() -> None:
+def test_times_result_has_readable_text() -> None:
     full = Budget.parse("1e13flops")
     assert [str(full.times(factor)) for factor in (1 / 8, 1, 2)] == ["1.25e12flops", "1e13flops", "2e13flops"]
     assert str(Budget.parse("500steps").times(1 / 8)) == "62steps"
     assert str(Budget.parse("180s").times(1 / 8)) == "22.5s"
 
 
-def test_a_share_is_of_the_same_kind_of_budget() -> None:
+def test_share_of_other_kind_is_none() -> None:
     full = Budget.parse("1e13flops")
     assert full.times(1 / 4).share_of(full) == 0.25
     assert Budget.parse("20s").share_of(full) is None

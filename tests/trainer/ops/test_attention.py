@@ -1,4 +1,4 @@
-"""Every path of `trainer.ops.attention` answers as the definition does, forward and backward."""
+"""Every path of `trainer.ops.attention` equals the definition, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.ops.attention import attention, boundaries, describe, path, plain, reference, visible
+from trainer.ops.attention import (
+    attention,
+    build_mask,
+    describe_kernels,
+    find_document_boundaries,
+    force_reference,
+    reference_attention,
+    select_path,
+)
 
 DEVICES = [
     pytest.param(("cpu", torch.float32), id="cpu"),
@@ -19,7 +27,7 @@ DOCUMENTS = torch.tensor([[0] * 5 + [1] * 12 + [4] * 7, [2] * 24])
 
 
 @pytest.fixture(params=DEVICES)
-def place(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
+def target(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
     device, dtype = request.param
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -27,9 +35,9 @@ def place(request: pytest.FixtureRequest) -> tuple[torch.device, torch.dtype]:
 
 
 def inputs(
-    queries: int, place: tuple[torch.device, torch.dtype] = (torch.device("cpu"), torch.float32)
+    queries: int, target: tuple[torch.device, torch.dtype] = (torch.device("cpu"), torch.float32)
 ) -> list[Tensor]:
-    device, dtype = place
+    device, dtype = target
     generator = torch.Generator().manual_seed(queries)
     return [
         torch.randn(2, 3, length, 16, generator=generator).to(device, dtype).requires_grad_()
@@ -40,14 +48,14 @@ def inputs(
 @pytest.mark.parametrize("queries", [24, 7, 1])
 @pytest.mark.parametrize("window", [None, 1, 5, 24, 1000])
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_path_is_the_reference(
-    queries: int, window: int | None, masked: bool, place: tuple[torch.device, torch.dtype]
+def test_attention_paths_equal_reference(
+    queries: int, window: int | None, masked: bool, target: tuple[torch.device, torch.dtype]
 ) -> None:
-    documents = DOCUMENTS.to(place[0]) if masked else None
-    tensors = inputs(queries, place)
+    documents = DOCUMENTS.to(target[0]) if masked else None
+    tensors = inputs(queries, target)
     ours = attention(*tensors, window=window, documents=documents)
-    theirs = reference(*tensors, window=window, documents=documents)
-    tolerance = 1e-5 if place[1] == torch.float32 else 3e-2
+    theirs = reference_attention(*tensors, window=window, documents=documents)
+    tolerance = 1e-5 if target[1] == torch.float32 else 3e-2
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     direction = torch.randn_like(ours)
     for mine, wanted in zip(
@@ -56,49 +64,49 @@ def test_every_path_is_the_reference(
         torch.testing.assert_close(mine, wanted, rtol=tolerance, atol=2 * tolerance)
 
 
-def test_the_reference_is_the_definition() -> None:
+def test_reference_attention_equals_definition() -> None:
     query, key, value = (tensor.detach() for tensor in inputs(24))
-    answer = reference(query, key, value, window=5, documents=DOCUMENTS)
+    answer = reference_attention(query, key, value, window=5, documents=DOCUMENTS)
     # Row 0, position 18: the second token of document 4 sees itself and the first.
     seen = slice(17, 19)
     weights = (key[0, :, seen] @ query[0, :, 18, :, None] / math.sqrt(16)).softmax(1)
     torch.testing.assert_close(answer[0, :, 18], (weights * value[0, :, seen]).sum(1))
 
 
-def test_queries_are_the_last_positions() -> None:
-    assert visible(2, 4, torch.device("cpu"), window=3).tolist() == [
+def test_build_mask_queries_are_the_last_positions() -> None:
+    assert build_mask(2, 4, torch.device("cpu"), window=3).tolist() == [
         [True, True, True, False],
         [False, True, True, True],
     ]
 
 
-def test_the_path_has_a_name() -> None:
+def test_select_path_returns_expected_name() -> None:
     query, key, _ = inputs(24)
-    assert path(query, key) == "sdpa"
-    assert path(query, key, window=24) == "sdpa"
-    assert path(query, key, window=23) == "masked sdpa"
-    assert path(query, key, documents=DOCUMENTS) == "masked sdpa"
-    assert path(query[:, :, :1], key) == "sdpa"
-    assert path(query[:, :, :2], key) == "masked sdpa"
-    assert describe(torch.device("cpu")) == "torch's sdpa"
+    assert select_path(query, key) == "sdpa"
+    assert select_path(query, key, window=24) == "sdpa"
+    assert select_path(query, key, window=23) == "masked sdpa"
+    assert select_path(query, key, documents=DOCUMENTS) == "masked sdpa"
+    assert select_path(query[:, :, :1], key) == "sdpa"
+    assert select_path(query[:, :, :2], key) == "masked sdpa"
+    assert describe_kernels(torch.device("cpu")) == "torch's sdpa"
 
 
-def test_it_can_be_made_plain_for_a_while() -> None:
+def test_force_reference_applies_inside_context() -> None:
     query, key, value = inputs(24)
-    with plain():
-        assert path(query, key) == "reference"
-        assert torch.equal(attention(query, key, value), reference(query, key, value))
-    assert path(query, key) == "sdpa"
+    with force_reference():
+        assert select_path(query, key) == "reference"
+        assert torch.equal(attention(query, key, value), reference_attention(query, key, value))
+    assert select_path(query, key) == "sdpa"
 
 
-def test_documents_are_laid_end_to_end() -> None:
-    assert boundaries(DOCUMENTS).tolist() == [0, 5, 17, 24, 48]
+def test_find_document_boundaries_separates_rows() -> None:
+    assert find_document_boundaries(DOCUMENTS).tolist() == [0, 5, 17, 24, 48]
     # The same number in two rows is not the same document.
-    assert boundaries(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0, 3, 6]
+    assert find_document_boundaries(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0, 3, 6]
 
 
-def test_lower_precision_stays_near(place: tuple[torch.device, torch.dtype]) -> None:
-    tensors = [tensor.detach().to(torch.bfloat16) for tensor in inputs(24, place)]
+def test_attention_in_bf16_is_close_to_reference(target: tuple[torch.device, torch.dtype]) -> None:
+    tensors = [tensor.detach().to(torch.bfloat16) for tensor in inputs(24, target)]
     ours = attention(*tensors, window=9)
     assert ours.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, reference(*tensors, window=9), rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(ours, reference_attention(*tensors, window=9), rtol=3e-2, atol=3e-2)

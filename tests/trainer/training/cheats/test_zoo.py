@@ -164,17 +164,17 @@ def test_work_that_the_counter_cannot_see_voids_the_flops(name, sentence, train,
 
 
 def test_a_clock_that_stood_still_is_seen_by_the_agents_meter():
-    assert plausibility.seconds_void(charged=600, metered=640) == ""
-    assert "its clock cannot be right" in plausibility.seconds_void(charged=600, metered=3600)
-    assert plausibility.seconds_void(charged=100, metered=500, leases=2) == ""
+    assert plausibility.explain_implausible_seconds(charged=600, metered=640) == ""
+    assert "its clock cannot be right" in plausibility.explain_implausible_seconds(charged=600, metered=3600)
+    assert plausibility.explain_implausible_seconds(charged=100, metered=500, leases=2) == ""
 
 
 def test_a_count_that_the_metered_time_does_not_explain_is_void():
     usual = 100 / 1e13
-    assert plausibility.flops_void(1e13, 300, None, usual) == ""
-    assert "20 times as long as the baseline's" in plausibility.flops_void(1e13, 2000, None, usual)
-    assert "2.0 times what the devices can do" in plausibility.flops_void(2e15, 1, 1e15, None)
-    assert plausibility.flops_void(0, 100, None, None) == plausibility.IMPOSSIBLE
+    assert plausibility.explain_implausible_flops(1e13, 300, None, usual) == ""
+    assert "20 times as long as the baseline's" in plausibility.explain_implausible_flops(1e13, 2000, None, usual)
+    assert "2.0 times what the devices can do" in plausibility.explain_implausible_flops(2e15, 1, 1e15, None)
+    assert plausibility.explain_implausible_flops(0, 100, None, None) == plausibility.IMPOSSIBLE
 
 
 # --- kept in by the sandbox -------------------------------------------------------------------------------------------

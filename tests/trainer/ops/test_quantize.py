@@ -1,4 +1,4 @@
-"""Smaller weights for inference."""
+"""Quantized weights for inference."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from trainer.cli import sample
 from trainer.models import load_architecture
-from trainer.ops.quantize import Load, quantised
+from trainer.ops.quantize import QuantizedPrecision, quantize
 
 
-def test_without_bitsandbytes_one_line_says_so(
+def test_sample_without_bitsandbytes_prints_one_line(
     tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
@@ -25,8 +25,8 @@ def test_without_bitsandbytes_one_line_says_so(
 
 @pytest.mark.parametrize(("load", "factor", "tolerance"), [("8bit", 4, 0.1), ("4bit", 8, 0.5)])
 @torch.no_grad()
-def test_answers_stay_near_those_of_the_whole_weights(
-    load: Load, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
+def test_quantized_logits_are_close_to_originals(
+    load: QuantizedPrecision, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("bitsandbytes")
     module = load_architecture("gpt")
@@ -37,9 +37,9 @@ def test_answers_stay_near_those_of_the_whole_weights(
     tokens = torch.randint(0, 300, (1, 32))
     before, matrix = model(tokens), model.get_parameter("blocks.0.mlp.up.weight")
     size = matrix.numel() * matrix.element_size()
-    small = quantised(model, load, torch.device("cpu"))
+    small = quantize(model, load, torch.device("cpu"))
     matrix = small.get_parameter("blocks.0.mlp.up.weight")
     assert size == factor * matrix.numel() * matrix.element_size()
     assert small.get_parameter("head.weight").dtype == torch.float32
     assert (small(tokens) - before).abs().max() < tolerance * before.std()
-    assert not caplog.records  # it is asked once a token
+    assert not caplog.records  # it would repeat for each token
