@@ -1,67 +1,128 @@
-"""`dailytrain`: one console script. A subcommand is imported when it is asked for, so that the agent starts at once."""
+"""`dailytrain`: the tree of all commands.
+
+A command's module is imported only when the command is chosen, and parses its own arguments. So `dailytrain node`
+starts at once and without torch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import sys
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
-COMMANDS = {
-    "prepare": ("trainer.cli.prepare:main", "make a dataset from a corpus, or find it in the cache"),
-    "train": ("trainer.train:main", "train an architecture within a budget"),
-    "presets": ("trainer.config.presets:main", "list the presets of train"),
-    "smoke": ("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
-    "try": ("trainer.cli.try_idea:main", "what an idea is worth, on a small ladder at home"),
-    "score": ("trainer.cli.score:main", "score a run on held-out text"),
-    "sample": ("trainer.cli.sample:main", "have a run's model write"),
-    "chat": ("trainer.cli.chat:main", "talk with a run's model"),
-    "logits": ("trainer.cli.logits:main", "what a run's model expects after each token"),
-    "bench": ("trainer.cli.bench:main", "our systems beside other people's, on one shape"),
-    "profile": ("trainer.cli.profile:main", "where the time of a training step goes"),
-    "export": ("trainer.cli.export:main", "write a run's weights in another program's format"),
-    "import": ("trainer.cli.import_weights:main", "make a run of weights trained elsewhere"),
-    "compare": ("trainer.cli.compare:main", "compare two scored runs, item by item"),
-    "multiplier": ("trainer.cli.multiplier:main", "compare entries with a baseline, from plain results"),
-    "arch": ("trainer.cli.arch:main", "list the architectures"),
-    "node": ("trainer.cli.node:main", "lend this machine to a site"),
-    "swarm": ("trainer.cli.swarm:main", "train one model together with other people's machines"),
-    "rephrase": ("trainer.cli.rephrase:main", "rephrase texts for a site's datasets, and look at the results"),
+from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, print_error
+
+
+class Command(NamedTuple):
+    """A command of `dailytrain`."""
+
+    entry_point: str
+    """MODULE:FUNCTION, called with the arguments; returns the exit code."""
+    help: str
+    extra: str = "training"
+    """What to install, as in `pip install 'dailytrain[training]'`, if a package is missing."""
+    package: str = ""
+    """A package that must be installed although the module imports it late."""
+
+
+class CommandGroup(NamedTuple):
+    """Commands with a common first word."""
+
+    help: str
+    commands: Mapping[str, Command]
+
+
+COMMANDS: dict[str, Command | CommandGroup] = {
+    "prepare": Command("trainer.cli.prepare:main", "prepare a dataset from a corpus, or find it in the cache"),
+    "train": Command("trainer.train:main", "train an architecture within a budget"),
+    "presets": Command("trainer.config.presets:main", "list the presets of train"),
+    "smoke": Command("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
+    "try": Command("trainer.cli.try_idea:main", "measure an idea against a small ladder of the baseline"),
+    "score": Command("trainer.cli.score:main", "score a run on held-out text"),
+    "sample": Command("trainer.cli.sample:main", "generate text with a run's model"),
+    "chat": Command("trainer.cli.chat:main", "chat with a run's model"),
+    "logits": Command("trainer.cli.logits:main", "print the most likely next tokens after each token"),
+    "bench": Command("trainer.cli.bench:main", "compare our training speed with other implementations"),
+    "profile": Command("trainer.cli.profile:main", "measure the parts of a training step"),
+    "export": Command("trainer.cli.export:main", "write a run's weights in another format"),
+    "import": Command("trainer.cli.import_weights:main", "create a run from weights trained elsewhere"),
+    "compare": Command("trainer.cli.compare:main", "compare two scored runs item by item"),
+    "multiplier": Command("trainer.cli.multiplier:main", "compare entries with a baseline, from plain results"),
+    "arch": Command("trainer.cli.arch:main", "list the architectures"),
+    "node": Command("trainer.cli.node:main", "lend this machine to a site"),
+    "swarm": CommandGroup(
+        "train one model together with other people's machines",
+        {"join": Command("trainer.cli.swarm:main", "take a part of one run")},
+    ),
+    "rephrase": CommandGroup(
+        "rephrase texts for a site's datasets",
+        {
+            "join": Command("trainer.cli.rephrase_join:main", "rephrase texts for a site's campaigns", "rephrase"),
+            "check": Command(
+                "trainer.cli.rephrase_check:main", "check texts and their rephrasings", "rephrase", "py3langid"
+            ),
+            "calibrate": Command(
+                "trainer.cli.rephrase_calibrate:main",
+                "propose thresholds of the checks from a good sample",
+                "rephrase",
+                "py3langid",
+            ),
+        },
+    ),
 }
 
 
+class CommandParser(Parser):
+    """Parse one level of the tree. All arguments of a command are left to its module."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        if command := self.get_default("command"):
+            return argparse.Namespace(command=command, prog=self.prog, argv=list(args)), []
+        return super().parse_known_args(args, namespace)
+
+
+def build_parser() -> CommandParser:
+    parser = CommandParser(prog="dailytrain", description="Train, score and compare small language models.")
+    parser.add_argument("-V", "--version", action="version", version=version("dailytrain"))
+    add_commands(parser, COMMANDS)
+    return parser
+
+
+def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command | CommandGroup]) -> None:
+    parser.epilog = f"{parser.prog} COMMAND --help explains a command."
+    parser.set_defaults(print_help=parser.print_help)
+    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name, command in commands.items():
+        if isinstance(command, CommandGroup):
+            add_commands(subparsers.add_parser(name, help=command.help, description=command.help), command.commands)
+        else:
+            subparsers.add_parser(name, help=command.help, add_help=False).set_defaults(command=command)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code of a subcommand; 2, with one line on standard error, for one that there is not."""
-    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help"):
-        sys.stdout.write(usage())
-        return 0
-    if name == "--version":
-        sys.stdout.write(f"{version()}\n")
-        return 0
-    if name not in COMMANDS:
-        return complain(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
-    module, _, function = COMMANDS[name][0].partition(":")
+    """Run a command and return its exit code."""
+    options = build_parser().parse_args(argv)
+    if not hasattr(options, "command"):
+        options.print_help()
+        return ExitCode.OK
+    return run_command(options.command, options.prog, options.argv)
+
+
+def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
+    """Import the command's module and call it. Report a missing package in one line."""
+    module, _, function = command.entry_point.partition(":")
     try:
-        command = getattr(importlib.import_module(module), function)
+        if command.package and importlib.util.find_spec(command.package) is None:
+            raise ModuleNotFoundError(name=command.package)
+        call = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "trainer":
+        package = (error.name or "").partition(".")[0]
+        if package == "trainer":
             raise
-        return complain(f"{name} needs the package {error.name}: pip install 'dailytrain[training]'")
-    return int(command(rest))
-
-
-def usage() -> str:
-    lines = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: dailytrain COMMAND [OPTIONS]", "", *lines, "", "Each one explains itself: --help", ""])
-
-
-def version() -> str:
-    from importlib.metadata import version as installed
-
-    return installed("dailytrain")
-
-
-def complain(sentence: str) -> int:
-    """Say it on standard error, in one line; return the exit code of bad input."""
-    sys.stderr.write(f"dailytrain: {sentence}\n")
-    return 2
+        message = f"needs the package {package}: pip install 'dailytrain[{command.extra}]'"
+        return print_error(prog, message, ExitCode.USER_ERROR)
+    return int(call(argv))

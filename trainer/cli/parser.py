@@ -1,13 +1,15 @@
-"""How every subcommand of `dailytrain` answers a wrong command line."""
+"""The argument parser of all commands."""
 
 from __future__ import annotations
 
 import argparse
 from typing import NoReturn
 
+from trainer.errors import ExitCode
+
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without repeating the usage, and exits with 2."""
+    """Report a wrong command line in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(ExitCode.USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -17,17 +17,10 @@ from trainer.cli.node import DONE, REFUSED, TOKEN, USAGE, NodeError, alone, know
 from trainer.cli.parser import Parser
 from trainer.node import network_args
 
-USAGE_TEXT = "dailytrain swarm: the command is `dailytrain swarm join --server URL --run ID`\n"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 when asked to leave, 1 when the site refuses this volunteer, 2 for what the volunteer can mend."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] != ["join"]:
-        helping = words[:1] in (["-h"], ["--help"])
-        (sys.stdout if helping else sys.stderr).write(USAGE_TEXT)
-        return DONE if helping else USAGE
-    options = parser().parse_args(words[1:])
+    options = parser().parse_args(argv)
     try:
         if not options.server.startswith(("http://", "https://")):
             raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")

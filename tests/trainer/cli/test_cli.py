@@ -1,8 +1,10 @@
-"""`dailytrain`: what it says to good and to bad input."""
+"""`dailytrain` with good and with bad input."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,25 +18,41 @@ from trainer.cli.main import COMMANDS, main
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"  {name} " in text for name in COMMANDS)
-    assert main([]) == 0
-    assert capsys.readouterr().out == text
+    for arguments, commands in ((["--help"], COMMANDS), (["rephrase", "-h"], COMMANDS["rephrase"].commands)):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        text = capsys.readouterr().out
+        assert stop.value.code == 0
+        assert all(re.search(rf"^    {name}\b", text, re.MULTILINE) for name in commands)
+        assert main(arguments[:-1]) == 0
+        assert capsys.readouterr().out == text
 
 
-def test_unknown_command_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trian"]) == 2
+@pytest.mark.parametrize("arguments", [["trian"], ["rephrase", "jion"], ["swarm", "jion"]])
+def test_unknown_command_prints_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "there is no command 'trian'" in err
+    assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+    assert f"invalid choice: '{arguments[-1]}'" in err
 
 
-def test_light_commands_import_no_torch() -> None:
-    """The agent starts at once, on machines without torch."""
+@pytest.mark.parametrize("name", [*COMMANDS, "swarm join", "rephrase join", "rephrase check", "rephrase calibrate"])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: dailytrain {name} ")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["nothing"], ["node", "--help"]])
+def test_light_commands_import_no_torch(arguments: list[str]) -> None:
+    """The node starts at once, on machines without torch."""
+    heavy = {"torch", "lightning", "numpy", "django", *(() if "node" in arguments else ("pydantic", "rich"))}
     code = (
-        "import sys; from trainer.cli import main; main(['--help']); main(['nothing']);"
-        "sys.exit(bool({'torch', 'lightning', 'numpy', 'django', 'pydantic', 'rich'} & set(sys.modules)))"
+        "import sys; from trainer.cli.main import main\n"
+        f"try: main({arguments})\n"
+        f"except SystemExit: sys.exit(bool({heavy} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -43,7 +61,10 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "trainer.cli.arch")
     assert main(["arch", "list"]) == 2
-    assert "arch needs the package torch" in capsys.readouterr().err
+    assert "arch: needs the package torch: pip install 'dailytrain[training]'" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["rephrase", "check"]) == 2
+    assert "needs the package py3langid: pip install 'dailytrain[rephrase]'" in capsys.readouterr().err
 
 
 def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> None:

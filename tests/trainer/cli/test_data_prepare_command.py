@@ -30,7 +30,7 @@ def test_json_is_the_only_standard_output(capsys: pytest.CaptureFixture[str], tm
     assert answer["hash"] == dataset.hash
     assert answer["tokenizer_sha256"] == dataset.tokenizer.sha256
     assert sum(split["bytes"] for split in answer["splits"].values()) == 64 << 10
-    assert "Tokenising" in printed.err
+    assert "Tokenizing" in printed.err
 
 
 def test_second_call_reuses_dataset(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +52,7 @@ def test_second_call_reuses_dataset(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tokenizer", "nowhere.json"], "'nowhere.json' is not a tokenizer"),
         (["--limit-bytes", "much"], "'much' is not a size"),
         (["--limit-bytes", "1000"], "A dataset needs at least 8192 bytes of text"),
-        (["--out", "/proc/nowhere/out"], "/proc/nowhere cannot be made"),
+        (["--out", "/proc/nowhere/out"], "/proc/nowhere cannot be created"),
         (["--out", __file__], "exists and is not a dataset"),
     ],
 )
