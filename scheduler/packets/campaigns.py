@@ -34,8 +34,8 @@ def check(campaign: Campaign) -> None:
     if campaign.low_mark > campaign.high_mark:
         raise CampaignError("Its low mark is above its high mark.")
     try:
-        prompts.instructions(styles[0], campaign.prompt_version)
-        checks.read_thresholds(campaign.thresholds)
+        prompts.get_instructions(styles[0], campaign.prompt_version)
+        checks.merge_thresholds(campaign.thresholds)
     except (ValueError, TypeError, AttributeError) as error:
         raise CampaignError(str(error)) from error
 

@@ -146,7 +146,7 @@ def method(campaign: Campaign) -> Iterator[str]:
         f"temperature {campaign.temperature:g} and top_p {campaign.top_p:g}, after Maini et al. 2024 "
         f"(arXiv 2401.16380), with prompts of our own, version {campaign.prompt_version}:"
     )
-    said = (f"- **{s}**: {' '.join(prompts.instructions(s, campaign.prompt_version))}" for s in campaign.styles)
+    said = (f"- **{s}**: {' '.join(prompts.get_instructions(s, campaign.prompt_version))}" for s in campaign.styles)
     yield "\n".join(said)
     yield (
         "Every text passed the site's checks (wording, length, language, meaning, copying, repetition, duplicates). "
@@ -159,7 +159,7 @@ def method(campaign: Campaign) -> Iterator[str]:
 
 
 def thresholds(campaign: Campaign) -> dict[str, dict[str, float]]:
-    known = checks.read_thresholds(campaign.thresholds)
+    known = checks.merge_thresholds(campaign.thresholds)
     return {style: asdict(known[style]) for style in campaign.styles}
 
 

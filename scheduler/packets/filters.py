@@ -49,7 +49,7 @@ def look(row: Row, campaign: Campaign) -> Candidate | str:
     if len(text) < campaign.min_characters:
         return "short"
     if campaign.language:
-        language, score = languages.scored(text[:JUDGED_CHARACTERS])
+        language, score = languages.classify_language(text[:JUDGED_CHARACTERS])
         if language != campaign.language or score < campaign.language_score:
             return "language"
     paragraphs = tuple(paragraphs_of(text))

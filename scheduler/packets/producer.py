@@ -160,7 +160,7 @@ def known(campaign: Campaign, digests: Iterable[int]) -> set[int]:
 
 def packets_of(kept: Kept, campaign: Campaign, number: int) -> Iterator[Packet]:
     """Yield the packets of a document."""
-    pieces = (piece.strip() for piece in chunks.cut(kept.text, campaign.chunk_tokens))
+    pieces = (piece.strip() for piece in chunks.split_into_chunks(kept.text, campaign.chunk_tokens))
     texts = [piece[begin:][:LONGEST_CHUNK] for piece in pieces for begin in range(0, len(piece), LONGEST_CHUNK)]
     size = campaign.chunks_per_packet
     for part, first in enumerate(range(0, len(texts), size)):

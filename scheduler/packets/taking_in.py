@@ -48,7 +48,7 @@ class Judged:
     handout: Handout
     result: protocol.RephrasedPacket
     refusals: tuple[str, ...] = ()
-    outputs: dict[Pair, checks.Judgement] = field(default_factory=dict)
+    outputs: dict[Pair, checks.CheckResult] = field(default_factory=dict)
 
     @property
     def is_work(self) -> bool:
@@ -71,7 +71,7 @@ def submit(lease: Lease, message: protocol.SubmitPackets) -> protocol.SubmitPack
     mine = {handout.packet_id: handout for handout in handouts}
     judged: dict[int, Judged] = {}
     if volunteer.state != Volunteer.State.BARRED:
-        rules = Rules(campaign, asked.order(campaign), checks.read_thresholds(campaign.thresholds))
+        rules = Rules(campaign, asked.order(campaign), checks.merge_thresholds(campaign.thresholds))
         for result in message.results:
             handout = mine.get(result.packet)
             if handout is not None and handout.state == Handout.State.HELD and result.packet not in judged:
@@ -91,19 +91,19 @@ def look(handout: Handout, result: protocol.RephrasedPacket, rules: Rules) -> Ju
     """Judge a result by its envelope, then each of its outputs by its text."""
     packet = handout.packet
     given = list(asked.chunks(packet, asked.wanted(packet, rules.campaign, handout.purpose)))
-    judged = Judged(handout, result, checks.envelope(result, given, rules.order))
+    judged = Judged(handout, result, checks.check_envelope(result, given, rules.order))
     if not judged.refusals:
         for output in result.outputs:
             judged.outputs[pair_of(output)] = judge(output, asked.source(packet, output.chunk), rules)
     return judged
 
 
-def judge(output: protocol.RephraseOutput, source: str, rules: Rules) -> checks.Judgement:
+def judge(output: protocol.RephraseOutput, source: str, rules: Rules) -> checks.CheckResult:
     if output.ended == "none":
         trouble = output.trouble if output.trouble in checks.REASONS else "empty"
-        return checks.Judgement(False, (trouble,))
+        return checks.CheckResult(False, (trouble,))
     language = rules.campaign.language
-    return checks.judge(
+    return checks.check_output(
         source, output.style, output.text, ended=output.ended, language=language, thresholds=rules.thresholds
     )
 
@@ -294,7 +294,7 @@ def agree(judged: Judged, others: Sequence[Rephrasing]) -> bool:
     alike = sum(
         (judgement := judged.outputs.get((row.chunk, row.style))) is not None
         and judgement.accepted
-        and likeness.meaning(checks.Text(row.text), checks.Text(judgement.text)) >= ALIKE
+        and likeness.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(judgement.text)) >= ALIKE
         for row in others
     )
     return alike >= AGREEING * len(others)

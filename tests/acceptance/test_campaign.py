@@ -19,7 +19,7 @@ import pytest
 from tests.support import hub_server
 from tests.support.campaign_processes import C4, GUTENBERG, begin, books, make_sources, published, volunteers
 from tests.support.live_site import LiveSite, database
-from trainer.rephrase.checks import REASONS, judge
+from trainer.rephrase.checks import REASONS, check_output
 
 SECONDS = float(os.environ.get("REPHRASE_SECONDS", "8"))
 HONEST = int(os.environ.get("REPHRASE_HONEST", "2"))
@@ -119,7 +119,7 @@ def check_texts(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert hashlib.sha256(row["text"].encode()).hexdigest() == row["sha256"]
         assert hashlib.sha256(row["source"].encode()).hexdigest() == row["source_sha256"]
-        assert judge(row["source"], row["style"], row["text"], language="en").accepted
+        assert check_output(row["source"], row["style"], row["text"], language="en").accepted
     assert len({row["sha256"] for row in rows}) == len(rows)
 
 

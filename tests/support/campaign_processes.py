@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support import hub_server
 from tests.support.live_site import LiveSite
-from tests.support.model_server import NAME, Echo, Gibberish, Words, serving
+from tests.support.model_server import NAME, EchoModel, GibberishModel, SynonymModel, serve_model
 from tests.support.paths import DATA
 from tests.support.pool_chaos import Agent, Pool, Wire
 
@@ -35,7 +35,7 @@ UNWRITABLE = " ".join(
     for does in ("paint", "mend", "polish")
     for what in ("fences", "ladders", "wagons")
 )
-"""English that `Words` has no other words for: whoever tries it hands in a copy."""
+"""English that `SynonymModel` has no other words for: whoever tries it hands in a copy."""
 NONSENSE = ("garbage", "echo")
 """Who hands in nothing that any check would pass."""
 
@@ -88,29 +88,29 @@ def make_sources(folder: Path, books: int, slices: int) -> list[str]:
 
 
 @dataclass
-class Overheard(Words):
+class Overheard(SynonymModel):
     """An honest one, to whom somebody listens."""
 
     said: dict[tuple[str, str], str] = field(default_factory=dict)
     """By style and source."""
 
-    def rephrase(self, style: str, source: str, dice: random.Random) -> str:
-        text = super().rephrase(style, source, dice)
+    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
+        text = super().rephrase(style, source, rng)
         self.said[style, source] = text
         return text
 
 
 @dataclass
-class Replay(Words):
+class Replay(SynonymModel):
     """Says what it has overheard, as soon as there is something: on the same chunk if it can, otherwise on any."""
 
     heard: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def rephrase(self, style: str, source: str, dice: random.Random) -> str:
+    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         while not self.heard:
             time.sleep(0.05)
         others = [text for (known, _), text in tuple(self.heard.items()) if known == style]
-        return self.heard.get((style, source)) or (dice.choice(others) if others else source)
+        return self.heard.get((style, source)) or (rng.choice(others) if others else source)
 
 
 @dataclass
@@ -135,8 +135,8 @@ def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterat
     """
     with ExitStack() as stack:
         overheard = Overheard(seconds=seconds)
-        engines = {f"honest-{number}": Words(seconds=seconds) for number in range(honest - 1)}
-        engines |= {f"honest-{honest - 1}": overheard, "garbage": Gibberish(), "echo": Echo()}
+        engines = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest - 1)}
+        engines |= {f"honest-{honest - 1}": overheard, "garbage": GibberishModel(), "echo": EchoModel()}
         engines |= {"replay": Replay(heard=overheard.said)}
         wire = Wire(site.port, len(engines))
         made = [
@@ -147,7 +147,7 @@ def volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterat
                 token="",
                 environment=site.environment,
                 name=name,
-                endpoint=stack.enter_context(serving(engine, most=4)).address,
+                endpoint=stack.enter_context(serve_model(engine, batch_size=4)).url,
             )
             for number, (name, engine) in enumerate(engines.items())
         ]

@@ -1,27 +1,28 @@
-"""Small models behind a real OpenAI-compatible server, for tests of everything that talks to one.
+"""Small models behind the real completion server, for tests of everything that talks to a language model.
 
-`Words` rephrases: each common word has others that may stand for it, one of which is drawn, by temperature and seed. So
-its outputs differ from time to time, speak of the same things as their source, and pass the checks in every style. It
-is `trainer.rephrase.serve` that serves it, as it serves a model of transformers'. `Echo` and `Gibberish` are what bad
-volunteers run.
+`SynonymModel` replaces common words by synonyms, drawn by temperature and seed. Its outputs therefore differ from each
+other, keep the source's topic and pass the checks in every style. `EchoModel` and `GibberishModel` stand for bad
+volunteers.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trainer.rephrase.prompts import STYLES, prompt
-from trainer.rephrase.serve import Asked, Engine, Service, Written
+from trainer.rephrase.backends import Completion
+from trainer.rephrase.prompts import STYLES, build_prompt
+from trainer.rephrase.serve import CompletionModel, CompletionRequest, CompletionServer
 
 NAME = "words-1"
-OTHERS = {
-    word: others.split()
-    for word, others in {
+SYNONYMS = {
+    word: synonyms.split()
+    for word, synonyms in {
         "a": "one some",
         "all": "each every",
         "also": "too likewise",
@@ -78,81 +79,89 @@ OTHERS = {
     }.items()
 }
 WORD = re.compile(r"\w+|\W+")
-SENTENCE = re.compile(r"(?<=[.!?])\s+")
-CHANGED = 0.6
-"""Of the words that have others, at temperature 1 or below."""
+SENTENCE_GAP = re.compile(r"(?<=[.!?])\s+")
+REPLACED_SHARE = 0.6
+"""Of the words with synonyms."""
 
 
-def read(asked: str) -> tuple[str, str]:
-    """Return the style and the source that a prompt of ours is about."""
+def parse_prompt(prompt: str) -> tuple[str, str]:
+    """Return style and source of a prompt of `trainer.rephrase.prompts`."""
     for style in STYLES:
-        opening = prompt(style, "")
-        if asked.startswith(opening):
-            return style, asked[len(opening) :].strip()
-    raise ValueError("This is no prompt of ours.")
+        opening = build_prompt(style, "")
+        if prompt.startswith(opening):
+            return style, prompt[len(opening) :].strip()
+    raise ValueError("This is not a rephrasing prompt.")
 
 
 @dataclass
-class Words:
+class SynonymModel:
     context: int = 4096
-    """Tokens; a word is one."""
+    """Tokens; a word is one token."""
     seconds: float = 0.0
-    """That a batch takes."""
+    """Duration of a batch."""
 
-    def count(self, asked: str) -> int:
-        return len(asked.split())
+    def count_tokens(self, prompt: str) -> int:
+        return len(prompt.split())
 
-    def write(self, asked: Sequence[Asked]) -> list[Written]:
+    def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         time.sleep(self.seconds)
-        return [self._cut(self.rephrase(*read(one.prompt), random.Random(one.seed)), one) for one in asked]
+        texts = [self.rephrase(*parse_prompt(one.prompt), random.Random(one.seed)) for one in requests]
+        return [truncate(text, request.max_tokens) for text, request in zip(texts, requests, strict=True)]
 
-    def _cut(self, text: str, asked: Asked) -> Written:
-        words = text.split(" ")
-        kept = " ".join(words[: asked.max_tokens])
-        return Written(kept, "stop" if len(words) <= asked.max_tokens else "length", min(len(words), asked.max_tokens))
-
-    def rephrase(self, style: str, source: str, dice: random.Random) -> str:
+    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         if style != "qa":
-            return self.changed(source, dice)
-        sentences = SENTENCE.split(source)
+            return replace_words(source, rng)
+        sentences = SENTENCE_GAP.split(source)
         half = max(1, len(sentences) // 2)
         parts = [" ".join(sentences[:half]), " ".join(sentences[half:]) or source]
         return "\n".join(
-            f"Question: What is said about {max(part.split(), key=len)}?\nAnswer: {self.changed(part, dice)}"
+            f"Question: What is said about {max(part.split(), key=len)}?\nAnswer: {replace_words(part, rng)}"
             for part in (" ".join(part.split()) for part in parts)
         )
 
-    def changed(self, text: str, dice: random.Random) -> str:
-        return "".join(self._other(word, dice) for word in WORD.findall(text))
 
-    def _other(self, word: str, dice: random.Random) -> str:
-        others = OTHERS.get(word.lower())
-        if others is None or dice.random() > CHANGED:
-            return word
-        other = dice.choice(others).replace("-", " ")
-        return other.capitalize() if word[0].isupper() else other
+class EchoModel(SynonymModel):
+    """Returns the source unchanged."""
 
-
-class Echo(Words):
-    """Gives back what it was given."""
-
-    def rephrase(self, style: str, source: str, dice: random.Random) -> str:
+    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         return source
 
 
-class Gibberish(Words):
-    """Writes, and says nothing."""
+class GibberishModel(SynonymModel):
+    """Returns random letters."""
 
-    def rephrase(self, style: str, source: str, dice: random.Random) -> str:
+    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         letters = "abcdefghijklmnopqrstuvwxyz"
-        return " ".join("".join(dice.choices(letters, k=dice.randint(2, 9))) for _ in source.split()) + "."
+        return " ".join("".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in source.split()) + "."
+
+
+def truncate(text: str, max_tokens: int) -> Completion:
+    words = text.split(" ")
+    is_complete = len(words) <= max_tokens
+    return Completion(" ".join(words[:max_tokens]), "stop" if is_complete else "length", min(len(words), max_tokens))
+
+
+def replace_words(text: str, rng: random.Random) -> str:
+    return "".join(replace_word(word, rng) for word in WORD.findall(text))
+
+
+def replace_word(word: str, rng: random.Random) -> str:
+    synonyms = SYNONYMS.get(word.lower())
+    if synonyms is None or rng.random() > REPLACED_SHARE:
+        return word
+    synonym = rng.choice(synonyms).replace("-", " ")
+    return synonym.capitalize() if word[0].isupper() else synonym
 
 
 @contextmanager
-def serving(engine: Engine | None = None, name: str = NAME, most: int = 16) -> Iterator[Service]:
-    """A server of it on a real socket; `.address` is what `--endpoint` wants."""
-    service = Service(engine or Words(), name, most=most).start()
+def serve_model(
+    model: CompletionModel | None = None, name: str = NAME, port: int = 0, batch_size: int = 16
+) -> Iterator[CompletionServer]:
+    """Run a completion server on a real socket; `.url` is the value for `--endpoint`."""
+    server = CompletionServer(model or SynonymModel(), name, port, batch_size)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
-        yield service
+        yield server
     finally:
-        service.close()
+        server.shutdown()
+        server.server_close()

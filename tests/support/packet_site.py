@@ -11,7 +11,7 @@ from tests.support import small_release
 from tests.support.model_server import NAME
 from tests.support.small_site import Held, No, SmallSite
 from trainer import protocol
-from trainer.rephrase.checks import envelope, judge
+from trainer.rephrase.checks import check_envelope, check_output
 
 ORDER = protocol.RephraseOrder(
     campaign="genesis", model=NAME, styles=("easy", "medium", "hard", "qa"), prompt_version=1
@@ -101,7 +101,7 @@ class PacketSite(SmallSite):
             return known
         if packet is None:
             return protocol.PacketVerdict(packet=result.packet, state="gone")
-        if reasons := envelope(result, packet.chunks, self.order):
+        if reasons := check_envelope(result, packet.chunks, self.order):
             return protocol.PacketVerdict(packet=result.packet, state="refused", reasons=reasons)
         self.taken[result.packet] = result
         self.kept[result.packet] += 1
@@ -118,7 +118,7 @@ class PacketSite(SmallSite):
             return protocol.OutputVerdict(
                 chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,)
             )
-        found = judge(chunk.text, output.style, output.text, ended=output.ended, language=self.order.language)
+        found = check_output(chunk.text, output.style, output.text, ended=output.ended, language=self.order.language)
         return protocol.OutputVerdict(
             chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons
         )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.parser import Parser
 from trainer.node import network_args
-from trainer.rephrase.backends import BackEndError
-from trainer.rephrase.flags import add_flags, offer
+from trainer.rephrase.backends import BackendError
+from trainer.rephrase.flags import add_backend_flags, build_offer
 from trainer.sandbox import DRIVERS, SandboxDriver, get_driver
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
             return run(options)
-    except (NodeError, BackEndError, network_args.NetworkArgsError, OSError) as error:
+    except (NodeError, BackendError, network_args.NetworkArgsError, OSError) as error:
         print(f"dailytrain node: {error}", file=sys.stderr)  # noqa: T201
         return USAGE
 
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--lanes", type=lanes, metavar="N", help="jobs at a time, sharing GPUs and cores evenly (as the site says)")
     add("--once", action="store_true", help="leave after one job")
     between = made.add_argument_group("rephrasing texts between jobs, with a back end of yours")
-    add_flags(between.add_argument)
+    add_backend_flags(between.add_argument)
     network_args.add_network_args(
         made.add_argument_group("training one model with other machines (swarms)").add_argument
     )
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     sandbox, working = choose(options.sandbox)
     client = SiteClient(options.server, options.token or "")
     found = network_args.parse_network_args(options)
-    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, offer(options), reach=found)
+    agent = Agent(client, options.home.absolute(), sandbox, working, options.lanes, build_offer(options), reach=found)
     path = options.home / "identity.json"
     try:
         with agent.listening():

@@ -12,8 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.rephrase.checks import REASONS, Judgement, Thresholds, duplicate_key, judge, read_thresholds
-from trainer.rephrase.pairs import Pair, read_pairs
+from trainer.rephrase.checks import (
+    REASONS,
+    CheckResult,
+    Thresholds,
+    check_output,
+    compute_duplicate_key,
+    merge_thresholds,
+)
+from trainer.rephrase.pairs import RephrasedPair, read_pairs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,25 +36,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="a JSON object for each line")
     options = parser.parse_args(argv)
     try:
-        thresholds = read_file(options.thresholds)
+        thresholds = load_thresholds(options.thresholds)
         pairs = read_pairs(options.pairs)
     except ValueError as error:
         sys.stderr.write(f"dailytrain rephrase check: {' '.join(str(error).split())}\n")
         return 2
     accepted = 0
-    for number, found in enumerate(judged(pairs, options.language, thresholds), 1):
+    for number, found in enumerate(check_pairs(pairs, options.language, thresholds), 1):
         accepted += found.accepted
-        sys.stdout.write(f"{as_json(found) if options.json else sentence(number, found)}\n")
+        sys.stdout.write(f"{format_json(found) if options.json else format_line(number, found)}\n")
     if not options.json:
         sys.stdout.write(f"{accepted} of {len(pairs)} accepted.\n")
     return 0
 
 
-def judged(pairs: Sequence[Pair], language: str, thresholds: Mapping[str, Thresholds]) -> Iterator[Judgement]:
+def check_pairs(
+    pairs: Sequence[RephrasedPair], language: str, thresholds: Mapping[str, Thresholds]
+) -> Iterator[CheckResult]:
     seen: dict[tuple[str, str], set[str]] = {}
     for pair in pairs:
         known = seen.setdefault((pair.source, pair.style), set())
-        found = judge(
+        found = check_output(
             pair.source,
             pair.style,
             pair.output,
@@ -56,26 +65,26 @@ def judged(pairs: Sequence[Pair], language: str, thresholds: Mapping[str, Thresh
             thresholds=thresholds,
             known=known,
         )
-        known.add(duplicate_key(found.text))
+        known.add(compute_duplicate_key(found.text))
         yield found
 
 
-def read_file(path: str | None) -> dict[str, Thresholds]:
+def load_thresholds(path: str | None) -> dict[str, Thresholds]:
     """Return a file's thresholds, or the start values. Raise ValueError."""
     if path is None:
-        return read_thresholds(None)
+        return merge_thresholds(None)
     try:
         found = json.loads(Path(path).read_bytes())
-        return read_thresholds(found.get("thresholds", found))
+        return merge_thresholds(found.get("thresholds", found))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except (AttributeError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file of thresholds.") from error
 
 
-def as_json(found: Judgement) -> str:
+def format_json(found: CheckResult) -> str:
     return json.dumps({"accepted": found.accepted, "reasons": list(found.reasons)})
 
 
-def sentence(number: int, found: Judgement) -> str:
+def format_line(number: int, found: CheckResult) -> str:
     return f"{number}: {' '.join(REASONS[reason] for reason in found.reasons) or 'accepted'}"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from trainer.cli.node import DONE, REFUSED, TOKEN, USAGE, NodeError, alone, known, sentence
 from trainer.cli.node import join as join_with_token
 from trainer.cli.parser import Parser
-from trainer.rephrase.backends import BackEndError
-from trainer.rephrase.flags import Offer, add_flags, offer
+from trainer.rephrase.backends import BackendError
+from trainer.rephrase.flags import RephraseOffer, add_backend_flags, build_offer
 
 if TYPE_CHECKING:
     from trainer.node.agent import Agent
@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
         options.home.mkdir(parents=True, exist_ok=True)
         with alone(options.home):
-            brought = offer(options, default="vllm")
+            brought = build_offer(options, default="vllm")
             assert brought is not None
             return run(options, brought)
-    except (NodeError, BackEndError, OSError) as error:
+    except (NodeError, BackendError, OSError) as error:
         sys.stderr.write(f"dailytrain rephrase join: {' '.join(str(error).split())}\n")
         return USAGE
 
@@ -47,21 +47,21 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--server", required=True, metavar="URL", help="the site, such as https://train.example.org")
     add("--token", default=os.environ.get(TOKEN), help=f"to be credited: from the site, once (or ${TOKEN})")
-    add("--home", type=Path, default=home(), metavar="DIR", help="where it keeps its files (%(default)s)")
+    add("--home", type=Path, default=find_home(), metavar="DIR", help="where it keeps its files (%(default)s)")
     add("--name", default=platform.node() or "volunteer", help="what the site shows (%(default)s)")
     add("--label", action="append", default=[], metavar="LABEL", help=argparse.SUPPRESS)
     add("--once", action="store_true", help="leave after one sitting")
-    add_flags(made.add_argument_group("what writes").add_argument)
+    add_backend_flags(made.add_argument_group("what writes").add_argument)
     return made
 
 
-def home() -> Path:
+def find_home() -> Path:
     if folder := os.environ.get("DAILYTRAIN_HOME"):
         return Path(folder) / "rephrase"
     return Path.home() / ".local" / "share" / "dailytrain" / "rephrase"
 
 
-def run(options: argparse.Namespace, brought: Offer) -> int:
+def run(options: argparse.Namespace, brought: RephraseOffer) -> int:
     # Here and not above: `--help` and a wrong flag answer at once.
     from trainer.node.agent import Agent, AgentStoppedError
     from trainer.node.client import RequestRefusedError, SiteClient

@@ -34,7 +34,7 @@ from trainer.sandbox import SandboxDriver
 from trainer.sandbox.docker import DockerDriver
 
 if TYPE_CHECKING:
-    from trainer.rephrase.flags import Offer
+    from trainer.rephrase.flags import RephraseOffer
 
 LOOK_SECONDS = 0.1
 WEIGHTS_BYTES = 16e9
@@ -55,7 +55,7 @@ class Agent:
         sandbox: SandboxDriver,
         sandboxes: tuple[str, ...],
         lanes: int | None = None,
-        offer: Offer | None = None,
+        offer: RephraseOffer | None = None,
         kinds: tuple[str, ...] = tuple(JOB_HANDLERS),
         reach: NetworkArgs = DEFAULT_NETWORK_ARGS,
         swarm_run: int | None = None,
@@ -136,7 +136,7 @@ class Agent:
     def _rephraser(self) -> protocol.Rephraser | None:
         if (offer := self.offer) is None:
             return None
-        return protocol.Rephraser(back_end=offer.setup.kind, models=offer.models, campaign=offer.campaign)
+        return protocol.Rephraser(back_end=offer.backend.kind, models=offer.models, campaign=offer.campaign)
 
     def patiently(self, attempt: Callable[[], Answer]) -> Answer:
         """Try without end, telling the sponsor once; raise `GaveUp` when the sponsor stops us."""

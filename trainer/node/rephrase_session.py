@@ -22,9 +22,16 @@ from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobInterruptedError
 from trainer.node.status_display import RephraseStats
 from trainer.node.stop_signal import StopLevel
-from trainer.rephrase.backends import Answer, BackEndError, Declined, PromptTooLong, Unavailable, Writer
-from trainer.rephrase.checks import Thresholds, duplicate_key, read_thresholds
-from trainer.rephrase.writing import Made, Piece, make
+from trainer.rephrase.backends import (
+    BackendError,
+    BackendUnavailableError,
+    Completion,
+    CompletionClient,
+    PromptRejectedError,
+    PromptTooLongError,
+)
+from trainer.rephrase.checks import Thresholds, compute_duplicate_key, merge_thresholds
+from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
 
 AHEAD = 3
 """Pieces in hand for each that is being written: what the back end does while a question to the site is answered."""
@@ -62,14 +69,14 @@ class PendingPacket:
 
 class RephraseSession:
     def __init__(
-        self, job: Job, order: protocol.RephraseOrder, writer: Writer, parallel: int, tally: RephraseStats
+        self, job: Job, order: protocol.RephraseOrder, writer: CompletionClient, parallel: int, tally: RephraseStats
     ) -> None:
         self._job = job
         self._order = order
         self._writer = writer
         self._parallel = parallel
         self._tally = tally
-        self._thresholds: Mapping[str, Thresholds] = read_thresholds(order.thresholds)
+        self._thresholds: Mapping[str, Thresholds] = merge_thresholds(order.thresholds)
         self._path = f"/leases/{job.lease}/packets"
         self._changed = threading.Condition()
         """Guards what follows."""
@@ -80,7 +87,7 @@ class RephraseSession:
         self._trouble = ""
         """Why it cannot go on."""
         self._ending = threading.Event()
-        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[ChunkTask | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._write_on, name=f"writer {number}", daemon=True) for number in range(parallel)
         ]
@@ -162,7 +169,7 @@ class RephraseSession:
         for chunk in packet.chunks:
             if hashlib.sha256(chunk.text.encode()).hexdigest() != chunk.sha256:
                 raise JobFailedError(f"Packet {packet.packet} is not what the site says it is: the hashes differ.")
-        pieces = [Piece(packet.packet, chunk, style) for chunk in packet.chunks for style in chunk.styles]
+        pieces = [ChunkTask(packet.packet, chunk, style) for chunk in packet.chunks for style in chunk.styles]
         with self._changed:
             if packet.packet in self._held:
                 return
@@ -241,63 +248,66 @@ class RephraseSession:
                 return
             self._count(waiting=-1, writing=1)
             try:
-                made = make(piece, self._order, self._thresholds, self._known, self._ask)
+                made = rephrase_chunk(piece, self._order, self._thresholds, self._known, self._ask)
             except SessionEndingError:
                 return
             except Exception as error:  # of ours, or of the back end: the sitting ends with it
-                self._fail(str(error) if isinstance(error, BackEndError) else f"Writing failed ({error!r}).")
+                self._fail(str(error) if isinstance(error, BackendError) else f"Writing failed ({error!r}).")
                 return
             finally:
                 self._count(writing=-1)
             self._keep(piece, made)
 
-    def _keep(self, piece: Piece, made: Made) -> None:
+    def _keep(self, piece: ChunkTask, made: ChunkResult) -> None:
         with self._changed:
             held = self._held[piece.packet]
             held.outputs[piece.chunk.index, piece.style] = made.output
             held.left -= 1
-            if made.judgement and made.judgement.accepted:
-                self._known.add(duplicate_key(made.output.text))
+            if made.is_accepted:
+                self._known.add(compute_duplicate_key(made.output.text))
             if held.left == 0:
                 self._ready.append(piece.packet)
                 self._changed.notify()
         with self._tally.lock:
             self._tally.tokens += made.tokens
-            if made.judgement and made.judgement.accepted:
+            if made.is_accepted:
                 self._tally.sample = (piece.style, piece.chunk.text, made.output.text)
 
-    def _ask(self, question: str, sampling: Mapping[str, float], seed: int) -> Answer:
-        """Ask until there is an answer. Raise `Stopped`, `BackEndError`, `PromptTooLong` or `Declined`."""
+    def _ask(self, question: str, sampling: Mapping[str, float], seed: int) -> Completion:
+        """Ask until there is an answer.
+
+        Raise `SessionEndingError`, `BackendError`, `PromptTooLongError` or `PromptRejectedError`.
+        """
         silent_since, tries = 0.0, 0
         while not self._ending.is_set():
             try:
-                answer = self._writer.write(question, sampling, seed)
-            except Unavailable as error:
+                answer = self._writer.complete(question, sampling, seed)
+            except BackendUnavailableError as error:
                 silent_since = silent_since or time.monotonic()
                 if time.monotonic() - silent_since > PATIENCE_SECONDS:
-                    raise BackEndError(
+                    raise BackendError(
                         f"{error} It has not answered for {PATIENCE_SECONDS / 60:.0f} minutes."
                     ) from error
                 self._told(str(error))
                 self._ending.wait(random.uniform(0, min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2**tries)))
-                self._writer.look_after()
+                self._writer.recover()
                 tries = min(tries + 1, 16)
                 continue
-            except Declined as error:
+            except PromptRejectedError as error:
                 self._decline(error)
                 raise
-            except PromptTooLong:
+            except PromptTooLongError:
                 raise
             self._declined = 0
             self._told("")
             return answer
         raise SessionEndingError
 
-    def _decline(self, error: Declined) -> None:
-        """Raise `BackEndError` if it declines whatever it is asked."""
+    def _decline(self, error: PromptRejectedError) -> None:
+        """Raise `BackendError` if it declines whatever it is asked."""
         self._declined += 1
         if self._declined >= DECLINES:
-            raise BackEndError(str(error)) from error
+            raise BackendError(str(error)) from error
 
     def _told(self, trouble: str) -> None:
         """Say once that the back end is silent, and once that it is not any more."""

@@ -15,7 +15,7 @@ from trainer.node.slots import Slot
 from trainer.sandbox import SandboxDriver
 
 if TYPE_CHECKING:
-    from trainer.rephrase.flags import Offer
+    from trainer.rephrase.flags import RephraseOffer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SlotContext:
     lane: Slot
     preparing: threading.Lock
     """Held while a dataset is being made."""
-    offer: Offer | None = None
+    offer: RephraseOffer | None = None
     """What it rephrases with."""
     reach: NetworkArgs = DEFAULT_NETWORK_ARGS
     """How a swarm's other machines reach this one."""

@@ -1,10 +1,11 @@
-"""The volunteer's side of the dataset swarm, and what both sides share.
+"""Rephrasing for the dataset swarm: what volunteers run, and the checks that the server runs too.
 
-    chunks, prompts, languages, checks   pure: the site uses them too; no torch, no pydantic
-    backends/                            what writes: one file each, one dict
-    writing                              one chunk in one style: ask, clean up, look at it, ask again
-    serve                                a small model on the CPU behind the protocol that the others speak
-    command                              `dailytrain rephrase join | check | calibrate`
+    chunks, prompts, languages, checks   pure: no torch, no HTTP; the server imports them
+    backends/                            language-model back ends, one file each
+    writing                              one chunk in one style: prompt, check, retry
+    serve, causal                        a small model on the CPU with OpenAI's API
+    flags, pairs                         command-line options of back ends; files of rephrased texts
 
-The session, which takes and submits packets, is a job handler of the node (`trainer.node.job_handlers.rephrase`).
+The session, which takes and submits packets, is part of the node (`trainer.node.job_handlers.rephrase`). The commands
+are `trainer/cli/rephrase*.py`.
 """

@@ -1,4 +1,4 @@
-"""A causal language model of transformers', asked several prompts at once, each with its own sampling and seed."""
+"""A causal language model of transformers that completes a batch of prompts with a sampler and a seed for each."""
 
 from __future__ import annotations
 
@@ -6,71 +6,73 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
-from trainer.rephrase.serve import Asked, Written
+from trainer.rephrase.backends.protocol import Completion
+from trainer.rephrase.serve import CompletionRequest
 
 
-class Causal:
+class CausalCompletionModel:
     def __init__(self, name: str, revision: str | None, context: int) -> None:
-        """Raise OSError or ValueError if there is no such model."""
+        """Load the model. Raise OSError or ValueError if there is none of this name."""
         self._tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
         self._model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype="auto").eval()
-        config = self._model.config
-        self.context = min(context, getattr(config, "max_position_embeddings", None) or context)
+        self.context = min(context, getattr(self._model.config, "max_position_embeddings", None) or context)
         ends = self._model.generation_config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends]) | {self._tokenizer.eos_token_id}
+        ends = {*(ends if isinstance(ends, list) else [ends]), self._tokenizer.eos_token_id} - {None}
+        self._end_ids = sorted(ends)
 
-    def count(self, prompt: str) -> int:
-        return len(self._encoded(prompt))
+    def count_tokens(self, prompt: str) -> int:
+        return len(self._encode(prompt))
 
-    def _encoded(self, prompt: str) -> list[int]:
+    def _encode(self, prompt: str) -> list[int]:
         if self._tokenizer.chat_template:
             message = [{"role": "user", "content": prompt}]
             return list(self._tokenizer.apply_chat_template(message, add_generation_prompt=True))
         return list(self._tokenizer.encode(f"{prompt}\n\n"))
 
     @torch.inference_mode()
-    def write(self, asked: Sequence[Asked]) -> list[Written]:
-        tokens, mask = self._padded([self._encoded(one.prompt) for one in asked])
-        dice = [torch.Generator().manual_seed(one.seed % 2**63) for one in asked]
-        written: list[list[int]] = [[] for _ in asked]
-        ended = [False] * len(asked)
-        past = None
-        for _ in range(max(one.max_tokens for one in asked)):
-            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            reply = self._model(
-                input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=past, use_cache=True
-            )
-            past = reply.past_key_values
-            drawn = [
-                draw(row, one, die) for row, one, die in zip(reply.logits[:, -1].float(), asked, dice, strict=True)
-            ]
-            for row, token in enumerate(drawn):
-                if not ended[row] and len(written[row]) < asked[row].max_tokens:
-                    ended[row] = token in self._ends
-                    written[row] += [] if ended[row] else [token]
-            if all(done or len(row) >= one.max_tokens for done, row, one in zip(ended, written, asked, strict=True)):
-                break
-            tokens = torch.tensor(drawn).unsqueeze(1)
-            mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
-        return [
-            Written(self._tokenizer.decode(row, skip_special_tokens=True), "stop" if done else "length", len(row))
-            for row, done in zip(written, ended, strict=True)
-        ]
-
-    def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return token ids and mask [prompts, longest], filled up on the left."""
+    def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        prompts = [self._encode(request.prompt) for request in requests]
         longest = max(map(len, prompts))
-        tokens = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(tokens), torch.tensor(mask)
+        tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        max_tokens = max(request.max_tokens for request in requests)
+        config = GenerationConfig(max_new_tokens=max_tokens, eos_token_id=self._end_ids or None, pad_token_id=0)
+        output = self._model.generate(
+            tokens,
+            config,
+            attention_mask=mask,
+            logits_processor=[SeededSampler(requests)],
+            use_model_defaults=False,  # such as a repetition penalty: campaigns set the sampling parameters
+        )
+        rows = output[:, longest:].tolist()
+        return [self._decode(row[: request.max_tokens]) for row, request in zip(rows, requests, strict=True)]
+
+    def _decode(self, tokens: list[int]) -> Completion:
+        length = next((place for place, token in enumerate(tokens) if token in self._end_ids), len(tokens))
+        text = self._tokenizer.decode(tokens[:length], skip_special_tokens=True)
+        return Completion(text, "stop" if length < len(tokens) else "length", length)
 
 
-def draw(logits: Tensor, asked: Asked, dice: torch.Generator) -> int:
-    """Return one token id of a row of logits [vocabulary]."""
-    if asked.temperature == 0:
+class SeededSampler(LogitsProcessor):
+    """Chooses each row's next token by that row's temperature, top-p and seed, and leaves greedy search no other."""
+
+    def __init__(self, requests: Sequence[CompletionRequest]) -> None:
+        self._rows = [(request, torch.Generator().manual_seed(request.seed % 2**63)) for request in requests]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """`scores`: [rows, vocabulary]."""
+        chosen = torch.full_like(scores, -torch.inf)
+        for row, (request, rng) in enumerate(self._rows):
+            chosen[row, sample_token(scores[row].float(), request, rng)] = 0
+        return chosen
+
+
+def sample_token(logits: Tensor, request: CompletionRequest, rng: torch.Generator) -> int:
+    """Return one token id. `logits`: [vocabulary]."""
+    if request.temperature == 0:
         return int(logits.argmax())
-    chances, order = (logits / asked.temperature).softmax(-1).sort(descending=True)
-    chances[chances.cumsum(-1) - chances >= asked.top_p] = 0  # the first is always kept
-    return int(order[torch.multinomial(chances, 1, generator=dice)])
+    probabilities, order = (logits / request.temperature).softmax(-1).sort(descending=True)
+    probabilities[probabilities.cumsum(-1) - probabilities >= request.top_p] = 0  # the likeliest token always stays
+    return int(order[torch.multinomial(probabilities, 1, generator=rng)])

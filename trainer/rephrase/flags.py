@@ -1,4 +1,4 @@
-"""The flags that say what a machine rephrases with: of `dailytrain rephrase join`, and of `dailytrain node`."""
+"""Command-line options of rephrasing back ends, shared by `dailytrain rephrase join` and `dailytrain node`."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.rephrase.backends import BACKENDS, BackEndError, Setup, back_end
+from trainer.rephrase.backends import BACKENDS, BackendConfig, BackendError, load_backend
 
-KEY = "DAILYTRAIN_ENDPOINT_KEY"
-PARALLEL = 1024
+API_KEY_VARIABLE = "DAILYTRAIN_ENDPOINT_KEY"
+MAX_PARALLEL = 1024
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a machine that rephrases tells the site, and what its sittings work with."""
+class RephraseOffer:
+    """What a node offers for rephrasing."""
 
-    setup: Setup
+    backend: BackendConfig
     models: tuple[str, ...] | None
-    """Of campaigns, that it can write with; None: any."""
+    """Models it can serve, by the campaigns' names; None: any."""
     campaign: str = ""
-    """The only one that its owner wants to work for; empty: any."""
+    """The only campaign it accepts; empty: any."""
 
 
-def add_flags(add: Callable[..., Any]) -> None:
+def add_backend_flags(add: Callable[..., Any]) -> None:
     kinds = ", ".join(BACKENDS)
-    add("--backend", choices=sorted(BACKENDS), help=f"what writes: {kinds} (endpoint if --endpoint is given)")
-    add("--endpoint", default="", metavar="URL", help="a server that speaks OpenAI's protocol, up to and with /v1")
-    add("--model", default="", metavar="NAME", help="work only for campaigns with this model")
-    add("--served-as", default="", metavar="NAME", help="what the endpoint calls that model (the same)")
-    add("--weights", default="", metavar="DIR", help="where that model lies here (it is fetched from the Hub)")
-    add("--parallel", type=_parallel, metavar="N", help="prompts at a time (as is usual for the back end)")
-    add("--context", type=_context, default=4096, metavar="TOKENS", help="of prompt and answer (%(default)s)")
-    add("--backend-flags", default="", metavar="WORDS", help="more flags for the server that is started")
-    add("--campaign", default="", metavar="SLUG", help="work only for this campaign")
+    add("--backend", choices=sorted(BACKENDS), help=f"what generates text: {kinds} (endpoint if --endpoint is given)")
+    add("--endpoint", default="", metavar="URL", help="a server with OpenAI's API, up to and including /v1")
+    add("--model", default="", metavar="NAME", help="accept only campaigns with this model")
+    add("--served-as", default="", metavar="NAME", help="the endpoint's name of that model (the same)")
+    add("--weights", default="", metavar="DIR", help="local folder of that model (downloaded from the Hub)")
+    add("--parallel", type=_parse_parallel, metavar="N", help="prompts at a time (the back end's default)")
+    add("--context", type=_parse_context, default=4096, metavar="TOKENS", help="of prompt and output (%(default)s)")
+    add("--backend-flags", default="", metavar="WORDS", help="extra arguments for the server that is started")
+    add("--campaign", default="", metavar="SLUG", help="accept only this campaign")
 
 
-def _parallel(word: str) -> int:
-    if not word.isdigit() or not 1 <= int(word) <= PARALLEL:
-        raise argparse.ArgumentTypeError(f"{word} is not a number from 1 to {PARALLEL}")
+def _parse_parallel(word: str) -> int:
+    if not word.isdigit() or not 1 <= int(word) <= MAX_PARALLEL:
+        raise argparse.ArgumentTypeError(f"{word} is not a number from 1 to {MAX_PARALLEL}")
     return int(word)
 
 
-def _context(word: str) -> int:
+def _parse_context(word: str) -> int:
     if not word.isdigit() or not 256 <= int(word) <= 2**20:
-        raise argparse.ArgumentTypeError(f"{word} is not a number of tokens, such as 4096")
+        raise argparse.ArgumentTypeError(f"{word} is not a number of tokens from 256 to {2**20}, such as 4096")
     return int(word)
 
 
-def offer(options: argparse.Namespace, default: str = "") -> Offer | None:
-    """Return what the flags offer; None where they name no back end and there is no `default`.
+def build_offer(options: argparse.Namespace, default: str = "") -> RephraseOffer | None:
+    """Return what the options offer; None if they name no back end and there is no `default`.
 
-    Raise `BackEndError` for what cannot work, before anybody is asked for packets.
+    Raise `BackendError` for a configuration that cannot work, before the server assigns any packets.
     """
     kind = options.backend or ("endpoint" if options.endpoint else default)
     if not kind:
         return None
     if importlib.util.find_spec("py3langid") is None:
-        raise BackEndError("To rephrase, this needs the package py3langid: pip install 'dailytrain[rephrase]'.")
-    setup = Setup(
+        raise BackendError("Rephrasing needs the package py3langid: pip install 'dailytrain[rephrase]'.")
+    config = BackendConfig(
         kind,
         url=options.endpoint,
         model=options.model,
         served_as=options.served_as,
         weights=options.weights,
-        key=os.environ.get(KEY, ""),
+        api_key=os.environ.get(API_KEY_VARIABLE, ""),
         parallel=options.parallel,
         context=options.context,
         flags=tuple(shlex.split(options.backend_flags)),
     )
-    if setup.weights and not setup.model:
-        raise BackEndError("--weights needs --model: the name that campaigns have for them.")
-    chosen = back_end(kind)
-    if reason := chosen.why_not(setup):
-        raise BackEndError(reason)
-    return Offer(setup, chosen.models(setup), options.campaign)
+    if config.weights and not config.model:
+        raise BackendError("--weights needs --model: the campaigns' name of these weights.")
+    backend = load_backend(kind)
+    if problem := backend.find_problem(config):
+        raise BackendError(problem)
+    return RephraseOffer(config, backend.list_models(config), options.campaign)

@@ -13,42 +13,44 @@ if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 UNKNOWN: Final = ""
-SURE: Final = 0.5
+MIN_PROBABILITY: Final = 0.5
 """As cc_net asks of the documents it takes."""
-LETTERS: Final = 40
+MIN_LETTERS: Final = 40
 """Of less nobody can say."""
-GLANCE: Final = 100
+SAMPLE_CHARS: Final = 100
 """Characters of its start, and as many of its middle, that a text's language shows in. Of 1,119 chunks of C4 and of
 Gutenberg's books and their rephrasings 99.2 % are taken for what they are taken for as a whole; of the others, half a
 per cent are seen as English where the whole leaves it open."""
-LOADING = threading.Lock()
+LOAD_LOCK = threading.Lock()
 """Or every thread would load a model of its own at the start."""
 
 
-def identify(text: str) -> str:
+def identify_language(text: str) -> str:
     """Return the ISO 639-1 code of a text's language, `UNKNOWN` where that is not clear."""
-    language, probability = scored(text)
-    return language if probability >= SURE else UNKNOWN
+    language, probability = classify_language(text)
+    return language if probability >= MIN_PROBABILITY else UNKNOWN
 
 
-def glance(text: str) -> str:
+def guess_language(text: str) -> str:
     """Return what the language of a text seems to be: in a fifth of the time, and not to be refused by."""
     middle = len(text) // 2
-    return identify(text if len(text) <= 2 * GLANCE else f"{text[:GLANCE]} {text[middle : middle + GLANCE]}")
+    return identify_language(
+        text if len(text) <= 2 * SAMPLE_CHARS else f"{text[:SAMPLE_CHARS]} {text[middle : middle + SAMPLE_CHARS]}"
+    )
 
 
-def scored(text: str) -> tuple[str, float]:
+def classify_language(text: str) -> tuple[str, float]:
     """Return the likeliest language and its probability."""
-    if sum(map(str.isalpha, text[: 4 * LETTERS])) < LETTERS:
+    if sum(map(str.isalpha, text[: 4 * MIN_LETTERS])) < MIN_LETTERS:
         return UNKNOWN, 0.0
-    with LOADING:
-        identifier = _identifier()
+    with LOAD_LOCK:
+        identifier = _load_identifier()
     language, probability = identifier.classify(text)
     return language, float(probability)
 
 
 @cache
-def _identifier() -> LanguageIdentifier:
+def _load_identifier() -> LanguageIdentifier:
     # Here: it takes most of a second, and numpy.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 

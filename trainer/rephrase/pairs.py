@@ -12,31 +12,31 @@ from trainer.rephrase.prompts import STYLES
 
 
 @dataclass(frozen=True)
-class Pair:
+class RephrasedPair:
     source: str
     style: str
     output: str
     ended: str = "stop"
 
 
-def read_pairs(path: str) -> list[Pair]:
+def read_pairs(path: str) -> list[RephrasedPair]:
     """Read a file, or standard input for "-". Raise ValueError, with the line, for what is no such file."""
     if path == "-":
-        return _pairs("standard input", sys.stdin)
+        return _parse_pairs("standard input", sys.stdin)
     try:
         with Path(path).open(encoding="utf-8") as file:
-            return _pairs(path, file)
+            return _parse_pairs(path, file)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8.") from error
 
 
-def _pairs(name: str, lines: Iterable[str]) -> list[Pair]:
-    return [_pair(f"{name}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+def _parse_pairs(name: str, lines: Iterable[str]) -> list[RephrasedPair]:
+    return [_parse_pair(f"{name}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _pair(at: str, line: str) -> Pair:
+def _parse_pair(at: str, line: str) -> RephrasedPair:
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -46,4 +46,4 @@ def _pair(at: str, line: str) -> Pair:
         raise ValueError(f'{at} is not an object with the texts "source", "style" and "output".')
     if words["style"] not in STYLES:
         raise ValueError(f"{at} has the style {words['style']!r}; there are {', '.join(STYLES)}.")
-    return Pair(**words, ended=str(found.get("ended", "stop")))
+    return RephrasedPair(**words, ended=str(found.get("ended", "stop")))

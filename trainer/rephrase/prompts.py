@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-CURRENT: Final = 1
+CURRENT_VERSION: Final = 1
 
-ONLY = "Give me the new text and nothing else: no introduction, no remark about it, no title."
+TEXT_ONLY = "Give me the new text and nothing else: no introduction, no remark about it, no title."
 
-FIRST = {
+VERSION_1 = {
     "easy": (
         "Tell what the text below says so that a very young child can follow it.",
         "Use the smallest and most common words there are, and sentences of a few words each.",
         "Keep every fact, in the same order, and add none of your own.",
-        ONLY,
+        TEXT_ONLY,
     ),
     "medium": (
         "Write the text below anew in clear, correct English, as a good encyclopedia article is written.",
         "Use your own wording and sentence structure throughout; do not take over whole phrases.",
         "Keep every fact, name and number, and add none of your own.",
-        ONLY,
+        TEXT_ONLY,
     ),
     "hard": (
         "Restate the text below for scholars: tersely, in learned prose with rare and exact words.",
         "Condense what is said at length, but drop no fact, name or number, and add none of your own.",
-        ONLY,
+        TEXT_ONLY,
     ),
     "qa": (
         "Turn the text below into a conversation in which one person asks and another one answers.",
@@ -39,12 +39,12 @@ FIRST = {
         "Give me the conversation and nothing else: no introduction, no remark about it, no title.",
     ),
 }
-VERSIONS: Final[Mapping[int, Mapping[str, tuple[str, ...]]]] = {1: FIRST}
+VERSIONS: Final[Mapping[int, Mapping[str, tuple[str, ...]]]] = {1: VERSION_1}
 
-STYLES: Final = tuple(FIRST)
+STYLES: Final = tuple(VERSION_1)
 
 
-def instructions(style: str, version: int = CURRENT) -> tuple[str, ...]:
+def get_instructions(style: str, version: int = CURRENT_VERSION) -> tuple[str, ...]:
     """Return the sentences that say what to do. Raise ValueError for a version or style that there is not."""
     if version not in VERSIONS:
         known = ", ".join(map(str, VERSIONS))
@@ -56,6 +56,6 @@ def instructions(style: str, version: int = CURRENT) -> tuple[str, ...]:
     return VERSIONS[version][style]
 
 
-def prompt(style: str, text: str, version: int = CURRENT) -> str:
+def build_prompt(style: str, text: str, version: int = CURRENT_VERSION) -> str:
     """Return what the model is asked. Raises as `instructions`."""
-    return "\n".join([*instructions(style, version), "", "The text:", "", text.strip()])
+    return "\n".join([*get_instructions(style, version), "", "The text:", "", text.strip()])

@@ -1,7 +1,11 @@
-"""`python -m trainer.rephrase.serve --model NAME --port N`: a small model on the processor, behind OpenAI's protocol.
+"""Serve a small transformers model on the CPU with OpenAI's chat API.
 
-As much of it as a sitting needs: `GET /v1/models`, `GET /health`, `POST /v1/chat/completions`, no streaming. Prompts
-that come together are written together. What does not fit is refused with `context_length_exceeded`.
+`python -m trainer.rephrase.serve --model NAME --port N` answers `GET /v1/models`, `GET /health` and `POST
+/v1/chat/completions` without streaming. Concurrent prompts are completed in one batch.
+
+`transformers serve` (checked: 4.57) cannot replace it. It ignores `"stream": false`, always reports finish reason
+"stop" and no token counts, has no context-length error, seeds the process-wide generator (so concurrent requests
+disturb each other), lists a fixed set of models at `/v1/models`, and needs fastapi and openai.
 """
 
 from __future__ import annotations
@@ -15,19 +19,20 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, print_error
+from trainer.rephrase.backends.protocol import Completion
 
-GATHER_SECONDS = 0.02
-"""That a prompt waits for others to be written with."""
-BODY_BYTES = 4 << 20
+BATCH_WAIT_SECONDS = 0.02
+"""How long a prompt waits for others to share its batch."""
+MAX_BODY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     prompt: str
     temperature: float = 1.0
     top_p: float = 1.0
@@ -35,213 +40,165 @@ class Asked:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Written:
-    text: str
-    ended: Literal["stop", "length"]
-    tokens: int
-
-
-class Engine(Protocol):
-    """A model."""
-
+class CompletionModel(Protocol):
     context: int
-    """Tokens of prompt and answer together."""
+    """Context length: tokens of prompt and completion together."""
 
-    def count(self, prompt: str) -> int:
-        """Return how many tokens the prompt is, with all that the model's template puts around it."""
+    def count_tokens(self, prompt: str) -> int:
+        """Return the tokens of the prompt, including those that the chat template adds."""
 
-    def write(self, asked: Sequence[Asked]) -> list[Written]:
-        """Answer several prompts, each with its own sampling and seed."""
+    def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Complete several prompts, each with its own sampling parameters and seed."""
 
 
-@dataclass
-class Batcher:
-    """One thread that writes; whoever asks waits for a future."""
+class RequestBatcher:
+    """Completes concurrent requests in batches, on one thread."""
 
-    engine: Engine
-    most: int
-    """Prompts at a time."""
-    waiting: queue.SimpleQueue[tuple[Asked, Future[Written]]] = field(default_factory=queue.SimpleQueue)
+    def __init__(self, model: CompletionModel, batch_size: int) -> None:
+        self._model = model
+        self._batch_size = batch_size
+        self._queue: queue.SimpleQueue[tuple[CompletionRequest, Future[Completion]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="completions", daemon=True).start()
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="writing", daemon=True).start()
-
-    def ask(self, asked: Asked) -> Written:
-        answer: Future[Written] = Future()
-        self.waiting.put((asked, answer))
-        return answer.result()
+    def complete(self, request: CompletionRequest) -> Completion:
+        future: Future[Completion] = Future()
+        self._queue.put((request, future))
+        return future.result()
 
     def _run(self) -> None:
         while True:
-            batch = self._gather()
+            requests, futures = zip(*self._collect_batch(), strict=True)
             try:
-                written = self.engine.write([asked for asked, _ in batch])
-                for (_, answer), one in zip(batch, written, strict=True):
-                    answer.set_result(one)
-            except Exception as error:  # told to those who asked; the next batch may go well
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
+                for future, completion in zip(futures, self._model.complete(requests), strict=True):
+                    future.set_result(completion)
+            except Exception as error:  # raised again in each request's thread; the next batch may succeed
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
 
-    def _gather(self) -> list[tuple[Asked, Future[Written]]]:
-        batch = [self.waiting.get()]
-        until = time.monotonic() + GATHER_SECONDS
-        while len(batch) < self.most:
+    def _collect_batch(self) -> list[tuple[CompletionRequest, Future[Completion]]]:
+        batch = [self._queue.get()]
+        deadline = time.monotonic() + BATCH_WAIT_SECONDS
+        while len(batch) < self._batch_size:
             try:
-                batch.append(self.waiting.get(timeout=max(0.0, until - time.monotonic())))
+                batch.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
                 break
         return batch
 
 
-class Service:
-    """The HTTP server around an engine."""
+class CompletionHandler(BaseHTTPRequestHandler):
+    server: CompletionServer
 
-    def __init__(self, engine: Engine, name: str, port: int = 0, most: int = 8) -> None:
-        """`name`: what its model is called; `port`: 0 takes any."""
-        self.engine = engine
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        replies = {"/health": {}, "/v1/models": self.server.list_models()}
+        self._send(*((200, replies[self.path]) if self.path in replies else build_error(404, "Not found.")))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), MAX_BODY_BYTES))
+        is_completion = self.path == "/v1/chat/completions"
+        self._send(*(self.server.complete(body) if is_completion else build_error(404, "Not found.")))
+
+    def _send(self, status: int, reply: dict[str, Any]) -> None:
+        content = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+class CompletionServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, model: CompletionModel, name: str, port: int = 0, batch_size: int = 8) -> None:
+        """`name` is the model's name in the API; `port` 0 takes any free port."""
+        super().__init__(("127.0.0.1", port), CompletionHandler)
+        self.model = model
         self.name = name
-        self.asked = 0
-        """Questions so far."""
-        self.closed = False
-        self.batcher = Batcher(engine, most)
-        self.batcher.start()
-        service = self
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self._batcher = RequestBatcher(model, batch_size)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def handle_error(self, *_: object) -> None:
+        pass  # the client has disconnected
 
-            def log_message(self, *_: object) -> None:
-                pass
+    def list_models(self) -> dict[str, Any]:
+        model = {"id": self.name, "object": "model", "owned_by": "dailytrain", "max_model_len": self.model.context}
+        return {"object": "list", "data": [model]}
 
-            def parse_request(self) -> bool:
-                fits = super().parse_request()
-                self.close_connection = self.close_connection or service.closed
-                return fits and not service.closed
-
-            def do_GET(self) -> None:
-                known = {"/health": {}, "/v1/models": service.models()}
-                found = known.get(self.path)
-                self.reply(*((200, found) if found is not None else complaint(404, "There is nothing here.")))
-
-            def do_POST(self) -> None:
-                content = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), BODY_BYTES))
-                if self.path != "/v1/chat/completions":
-                    self.reply(*complaint(404, "There is nothing here."))
-                    return
-                self.reply(*service.complete(content))
-
-            def reply(self, status: int, body: dict[str, Any]) -> None:
-                if service.closed:
-                    self.close_connection = True
-                    return
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        class Listener(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, *_: object) -> None:
-                pass  # somebody who asked has left
-
-        self.server = Listener(("127.0.0.1", port), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-
-    def models(self) -> dict[str, Any]:
-        one = {"id": self.name, "object": "model", "owned_by": "dailytrain", "max_model_len": self.engine.context}
-        return {"object": "list", "data": [one]}
-
-    def complete(self, content: bytes) -> tuple[int, dict[str, Any]]:
-        """Return status and body."""
-        self.asked += 1
+    def complete(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return status and body of the reply to a chat-completion request."""
         try:
-            asked = read(content, self.name)
+            request = parse_request(body, self.name)
         except (ValueError, TypeError, KeyError) as error:
-            return complaint(400, f"This question cannot be read: {error}.")
-        prompted = self.engine.count(asked.prompt)
-        if prompted + asked.max_tokens > self.engine.context:
-            sentence = (
-                f"The model's maximum context length is {self.engine.context} tokens; the prompt is {prompted} and"
-                f" {asked.max_tokens} are asked for."
+            return build_error(400, f"Malformed request: {error}.")
+        prompt_tokens = self.model.count_tokens(request.prompt)
+        if prompt_tokens + request.max_tokens > self.model.context:
+            message = (
+                f"The model's maximum context length is {self.model.context} tokens; the prompt has {prompt_tokens} and"
+                f" max_tokens is {request.max_tokens}."
             )
-            return complaint(400, sentence, "context_length_exceeded")
+            return build_error(400, message, "context_length_exceeded")
         try:
-            written = self.batcher.ask(asked)
+            completion = self._batcher.complete(request)
         except Exception as error:
-            return complaint(500, f"The model failed ({type(error).__name__}: {error}).")
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": written.text},
-            "finish_reason": written.ended,
-        }
-        usage = {"prompt_tokens": prompted, "completion_tokens": written.tokens}
+            return build_error(500, f"The model failed ({type(error).__name__}: {error}).")
+        message = {"role": "assistant", "content": completion.text}
+        choice = {"index": 0, "message": message, "finish_reason": completion.ended}
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion.tokens}
         return 200, {"object": "chat.completion", "model": self.name, "choices": [choice], "usage": usage}
 
-    def start(self) -> Service:
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
-    def close(self) -> None:
-        """Leave, in the middle of whatever it is."""
-        self.closed = True
-        self.server.shutdown()
-        self.server.server_close()
+def build_error(status: int, message: str, code: str | None = None) -> tuple[int, dict[str, Any]]:
+    return status, {"error": {"message": message, "code": code, "type": "invalid_request_error"}}
 
 
-def complaint(status: int, sentence: str, code: str = "") -> tuple[int, dict[str, Any]]:
-    return status, {"error": {"message": sentence, "code": code or None, "type": "invalid_request_error"}}
-
-
-def read(content: bytes, name: str) -> Asked:
-    """Read a question. Raise ValueError, TypeError or KeyError."""
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError("it is no object")
-    if found.get("model") != name:
-        raise ValueError(f"there is no model {found.get('model')!r} here, only {name!r}")
-    prompt = "\n\n".join(str(message["content"]) for message in found["messages"])
-    return Asked(
-        prompt,
-        temperature=float(found.get("temperature", 1.0)),
-        top_p=float(found.get("top_p", 1.0)),
-        max_tokens=int(found.get("max_tokens") or 512),
-        seed=int(found.get("seed") or 0),
+def parse_request(body: bytes, model: str) -> CompletionRequest:
+    """Parse a chat-completion request. Raise ValueError, TypeError or KeyError."""
+    fields = json.loads(body)
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    if fields.get("model") != model:
+        raise ValueError(f"the model is {model!r}, not {fields.get('model')!r}")
+    return CompletionRequest(
+        "\n\n".join(str(message["content"]) for message in fields["messages"]),
+        temperature=float(fields.get("temperature", 1.0)),
+        top_p=float(fields.get("top_p", 1.0)),
+        max_tokens=int(fields.get("max_tokens") or 512),
+        seed=int(fields.get("seed") or 0),
     )
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer.rephrase.serve", description="Serve a small model.")
+    add = parser.add_argument
+    add("--model", required=True, help="a folder, or a name on the Hugging Face Hub")
+    add("--revision", default="", help="of the model on the Hub")
+    add("--served-as", default="", metavar="NAME", help="name in the API (as --model)")
+    add("--port", type=int, default=0, help="of 127.0.0.1 (any)")
+    add("--context", type=int, default=4096, help="tokens of prompt and completion (%(default)s, or the model's limit)")
+    add("--batch", type=int, default=8, help="prompts per batch (%(default)s)")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until asked to end; return 2, with a line on standard error, for a model that cannot be loaded."""
-    options = arguments(argv)
-    from trainer.rephrase.causal import Causal  # here: it takes seconds
+    """Serve until SIGTERM. Return the exit code."""
+    options = build_parser().parse_args(argv)
+    from trainer.rephrase.causal import CausalCompletionModel  # here: importing torch takes seconds
 
     try:
-        engine = Causal(options.model, options.revision or None, options.context)
+        model = CausalCompletionModel(options.model, options.revision or None, options.context)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"{options.model} cannot be loaded: {' '.join(str(error).split())}\n")
-        return 2
-    service = Service(engine, options.served_as or options.model, options.port, options.batch)
+        return print_error(options.model, f"cannot be loaded: {error}", ExitCode.USER_ERROR)
+    server = CompletionServer(model, options.served_as or options.model, options.port, options.batch)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    sys.stderr.write(f"{service.name} at {service.address}\n")
-    service.server.serve_forever()
+    sys.stderr.write(f"{server.name} at {server.url}\n")
+    server.serve_forever()
     return 0
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m trainer.rephrase.serve", description="A small model behind OpenAI's protocol.")
-    add = parser.add_argument
-    add("--model", required=True, help="a folder, or a name at the Hub")
-    add("--revision", default="", help="of the name")
-    add("--served-as", default="", metavar="NAME", help="what it is called here (as --model)")
-    add("--port", type=int, default=0, help="of 127.0.0.1 (any)")
-    add("--context", type=int, default=4096, help="tokens of prompt and answer (%(default)s, or as many as it has)")
-    add("--batch", type=int, default=8, help="prompts that are written together (%(default)s)")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One chunk in one style: ask the model, clean up, look at it as the site will, and ask again if it is no good."""
+"""Rephrase one chunk in one style: prompt the model, check the output as the server will, retry if it fails."""
 
 from __future__ import annotations
 
@@ -6,93 +6,83 @@ import hashlib
 import random
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from trainer import protocol
-from trainer.rephrase.backends import Answer, Declined, PromptTooLong
-from trainer.rephrase.checks import Judgement, Thresholds, judge
-from trainer.rephrase.prompts import prompt
+from trainer.rephrase.backends import Completion, PromptRejectedError, PromptTooLongError
+from trainer.rephrase.checks import CheckResult, Thresholds, check_output
+from trainer.rephrase.prompts import build_prompt
 
-TRIES: Final = 3
-"""How often the model is asked for one output: it draws, so the next one may be good."""
-MOST: Final = 100_000
-"""Characters of an output; a longer one has gone astray."""
+MAX_ATTEMPTS: Final = 3
+"""Per output: sampling is random, so the next attempt may pass."""
+MAX_OUTPUT_CHARS: Final = 100_000
+"""A longer output is truncated, and then fails the checks."""
 
-Ask = Callable[[str, Mapping[str, float], int], Answer]
-"""`Writer.write`, or what waits for it."""
+CompletePrompt = Callable[[str, Mapping[str, float], int], Completion]
+"""`CompletionClient.complete`, or a function that retries it."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What is written at one time."""
-
+class ChunkTask:
     packet: int
     chunk: protocol.Chunk
     style: protocol.Style
 
 
 @dataclass(frozen=True)
-class Made:
+class ChunkResult:
     output: protocol.RephraseOutput
-    judgement: Judgement | None
-    """Of our own checks; None: nothing was written."""
+    check: CheckResult | None
+    """None: the model generated nothing."""
     tokens: int
-    """Of all tries."""
+    """Of all attempts."""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.check is not None and self.check.accepted
 
 
-def make(
-    piece: Piece, order: protocol.RephraseOrder, thresholds: Mapping[str, Thresholds], known: Container[str], ask: Ask
-) -> Made:
-    """Write one output. `known`: keys of those that were taken before. Whatever else `ask` raises passes through."""
-    question = prompt(piece.style, piece.chunk.text, order.prompt_version)
+def rephrase_chunk(
+    task: ChunkTask,
+    order: protocol.RephraseOrder,
+    thresholds: Mapping[str, Thresholds],
+    known: Container[str],
+    complete: CompletePrompt,
+) -> ChunkResult:
+    """Rephrase a chunk. `known`: duplicate keys of accepted outputs. Other errors of `complete` propagate."""
+    prompt = build_prompt(task.style, task.chunk.text, order.prompt_version)
     tokens = 0
-    for tries in range(1, TRIES + 1):
+    for tries in range(1, MAX_ATTEMPTS + 1):
         try:
-            answer = ask(question, order.sampling.model_dump(), random.randrange(2**31))
-        except PromptTooLong:
-            return Made(nothing(piece, "prompt_too_long", tries), None, tokens)
-        except Declined:
-            return Made(nothing(piece, "declined", tries), None, tokens)
-        tokens += answer.tokens
-        judgement = judge(
-            piece.chunk.text,
-            piece.style,
-            answer.text[:MOST],
-            ended=answer.ended,
+            completion = complete(prompt, order.sampling.model_dump(), random.randrange(2**31))
+        except (PromptTooLongError, PromptRejectedError) as error:
+            trouble = "prompt_too_long" if isinstance(error, PromptTooLongError) else "declined"
+            return ChunkResult(build_output(task, "", ended="none", trouble=trouble, tries=tries), None, tokens)
+        tokens += completion.tokens
+        check = check_output(
+            task.chunk.text,
+            task.style,
+            completion.text[:MAX_OUTPUT_CHARS],
+            ended=completion.ended,
             language=order.language,
             thresholds=thresholds,
             known=known,
         )
-        if judgement.accepted:
+        if check.accepted:
             break
-    return Made(written(piece, answer, judgement, tries), judgement, tokens)
-
-
-def written(piece: Piece, answer: Answer, judgement: Judgement, tries: int) -> protocol.RephraseOutput:
-    return protocol.RephraseOutput(
-        chunk=piece.chunk.index,
-        style=piece.style,
-        source_sha256=piece.chunk.sha256,
-        text=judgement.text,
-        sha256=digest(judgement.text),
-        ended=answer.ended,
-        trouble=judgement.reasons[0] if judgement.reasons else "",
-        tokens=answer.tokens,
-        tries=tries,
+    trouble = next(iter(check.reasons), "")
+    output = build_output(
+        task, check.text, ended=completion.ended, trouble=trouble, tokens=completion.tokens, tries=tries
     )
+    return ChunkResult(output, check, tokens)
 
 
-def nothing(piece: Piece, reason: str, tries: int) -> protocol.RephraseOutput:
+def build_output(task: ChunkTask, text: str, **fields: Any) -> protocol.RephraseOutput:
     return protocol.RephraseOutput(
-        chunk=piece.chunk.index,
-        style=piece.style,
-        source_sha256=piece.chunk.sha256,
-        sha256=digest(""),
-        ended="none",
-        trouble=reason,
-        tries=tries,
+        chunk=task.chunk.index,
+        style=task.style,
+        source_sha256=task.chunk.sha256,
+        text=text,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        **fields,
     )
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

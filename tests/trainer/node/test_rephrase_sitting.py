@@ -11,15 +11,15 @@ import pytest
 
 from tests.support.agent_process import Node, until
 from tests.support.genesis import texts
-from tests.support.model_server import NAME, Echo, Words, serving
+from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
 from tests.support.packet_site import PacketSite
 from trainer import protocol
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
-from trainer.rephrase.backends import Setup
-from trainer.rephrase.flags import Offer
-from trainer.rephrase.serve import Service
+from trainer.rephrase.backends import BackendConfig
+from trainer.rephrase.flags import RephraseOffer
+from trainer.rephrase.serve import CompletionServer
 from trainer.sandbox import get_driver
 
 STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
@@ -36,9 +36,9 @@ class Volunteer:
     """An agent inside the test's own process that does nothing but rephrase."""
 
     def __init__(self, site: PacketSite, home: Path, address: str, parallel: int = 4) -> None:
-        setup = Setup("endpoint", url=address, model=NAME, parallel=parallel)
+        setup = BackendConfig("endpoint", url=address, model=NAME, parallel=parallel)
         client = SiteClient(site.address, "")
-        offer = Offer(setup, (NAME,))
+        offer = RephraseOffer(setup, (NAME,))
         self.agent = Agent(client, home, get_driver("none"), (), offer=offer, kinds=("rephrase",))
         self.ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -78,8 +78,8 @@ def come(site: PacketSite, tmp_path: Path) -> Iterator[Come]:
 
 
 @pytest.fixture
-def words() -> Iterator[Service]:
-    with serving(Words()) as service:
+def words() -> Iterator[CompletionServer]:
+    with serve_model(SynonymModel()) as service:
         yield service
 
 
@@ -90,10 +90,12 @@ def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishL
     return finish
 
 
-def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite, come: Come, words: Service) -> None:
+def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(
+    site: PacketSite, come: Come, words: CompletionServer
+) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
-    come(words.address)
+    come(words.url)
     finish = ended(site, lease)
     assert finish.outcome == "done", finish.reason
     sat = protocol.RephraseResult.model_validate(finish.result)
@@ -110,11 +112,11 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(site: PacketSite,
 
 
 def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
-    site: PacketSite, come: Come, words: Service, monkeypatch: pytest.MonkeyPatch
+    site: PacketSite, come: Come, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "IN_VAIN_SECONDS", 1.5)
     lease = site.sit()
-    come(words.address)
+    come(words.url)
     finish = ended(site, lease)
     assert finish.outcome == "done"
     assert finish.seconds is not None
@@ -124,14 +126,14 @@ def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
 def test_packets_are_in_hand_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
     site.fill(texts(60), ("easy",))
     site.sit()
-    with serving(Words(seconds=0.2)) as service:
-        come(service.address, parallel=4)
+    with serve_model(SynonymModel(seconds=0.2)) as service:
+        come(service.url, parallel=4)
         until(lambda: site.out and len(next(iter(site.out.values()))) >= 12)
         until(lambda: len(site.taken) >= 8)
         assert len(next(iter(site.out.values()))) <= 40
 
 
-def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: Service) -> None:
+def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: CompletionServer) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
     site.fault("unanswered", "/packets/take", 1)
@@ -139,7 +141,7 @@ def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: 
     site.fault("unanswered", "/packets/submit", 1)
     site.fault("busy", "/packets/submit", 1)
     site.fault("garbled", "/packets/submit", 1)
-    come(words.address)
+    come(words.url)
     assert ended(site, lease).outcome == "done"
     assert len(site.taken) == 30
     assert set(site.kept.values()) == {1}
@@ -148,17 +150,16 @@ def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: 
 
 def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> None:
     site.fill(texts(20), STYLES)
-    with serving(Words(seconds=0.05)) as service:
-        port = service.server.server_address[1]
-        volunteer = come(service.address)
+    with serve_model(SynonymModel(seconds=0.05)) as service:
+        port = service.server_port
+        volunteer = come(service.url)
         lease = site.sit()
         until(lambda: site.taken)
     taken = len(site.taken)
     time.sleep(1)
     assert site.leases[lease].finish is None
-    again = Service(Words(), NAME, port).start()
-    assert ended(site, lease).outcome == "done"
-    again.close()
+    with serve_model(SynonymModel(), NAME, port):
+        assert ended(site, lease).outcome == "done"
     assert len(site.taken) == 20 > taken
     assert set(site.kept.values()) == {1}
     assert volunteer.ended is None
@@ -183,8 +184,8 @@ def test_a_text_that_does_not_fit_gets_a_reason_and_shifts_nothing(site: PacketS
     site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
     site.fill([*short[:3], long, *short[3:]], STYLES)
     lease = site.sit()
-    with serving(Words(context=600)) as service:
-        come(service.address)
+    with serve_model(SynonymModel(context=600)) as service:
+        come(service.url)
         assert ended(site, lease).outcome == "done"
     results = list(site.taken.values())
     troubled = [output for result in results for output in result.outputs if output.ended == "none"]
@@ -198,8 +199,8 @@ def test_a_text_that_does_not_fit_gets_a_reason_and_shifts_nothing(site: PacketS
 def test_what_the_volunteers_own_checks_refuse_is_tried_again_and_then_told(site: PacketSite, come: Come) -> None:
     site.fill(texts(3), ("medium",))
     lease = site.sit()
-    with serving(Echo()) as service:
-        come(service.address)
+    with serve_model(EchoModel()) as service:
+        come(service.url)
         finish = ended(site, lease)
     outputs = [output for result in site.taken.values() for output in result.outputs]
     assert [(output.tries, output.trouble) for output in outputs] == [(3, "copied")] * 3
@@ -209,8 +210,8 @@ def test_what_the_volunteers_own_checks_refuse_is_tried_again_and_then_told(site
 def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketSite, come: Come) -> None:
     site.fill(texts(40), STYLES)
     lease = site.sit()
-    with serving(Words(seconds=0.1)) as service:
-        volunteer = come(service.address)
+    with serve_model(SynonymModel(seconds=0.1)) as service:
+        volunteer = come(service.url)
         until(lambda: len(site.taken) >= 3)
         began = time.monotonic()
         volunteer.leave()
@@ -226,8 +227,8 @@ def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketS
 def test_a_lost_lease_ends_the_sitting_and_the_next_goes_on(site: PacketSite, come: Come) -> None:
     site.fill(texts(20), STYLES)
     lease = site.sit()
-    with serving(Words(seconds=0.05)) as service:
-        come(service.address)
+    with serve_model(SynonymModel(seconds=0.05)) as service:
+        come(service.url)
         until(lambda: site.taken)
         with site.lock:
             site.leases[lease].active = False
@@ -240,21 +241,21 @@ def test_a_lost_lease_ends_the_sitting_and_the_next_goes_on(site: PacketSite, co
 def test_when_its_time_is_up_it_finishes_what_it_has(site: PacketSite, come: Come) -> None:
     site.fill(texts(200), ("easy",))
     lease = site.sit(wall_seconds=2)
-    with serving(Words(seconds=0.1), most=2) as service:
-        come(service.address, parallel=2)
+    with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
+        come(service.url, parallel=2)
         assert ended(site, lease).outcome == "done"
     assert 0 < len(site.taken) < 200
     assert len(site.taken) + len(site.waiting) == 200
 
 
 def test_a_campaign_for_another_model_or_newer_prompts_is_a_sentence(
-    site: PacketSite, come: Come, words: Service
+    site: PacketSite, come: Come, words: CompletionServer
 ) -> None:
     for change, sentence in (({"model": "other"}, "asks for other"), ({"prompt_version": 9}, "too old")):
         site.order = site.order.model_copy(update=change)
         lease = site.sit()
         if not site.volunteers:
-            come(words.address)
+            come(words.url)
         finish = ended(site, lease)
         assert finish.outcome == "failed"
         assert sentence in finish.reason
@@ -262,7 +263,7 @@ def test_a_campaign_for_another_model_or_newer_prompts_is_a_sentence(
 
 
 def test_the_command_joins_without_an_account_and_leaves_after_one_sitting(
-    site: PacketSite, tmp_path: Path, words: Service
+    site: PacketSite, tmp_path: Path, words: CompletionServer
 ) -> None:
     import subprocess
     import sys
@@ -270,7 +271,7 @@ def test_the_command_joins_without_an_account_and_leaves_after_one_sitting(
     site.fill(texts(6), STYLES)
     lease = site.sit()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
-    command += ["--endpoint", words.address, "--home", str(tmp_path / "home"), "--name", "somebody"]
+    command += ["--endpoint", words.url, "--home", str(tmp_path / "home"), "--name", "somebody"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stderr
@@ -286,7 +287,7 @@ def test_bad_flags_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     join = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
     for more, sentence in (
         (["--endpoint", "nowhere"], "is not an address"),
-        (["--backend", "transformers"], "name the one to work for with --model"),
+        (["--backend", "transformers"], "name one with --model"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
         (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
     ):

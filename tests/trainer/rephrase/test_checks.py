@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.genesis import passages, texts
 from tests.support.rephrasings import GOOD, SOURCE
-from trainer.rephrase.checks import REASONS, START, duplicate_key, judge, read_thresholds
-from trainer.rephrase.prompts import STYLES, instructions, prompt
+from trainer.rephrase.checks import DEFAULT_THRESHOLDS, REASONS, check_output, compute_duplicate_key, merge_thresholds
+from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
 
 GERMAN = (
     "Als Naturforscher an Bord der Beagle fielen mir bestimmte Tatsachen über die Verbreitung der Bewohner Südamerikas"
@@ -24,12 +24,12 @@ GERMAN = (
 
 
 def reasons(style: str, output: str, **more: object) -> tuple[str, ...]:
-    return judge(SOURCE, style, output, **more).reasons  # type: ignore[arg-type]
+    return check_output(SOURCE, style, output, **more).reasons  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_good_rephrasing_is_taken_in_each_style(style: str) -> None:
-    found = judge(SOURCE, style, GOOD[style], language="en")
+    found = check_output(SOURCE, style, GOOD[style], language="en")
     assert found.reasons == ()
     assert found.accepted
     assert found.text == GOOD[style]
@@ -46,7 +46,7 @@ def test_a_good_rephrasing_is_taken_in_each_style(style: str) -> None:
 )
 def test_of_human_paraphrases_fewer_than_two_in_a_hundred_are_refused(source: str, style: str, output: str) -> None:
     """Measured: 0.2 to 0.5 %. MRPC, which the start values come from, is not among our data."""
-    found = [judge(one[source], style, one[output], language="en") for one in passages()]
+    found = [check_output(one[source], style, one[output], language="en") for one in passages()]
     assert sum(not one.accepted for one in found) < 0.02 * len(found)
 
 
@@ -56,7 +56,7 @@ def test_of_rephrasings_of_another_passage_of_the_same_book_hardly_any_is_taken(
     order = list(passages())
     random.Random(1).shuffle(order)
     strangers = list(itertools.pairwise(order))
-    taken = [judge(one["king_james"], style, other["basic"], language="en").accepted for one, other in strangers]
+    taken = [check_output(one["king_james"], style, other["basic"], language="en").accepted for one, other in strangers]
     assert sum(taken) < {"medium": 0.04, "easy": 0.3, "hard": 0.3}[style] * len(strangers)
 
 
@@ -65,9 +65,13 @@ def test_of_rephrasings_of_another_whole_chunk_hardly_any_is_taken() -> None:
         return " ".join(passage[version] for passage in passages()[first : first + 4])
 
     starts = [
-        first for first in range(0, 430, 6) if judge(chunk("basic", first), "medium", chunk("world", first)).accepted
+        first
+        for first in range(0, 430, 6)
+        if check_output(chunk("basic", first), "medium", chunk("world", first)).accepted
     ]
-    strangers = [judge(chunk("king_james", first), "medium", chunk("basic", (first + 200) % 436)) for first in starts]
+    strangers = [
+        check_output(chunk("king_james", first), "medium", chunk("basic", (first + 200) % 436)) for first in starts
+    ]
     assert len(starts) >= 71
     assert sum(one.accepted for one in strangers) <= 2
 
@@ -99,26 +103,26 @@ def test_a_refusal_is_told(output: str) -> None:
     ["I'm sorry for your loss, said the captain.", "I cannot help loving the sea.", "The AI model of the ship sailed."],
 )
 def test_a_text_that_only_sounds_like_a_refusal_is_none(output: str) -> None:
-    assert "refusal" not in judge(output, "medium", output).reasons
+    assert "refusal" not in check_output(output, "medium", output).reasons
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_prompt_once_more_is_an_echo(style: str) -> None:
-    assert reasons(style, prompt(style, SOURCE)) == ("echo",)
-    assert reasons(style, f"{instructions(style)[1]} {GOOD[style]}") == ("echo",)
+    assert reasons(style, build_prompt(style, SOURCE)) == ("echo",)
+    assert reasons(style, f"{get_instructions(style)[1]} {GOOD[style]}") == ("echo",)
 
 
 def test_the_source_once_more_is_copied() -> None:
     for style in ("easy", "medium", "hard"):
         assert "copied" in reasons(style, SOURCE)
         assert "copied" in reasons(style, SOURCE.replace("struck", "amazed").upper())
-    assert "copied" in judge("The cat sat on the mat today.", "medium", "The cat sat on the mat, today!").reasons
+    assert "copied" in check_output("The cat sat on the mat today.", "medium", "The cat sat on the mat, today!").reasons
 
 
 def test_a_sentence_or_two_may_keep_most_of_its_words() -> None:
     source = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at so hard a task."
     output = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at it."
-    assert judge(source, "medium", output).accepted
+    assert check_output(source, "medium", output).accepted
 
 
 def test_a_text_without_its_end_is_cut_off() -> None:
@@ -128,7 +132,7 @@ def test_a_text_without_its_end_is_cut_off() -> None:
 
 
 def test_a_source_that_has_no_end_asks_for_none() -> None:
-    assert "cut_off" not in judge("A heading about the ship", "medium", "A title on the vessel").reasons
+    assert "cut_off" not in check_output("A heading about the ship", "medium", "A title on the vessel").reasons
 
 
 def test_length_is_measured_by_style() -> None:
@@ -159,8 +163,8 @@ def test_questions_may_be_numbered_and_bold() -> None:
 def test_another_language_is_told_and_a_few_words_are_not_judged() -> None:
     assert "language" in reasons("medium", GERMAN, language="en")
     assert "language" in reasons("medium", GERMAN)
-    assert "language" not in judge(GERMAN, "medium", GERMAN).reasons
-    assert "language" not in judge("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
+    assert "language" not in check_output(GERMAN, "medium", GERMAN).reasons
+    assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
 
 
 def test_another_subject_is_told() -> None:
@@ -172,7 +176,7 @@ def test_going_round_in_circles_is_told() -> None:
 
 
 def test_what_was_handed_in_before_is_a_duplicate_whatever_its_spaces_and_case() -> None:
-    known = {duplicate_key(GOOD["medium"])}
+    known = {compute_duplicate_key(GOOD["medium"])}
     assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), known=known) == ("duplicate",)
     assert reasons("easy", GOOD["easy"], known=known) == ()
 
@@ -184,10 +188,10 @@ def test_letters_at_random_fail_in_every_style() -> None:
 
 
 def test_thresholds_can_be_changed_style_by_style() -> None:
-    strict = read_thresholds({"medium": {"meaning": 0.99}})
+    strict = merge_thresholds({"medium": {"meaning": 0.99}})
     assert reasons("medium", GOOD["medium"], thresholds=strict) == ("meaning",)
     assert reasons("easy", GOOD["easy"], thresholds=strict) == ()
-    assert read_thresholds(None) == dict(START)
+    assert merge_thresholds(None) == dict(DEFAULT_THRESHOLDS)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +205,13 @@ def test_thresholds_can_be_changed_style_by_style() -> None:
 )
 def test_thresholds_that_make_no_sense_are_a_sentence(changes: dict[str, dict[str, float]], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        read_thresholds(changes)
+        merge_thresholds(changes)
 
 
 @given(source=st.text(max_size=300), output=st.text(max_size=300), style=st.sampled_from(STYLES))
 def test_whatever_comes_is_judged_with_reasons_that_there_are(source: str, output: str, style: str) -> None:
-    found = judge(source, style, output)
+    found = check_output(source, style, output)
     assert found.accepted == (not found.reasons)
     assert set(found.reasons) <= set(REASONS)
-    again = judge(source, style, found.text)
+    again = check_output(source, style, found.text)
     assert (again.text, again.accepted) == (found.text, found.accepted)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.genesis import texts
-from trainer.rephrase.chunks import LONGEST, count_tokens, cut
+from trainer.rephrase.chunks import MAX_SENTENCE_RATIO, count_tokens, split_into_chunks
 
 DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text"
 
 
 @given(st.text(max_size=2000), st.integers(min_value=1, max_value=400))
 def test_joined_chunks_are_the_text(text: str, tokens: int) -> None:
-    chunks = cut(text, tokens)
+    chunks = split_into_chunks(text, tokens)
     assert "".join(chunks) == text
     assert all(chunks)
 
@@ -29,12 +29,12 @@ def test_joined_chunks_are_the_text(text: str, tokens: int) -> None:
 )
 def test_joined_sentences_are_the_text_whatever_they_are(parts: list[str]) -> None:
     text = " ".join(parts)
-    assert "".join(cut(text, 60)) == text
+    assert "".join(split_into_chunks(text, 60)) == text
 
 
 def test_chunks_end_with_sentences_and_are_about_as_long_as_each_other() -> None:
     text = " ".join(texts(60))
-    chunks = cut(text)
+    chunks = split_into_chunks(text)
     assert len(chunks) == round(count_tokens(text) / 300)
     assert all(chunk.rstrip().endswith((".", "?", "!", '"')) for chunk in chunks)
     assert all(200 <= count_tokens(chunk) <= 400 for chunk in chunks)
@@ -43,27 +43,33 @@ def test_chunks_end_with_sentences_and_are_about_as_long_as_each_other() -> None
 @pytest.mark.parametrize("abbreviation", ["Mr.", "Dr.", "e.g.", "J.", "U.S.", "No."])
 def test_an_abbreviation_is_no_end(abbreviation: str) -> None:
     text = f"We met {abbreviation} Jones there today. Then we went home again at once."
-    assert cut(text, 9) == [f"We met {abbreviation} Jones there today. ", "Then we went home again at once."]
+    assert split_into_chunks(text, 9) == [
+        f"We met {abbreviation} Jones there today. ",
+        "Then we went home again at once.",
+    ]
 
 
 def test_the_end_of_a_wrapped_line_is_no_end_of_a_sentence_and_that_of_a_heading_is() -> None:
     line = "Of all the lines in this long book none ends where a sentence does,\n"
-    assert all(chunk.rstrip().endswith(".") for chunk in cut((line * 3 + "or so I was told by them.\n") * 8, 60))
+    assert all(
+        chunk.rstrip().endswith(".") for chunk in split_into_chunks((line * 3 + "or so I was told by them.\n") * 8, 60)
+    )
     assert (
-        cut("A heading without a mark\nThe first paragraph begins here and ends.", 6)[0] == "A heading without a mark\n"
+        split_into_chunks("A heading without a mark\nThe first paragraph begins here and ends.", 6)[0]
+        == "A heading without a mark\n"
     )
 
 
 def test_a_sentence_without_an_end_is_cut_inside() -> None:
-    chunks = cut("word " * 3000 + "x" * 5000, 300)
-    assert all(count_tokens(chunk) <= LONGEST * 300 * 2 for chunk in chunks)
+    chunks = split_into_chunks("word " * 3000 + "x" * 5000, 300)
+    assert all(count_tokens(chunk) <= MAX_SENTENCE_RATIO * 300 * 2 for chunk in chunks)
     assert len(chunks) > 10
 
 
 def test_nothing_is_cut_into_no_chunks_and_a_chunk_holds_something() -> None:
-    assert cut("") == []
+    assert split_into_chunks("") == []
     with pytest.raises(ValueError, match="one token"):
-        cut("text", 0)
+        split_into_chunks("text", 0)
 
 
 def test_real_documents_lose_nothing_and_are_cut_to_size() -> None:
@@ -73,7 +79,7 @@ def test_real_documents_lose_nothing_and_are_cut_to_size() -> None:
     with lzma.open(DATA / "gutenberg" / "validation.jsonl.xz", "rt") as books:
         documents += [json.loads(next(books))["text"][:100_000] for _ in range(3)]
     for document in documents:
-        chunks = cut(document)
+        chunks = split_into_chunks(document)
         assert "".join(chunks) == document
         sizes = [count_tokens(chunk) for chunk in chunks]
         assert max(sizes) <= 600

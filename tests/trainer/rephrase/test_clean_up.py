@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.genesis import passages
 from tests.support.rephrasings import GOOD, SOURCE
-from trainer.rephrase.checks import clean
+from trainer.rephrase.checks import clean_output
 
 TEXT = GOOD["medium"]
 
@@ -29,12 +29,12 @@ TEXT = GOOD["medium"]
     ],
 )
 def test_an_introduction_is_taken_off(introduction: str) -> None:
-    assert clean(introduction + TEXT, SOURCE) == TEXT
+    assert clean_output(introduction + TEXT, SOURCE) == TEXT
 
 
 @pytest.mark.parametrize("text", [f'"{TEXT}"', f"“{TEXT}”", f"\n\n{TEXT}  \n"])
 def test_quotation_marks_and_space_around_all_are_taken_off(text: str) -> None:
-    assert clean(text, SOURCE) == TEXT
+    assert clean_output(text, SOURCE) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_quotation_marks_and_space_around_all_are_taken_off(text: str) -> None:
     ],
 )
 def test_a_text_that_has_none_stays_as_it_is(text: str) -> None:
-    assert clean(text, SOURCE) == text
+    assert clean_output(text, SOURCE) == text
 
 
 def test_a_source_that_begins_like_an_introduction_keeps_its_rephrasing_whole() -> None:
     source = "Here is the new version of the text: it was printed twice."
     output = "Here is the rewritten version of the text: it went to press two times."
-    assert clean(output, source) == output
+    assert clean_output(output, source) == output
 
 
 def test_human_texts_lose_nothing() -> None:
     for passage in passages():
-        assert clean(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
+        assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')

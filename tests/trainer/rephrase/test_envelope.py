@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer import protocol
-from trainer.rephrase.checks import REASONS, envelope
+from trainer.rephrase.checks import REASONS, check_envelope
 
 ORDER = protocol.RephraseOrder(campaign="c", model="m", revision="r", styles=("easy", "qa"), prompt_version=1)
 
@@ -33,7 +33,7 @@ def result(*outputs: protocol.RephraseOutput, **changes: Any) -> protocol.Rephra
 
 
 def test_what_was_asked_for_fits() -> None:
-    assert envelope(result(), CHUNKS, ORDER) == ()
+    assert check_envelope(result(), CHUNKS, ORDER) == ()
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_what_was_asked_for_fits() -> None:
     ],
 )
 def test_what_was_not_is_told(wrong: protocol.RephrasedPacket, reason: str) -> None:
-    assert reason in envelope(wrong, CHUNKS, ORDER)
+    assert reason in check_envelope(wrong, CHUNKS, ORDER)
     assert reason in REASONS
 
 
 def test_an_output_that_was_not_written_fits_too() -> None:
     nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
-    assert envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()
+    assert check_envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from tests.support.genesis import texts
-from trainer.rephrase.languages import UNKNOWN, identify
+from trainer.rephrase.languages import UNKNOWN, identify_language
 
 SAID = {
     "en": "The ship left the harbour in the morning, and nobody knew when it would come back.",
@@ -21,16 +21,16 @@ SAID = {
 
 @pytest.mark.parametrize("language", SAID)
 def test_a_sentence_is_enough(language: str) -> None:
-    assert identify(SAID[language]) == language
+    assert identify_language(SAID[language]) == language
 
 
 def test_old_english_is_english() -> None:
-    assert {identify(text) for text in texts(100)} == {"en"}
+    assert {identify_language(text) for text in texts(100)} == {"en"}
 
 
 @pytest.mark.parametrize("text", ["", "Yes.", "1,024 + 2,048 = 3,072", "???"])
 def test_of_a_few_letters_nobody_can_say(text: str) -> None:
-    assert identify(text) == UNKNOWN
+    assert identify_language(text) == UNKNOWN
 
 
 def test_the_library_is_the_pinned_one() -> None:

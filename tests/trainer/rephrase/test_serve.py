@@ -1,19 +1,21 @@
-"""A real, tiny model of transformers' behind the protocol: sampling, batches, and what does not fit."""
+"""The completion server with a tiny transformers model: sampling, batches, errors."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from tests.support.model_server import serving
-from trainer.rephrase.serve import Asked, Written, arguments, main
+from tests.support.model_server import serve_model
+from trainer.rephrase.backends import Completion
+from trainer.rephrase.serve import CompletionRequest, build_parser, main
 
 if TYPE_CHECKING:
-    from trainer.rephrase.causal import Causal
+    from trainer.rephrase.causal import CausalCompletionModel
 
 CONTEXT = 96
 
@@ -37,68 +39,68 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Causal:
-    from trainer.rephrase.causal import Causal
+def model(folder: Path) -> CausalCompletionModel:
+    from trainer.rephrase.causal import CausalCompletionModel
 
-    return Causal(str(folder), None, 4096)
+    return CausalCompletionModel(str(folder), None, 4096)
 
 
-def test_its_context_is_the_models_where_that_is_smaller(model: Causal) -> None:
+def test_context_length_is_limited_by_model(model: CausalCompletionModel) -> None:
     assert model.context == CONTEXT
-    assert model.count("abc") == 5
+    assert model.count_tokens("abc") == 5
 
 
-def test_a_prompt_gets_the_same_answer_alone_and_in_a_batch(model: Causal) -> None:
-    asked = [
-        Asked("short", temperature=0, max_tokens=20),
-        Asked("a longer prompt than the first", temperature=0.8, top_p=0.9, max_tokens=12, seed=4),
-        Asked("x", temperature=1.5, max_tokens=30, seed=9),
+def test_completion_is_the_same_alone_and_in_batch(model: CausalCompletionModel) -> None:
+    requests = [
+        CompletionRequest("short", temperature=0, max_tokens=20),
+        CompletionRequest("a longer prompt than the first", temperature=0.8, top_p=0.9, max_tokens=12, seed=4),
+        CompletionRequest("x", temperature=1.5, max_tokens=30, seed=9),
     ]
-    together = model.write(asked)
-    assert together == [model.write([one])[0] for one in asked]
-    assert all(written.tokens <= one.max_tokens for written, one in zip(together, asked, strict=True))
-    assert {written.ended for written in together} <= {"stop", "length"}
+    batch = model.complete(requests)
+    assert batch == [model.complete([request])[0] for request in requests]
+    assert all(one.tokens <= request.max_tokens for one, request in zip(batch, requests, strict=True))
+    assert {one.ended for one in batch} <= {"stop", "length"}
 
 
-def test_seeds_make_the_difference(model: Causal) -> None:
-    texts = {model.write([Asked("x", max_tokens=20, seed=seed)])[0].text for seed in range(5)}
+def test_completion_depends_on_seed(model: CausalCompletionModel) -> None:
+    texts = {model.complete([CompletionRequest("x", max_tokens=20, seed=seed)])[0].text for seed in range(5)}
     assert len(texts) == 5
 
 
-def test_over_http_what_does_not_fit_is_refused_and_nonsense_too(model: Causal) -> None:
-    with serving(model, "tiny") as service, httpx.Client(base_url=service.address) as http:
-        question = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
-        answer = http.post("/chat/completions", json=question).json()
-        assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 10}
-        long = http.post("/chat/completions", json={**question, "max_tokens": 90})
+def test_server_rejects_long_prompts_and_malformed_requests(model: CausalCompletionModel) -> None:
+    with serve_model(model, "tiny") as server, httpx.Client(base_url=server.url) as http:
+        request = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
+        reply = http.post("/chat/completions", json=request).json()
+        assert reply["usage"] == {"prompt_tokens": 7, "completion_tokens": 10}
+        long = http.post("/chat/completions", json={**request, "max_tokens": 90})
         assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
-        for content in (b"{", b"[]", b"{}", json.dumps({**question, "model": "other"}).encode()):
+        for content in (b"{", b"[]", b"{}", json.dumps({**request, "model": "other"}).encode()):
             assert http.post("/chat/completions", content=content).status_code == 400
         assert http.get("/nowhere").status_code == http.post("/nowhere").status_code == 404
         assert http.get("/models").json()["data"][0]["max_model_len"] == CONTEXT
 
 
-def test_a_model_that_fails_tells_those_who_asked_and_goes_on() -> None:
-    class Failing:
+def test_server_continues_after_model_failure() -> None:
+    class FailingModel:
         context = 100
         left = 1
 
-        def count(self, prompt: str) -> int:
+        def count_tokens(self, prompt: str) -> int:
             return 1
 
-        def write(self, asked: list[Asked]) -> list[Written]:
+        def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
             self.left -= 1
             if self.left == 0:
                 raise RuntimeError("out of memory")
-            return [Written("text", "stop", 1) for _ in asked]
+            return [Completion("text", "stop", 1) for _ in requests]
 
-    question = {"model": "f", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
-    with serving(Failing(), "f") as service, httpx.Client(base_url=service.address) as http:
-        assert http.post("/chat/completions", json=question).status_code == 500
-        assert http.post("/chat/completions", json=question).status_code == 200
+    request = {"model": "f", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
+    with serve_model(FailingModel(), "f") as server, httpx.Client(base_url=server.url) as http:
+        assert http.post("/chat/completions", json=request).status_code == 500
+        assert http.post("/chat/completions", json=request).status_code == 200
 
 
-def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert arguments(["--model", "x"]).batch == 8
+def test_missing_model_is_reported_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert build_parser().parse_args(["--model", "x"]).batch == 8
     assert main(["--model", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

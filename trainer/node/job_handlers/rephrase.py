@@ -13,8 +13,8 @@ from trainer.protocol import RephraseOrder, RephraseResult
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
-    from trainer.rephrase.backends import Place
-    from trainer.rephrase.flags import Offer
+    from trainer.rephrase.backends import BackendContext
+    from trainer.rephrase.flags import RephraseOffer
 
 DOING = "rephrasing"
 
@@ -22,19 +22,19 @@ DOING = "rephrasing"
 def run(job: Job) -> JobOutcome:
     from trainer.node.rephrase_session import RephraseSession
     from trainer.node.status_display import RephraseStats, StatusDisplay
-    from trainer.rephrase.backends import BackEndError, back_end
+    from trainer.rephrase.backends import BackendError, load_backend
 
     order = job.spec.order
     assert isinstance(order, RephraseOrder)
-    setup = fitting(job.place.offer, order).setup
-    chosen = back_end(setup.kind)
+    setup = fitting(job.place.offer, order).backend
+    chosen = load_backend(setup.kind)
     tally = RephraseStats()
     try:
-        with chosen.opened(setup, order.model, order.revision, place(job)) as writer:
+        with chosen.open_client(setup, order.model, order.revision, place(job)) as writer:
             job.check_wishes()
             title, alone = f"{order.campaign} with {order.model}", job.place.lane.lanes == 1
             with job.metered(), StatusDisplay(title, tally, job.say, alone):
-                RephraseSession(job, order, writer, setup.parallel or chosen.PARALLEL, tally).work()
+                RephraseSession(job, order, writer, setup.parallel or chosen.DEFAULT_PARALLEL, tally).work()
             result = RephraseResult(
                 packets=tally.packets,
                 outputs=tally.outputs,
@@ -43,16 +43,16 @@ def run(job: Job) -> JobOutcome:
                 seconds=tally.seconds,
                 back_end=writer.title,
             )
-    except BackEndError as error:
+    except BackendError as error:
         raise JobFailedError(str(error)) from error
     job.say(f"{tally.packets} packets handed in, {tally.accepted} of {tally.outputs} texts taken.")
     return JobOutcome("done", result=result.model_dump())
 
 
-def fitting(offer: Offer | None, order: RephraseOrder) -> Offer:
+def fitting(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOffer:
     """Return what this node writes with; raise `Failed` if that is not what the campaign needs."""
-    from trainer.rephrase.checks import read_thresholds
-    from trainer.rephrase.prompts import instructions
+    from trainer.rephrase.checks import merge_thresholds
+    from trainer.rephrase.prompts import get_instructions
 
     if offer is None:
         raise JobFailedError("This node has nothing to rephrase with.")
@@ -61,19 +61,19 @@ def fitting(offer: Offer | None, order: RephraseOrder) -> Offer:
             f"This node writes with {', '.join(offer.models)}, and the campaign asks for {order.model}."
         )
     try:
-        read_thresholds(order.thresholds)
+        merge_thresholds(order.thresholds)
         for style in order.styles:
-            instructions(style, order.prompt_version)
+            get_instructions(style, order.prompt_version)
     except ValueError as error:
         raise JobFailedError(str(error)) from error
     return offer
 
 
-def place(job: Job) -> Place:
-    from trainer.rephrase.backends import Place
+def place(job: Job) -> BackendContext:
+    from trainer.rephrase.backends import BackendContext
 
     lane = job.place.lane
     log = job.place.home / f"back-end-{lane.number}.log"  # the volunteer's own: not sent, and still there afterwards
     log.write_bytes(b"")
     environment = lane.environment() | {MARK_VARIABLE: build_mark(job.place.home, job.lease)}
-    return Place(log, environment, len(lane.gpus), job.unwanted)
+    return BackendContext(log, environment, len(lane.gpus), job.unwanted)

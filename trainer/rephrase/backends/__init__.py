@@ -1,7 +1,7 @@
-"""What writes. All speak OpenAI's protocol over HTTP: a server that is there, or one that we start beside the sitting.
+"""Language-model back ends. All use OpenAI's HTTP API: an existing server, or one started for the session.
 
-One file per back end, one line in `BACKENDS`. A back end never sees a packet, only one prompt at a time, and its answer
-belongs to that prompt: nothing can be shifted.
+One file per back end, one line in `BACKENDS`. A back end completes one prompt at a time and knows nothing of packets,
+so outputs cannot be assigned to the wrong chunk.
 """
 
 from __future__ import annotations
@@ -12,45 +12,47 @@ from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 from trainer.rephrase.backends.protocol import (
-    Answer,
-    BackEndError,
-    Declined,
-    Place,
-    PromptTooLong,
-    Setup,
-    Unavailable,
-    Writer,
+    BackendConfig,
+    BackendContext,
+    BackendError,
+    BackendUnavailableError,
+    Completion,
+    CompletionClient,
+    PromptRejectedError,
+    PromptTooLongError,
 )
 
 __all__ = [
     "BACKENDS",
-    "Answer",
-    "BackEnd",
-    "BackEndError",
-    "Declined",
-    "Place",
-    "PromptTooLong",
-    "Setup",
-    "Unavailable",
-    "Writer",
-    "back_end",
+    "Backend",
+    "BackendConfig",
+    "BackendContext",
+    "BackendError",
+    "BackendUnavailableError",
+    "Completion",
+    "CompletionClient",
+    "PromptRejectedError",
+    "PromptTooLongError",
+    "load_backend",
 ]
 
 
-class BackEnd(Protocol):
-    """What each of these modules has."""
+class Backend(Protocol):
+    """Interface of the back-end modules."""
 
-    PARALLEL: int
-    """Prompts at a time, where nobody says otherwise."""
+    DEFAULT_PARALLEL: int
+    """Prompts at a time, unless configured."""
 
-    def why_not(self, setup: Setup) -> str:
-        """Return why it does not work with this, in a sentence; "" if it does, as far as can be seen from here."""
+    def find_problem(self, config: BackendConfig) -> str:
+        """Return why this configuration cannot work, in a sentence; "" if no problem is visible before starting."""
 
-    def models(self, setup: Setup) -> tuple[str, ...] | None:
-        """Return the campaigns' models that it can write with; None for any. Raise `BackEndError`."""
+    def list_models(self, config: BackendConfig) -> tuple[str, ...] | None:
+        """Return the models it can serve, by the campaigns' names; None for any. Raise `BackendError`."""
 
-    def opened(self, setup: Setup, model: str, revision: str, place: Place) -> AbstractContextManager[Writer]:
-        """Make it ready for a model; what was started for it is ended at the end. Raise `BackEndError`."""
+    def open_client(
+        self, config: BackendConfig, model: str, revision: str, context: BackendContext
+    ) -> AbstractContextManager[CompletionClient]:
+        """Start or connect to a server for a model; stop what was started on exit. Raise `BackendError`."""
 
 
 BACKENDS: Mapping[str, str] = {
@@ -60,6 +62,6 @@ BACKENDS: Mapping[str, str] = {
 }
 
 
-def back_end(kind: str) -> BackEnd:
-    """Return one of them, imported when it is needed."""
-    return cast(BackEnd, importlib.import_module(BACKENDS[kind]))
+def load_backend(kind: str) -> Backend:
+    """Return a back end, imported on first use."""
+    return cast(Backend, importlib.import_module(BACKENDS[kind]))

@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's chat protocol: vLLM, llama.cpp's server, a paid one. It is there already.
+"""Client of any server with OpenAI's chat API: vLLM, llama.cpp's server, a paid service.
 
-Errors are told apart by what the servers say: vLLM "maximum context length", llama.cpp `exceed_context_size_error`,
-OpenAI `context_length_exceeded`.
+Context-length errors are recognized by their text: vLLM "maximum context length", llama.cpp
+`exceed_context_size_error`, OpenAI `context_length_exceeded`.
 """
 
 from __future__ import annotations
@@ -15,141 +15,150 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from trainer.rephrase.backends.protocol import Answer, BackEndError, Declined, Place, PromptTooLong, Setup, Unavailable
+from trainer.errors import to_one_line
+from trainer.rephrase.backends.protocol import (
+    BackendConfig,
+    BackendContext,
+    BackendError,
+    BackendUnavailableError,
+    Completion,
+    PromptRejectedError,
+    PromptTooLongError,
+)
 
-PARALLEL = 8
-SECONDS = 600.0
-"""That one answer may take: two thousand tokens on a processor."""
-SOON = 15.0
-"""For what needs no model."""
-TOO_LONG = re.compile(
+DEFAULT_PARALLEL = 8
+COMPLETION_SECONDS = 600.0
+"""Timeout of one completion: 2,000 tokens on a CPU."""
+REQUEST_SECONDS = 15.0
+"""Timeout of requests that need no model."""
+TOO_LONG_PATTERN = re.compile(
     r"maximum context length|context_length_exceeded|exceed_context_size|context (?:size|window)|maximum model length"
     r"|max_model_len|longer than the maximum",
     re.IGNORECASE,
 )
-BUSY = {408, 409, 425, 429}
-TOLD = 200
-"""Letters of a server's complaint that are passed on."""
+BUSY_STATUSES = {408, 409, 425, 429}
+MAX_ERROR_CHARS = 200
+"""Of a server's error message in ours."""
 
 
-def why_not(setup: Setup) -> str:
-    if not setup.url.startswith(("http://", "https://")):
-        return f"--endpoint {setup.url!r} is not an address such as http://127.0.0.1:8000/v1."
-    if setup.served_as and not setup.model:
-        return "--served-as needs --model: the name that campaigns have for what the endpoint serves."
+def find_problem(config: BackendConfig) -> str:
+    if not config.url.startswith(("http://", "https://")):
+        return f"--endpoint {config.url!r} is not an address such as http://127.0.0.1:8000/v1."
+    if config.served_as and not config.model:
+        return "--served-as needs --model: the campaigns' name for the endpoint's model."
     return ""
 
 
-def models(setup: Setup) -> tuple[str, ...] | None:
-    if setup.model:
-        return (setup.model,)
-    with opened(setup, "", "", None) as writer:
+def list_models(config: BackendConfig) -> tuple[str, ...] | None:
+    if config.model:
+        return (config.model,)
+    with open_client(config, "", "", None) as client:
         try:
-            return tuple(writer.served())
-        except Unavailable as error:
-            raise BackEndError(f"{error} Start it first, or name its model with --model.") from error
+            return tuple(client.list_models())
+        except BackendUnavailableError as error:
+            raise BackendError(f"{error} Start it first, or name its model with --model.") from error
 
 
 @contextmanager
-def opened(setup: Setup, model: str, revision: str, place: Place | None) -> Iterator[Endpoint]:
-    """`revision` cannot be seen from here: the volunteer vouches for it."""
-    made = Endpoint(setup.url, setup.served_as or model, setup.key)
+def open_client(
+    config: BackendConfig, model: str, revision: str, context: BackendContext | None
+) -> Iterator[EndpointClient]:
+    """Connect to the endpoint. `revision` cannot be checked: the volunteer is responsible for it."""
+    client = EndpointClient(config.url, config.served_as or model, config.api_key)
     try:
-        yield made
+        yield client
     finally:
-        made.close()
+        client.close()
 
 
-class Endpoint:
-    def __init__(self, url: str, model: str, key: str = "", title: str = "endpoint", seconds: float = SECONDS) -> None:
+class EndpointClient:
+    def __init__(self, url: str, model: str, api_key: str = "", title: str = "endpoint") -> None:
         address = urlsplit(url)
-        local = address.hostname in ("localhost", "127.0.0.1", "::1")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        # As in the agent's client: certificates only where they are needed, no proxy to ourselves.
+        is_local = address.hostname in ("localhost", "127.0.0.1", "::1")
+        # As in the node's client: load certificates only for HTTPS, use no proxy for local servers.
         self._http = httpx.Client(
-            verify=address.scheme == "https", trust_env=not local, headers=headers, timeout=seconds, limits=limits
+            verify=address.scheme == "https",
+            trust_env=not is_local,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=COMPLETION_SECONDS,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
         )
         self._url = url.rstrip("/")
         self.model = model
         self.title = title
-        self.revive: Callable[[], None] = lambda: None
-        """What `look_after` does where the server is ours."""
+        self.recover: Callable[[], None] = lambda: None
+        """Set by `BackendServer` for a server that we started."""
 
     def close(self) -> None:
         self._http.close()
 
-    def served(self) -> list[str]:
-        """Return the names of its models. Raise `Unavailable`, or `Declined`."""
-        found = self._ask("GET", "/models", None, SOON)
-        return [str(model.get("id", "")) for model in found.get("data", []) if isinstance(model, dict)]
+    def list_models(self) -> list[str]:
+        """Return the server's model names. Raise `BackendUnavailableError` or `PromptRejectedError`."""
+        reply = self._request("GET", "/models", timeout=REQUEST_SECONDS)
+        return [str(model.get("id", "")) for model in reply.get("data", []) if isinstance(model, dict)]
 
-    def write(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Answer:
-        question = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "stream": False,
-            "seed": seed,
-            **sampling,
-        }
-        return answer(self._ask("POST", "/chat/completions", question, None))
+    def complete(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Completion:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": self.model, "messages": messages, "stream": False, "seed": seed, **sampling}
+        return parse_completion(self._request("POST", "/chat/completions", json=body))
 
-    def look_after(self) -> None:
-        self.revive()
-
-    def _ask(self, method: str, path: str, question: dict[str, Any] | None, seconds: float | None) -> dict[str, Any]:
-        patience = self._http.timeout if seconds is None else httpx.Timeout(seconds)
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
-            reply = self._http.request(method, self._url + path, json=question, timeout=patience)
-            check(reply)
-            found = reply.json()
+            response = self._http.request(method, self._url + path, **options)
+            check_response(response)
+            reply = response.json()
         except httpx.HTTPError as error:
-            raise Unavailable(f"The back end at {self._url} cannot be reached ({type(error).__name__}).") from error
+            raise BackendUnavailableError(
+                f"The back end at {self._url} cannot be reached ({type(error).__name__})."
+            ) from error
         except ValueError as error:
-            raise Unavailable(f"The back end at {self._url} answers with something that is no JSON.") from error
-        if not isinstance(found, dict):
-            raise Unavailable(f"The back end at {self._url} answers with something else than an object.")
-        return found
+            raise BackendUnavailableError(f"The reply of the back end at {self._url} is not JSON.") from error
+        if not isinstance(reply, dict):
+            raise BackendUnavailableError(f"The reply of the back end at {self._url} is not a JSON object.")
+        return reply
 
 
-def check(reply: httpx.Response) -> None:
-    """Raise what an answer means that is no success."""
-    status = reply.status_code
+def check_response(response: httpx.Response) -> None:
+    """Raise the error that an unsuccessful response stands for."""
+    status = response.status_code
     if status < 300:
         return
-    said = reply.text[:10_000]
-    if TOO_LONG.search(said):
-        raise PromptTooLong
-    if status >= 500 or status in BUSY:
-        raise Unavailable(f"The back end is busy or in trouble ({status}).")
-    raise Declined(f"The back end declines ({status}): {' '.join(said.split())[:TOLD]}")
+    message = response.text[:10_000]
+    if TOO_LONG_PATTERN.search(message):
+        raise PromptTooLongError
+    if status >= 500 or status in BUSY_STATUSES:
+        raise BackendUnavailableError(f"The back end is busy or broken (status {status}).")
+    raise PromptRejectedError(
+        f"The back end rejected the request (status {status}): {to_one_line(message)[:MAX_ERROR_CHARS]}"
+    )
 
 
-def answer(found: Mapping[str, Any]) -> Answer:
-    """Read a chat completion. Raise `Unavailable` for what is none."""
+def parse_completion(reply: Mapping[str, Any]) -> Completion:
+    """Parse a chat completion. Raise `BackendUnavailableError` if it is malformed."""
     try:
-        choice = found["choices"][0]
+        choice = reply["choices"][0]
         text = choice["message"].get("content") or ""
-        tokens = int((found.get("usage") or {}).get("completion_tokens") or 0)
+        tokens = int((reply.get("usage") or {}).get("completion_tokens") or 0)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise Unavailable("The back end's answer is no chat completion.") from error
-    return Answer(str(text), "length" if choice.get("finish_reason") == "length" else "stop", max(0, tokens))
+        raise BackendUnavailableError("The back end's reply is not a chat completion.") from error
+    return Completion(str(text), "length" if choice.get("finish_reason") == "length" else "stop", max(0, tokens))
 
 
 def wait_until_ready(
-    server: Endpoint, model: str, alive: Callable[[], bool], unwanted: Callable[[], bool], seconds: float
+    client: EndpointClient, is_alive: Callable[[], bool], is_cancelled: Callable[[], bool], seconds: float
 ) -> None:
-    """Return when the server serves that model; raise `BackEndError` when it has ended, or takes too long."""
-    until = time.monotonic() + seconds
-    while not unwanted():
+    """Wait until the server serves the client's model. Raise `BackendError` if it dies first or takes too long."""
+    deadline = time.monotonic() + seconds
+    while not is_cancelled():
         try:
-            if model in server.served():
+            models = client.list_models()
+            if client.model in models:
                 return
-            raise BackEndError(f"The back end serves {', '.join(server.served())}, not {model}.")
-        except (Unavailable, Declined):
+            raise BackendError(f"The back end serves {', '.join(models)}, not {client.model}.")
+        except (BackendUnavailableError, PromptRejectedError):
             pass
-        if not alive():
-            raise BackEndError("The back end's server ended before it was ready.")
-        if time.monotonic() > until:
-            raise BackEndError(f"The back end's server was not ready within {seconds:.0f} seconds.")
+        if not is_alive():
+            raise BackendError("The back end's server ended before it was ready.")
+        if time.monotonic() > deadline:
+            raise BackendError(f"The back end's server was not ready within {seconds:.0f} seconds.")
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What a sitting and its back end say to each other."""
+"""Types that rephrasing sessions and back ends share."""
 
 from __future__ import annotations
 
@@ -7,77 +7,77 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-
-class BackEndError(ValueError):
-    """The back end cannot be used as it is set up, in a sentence for the volunteer."""
+from trainer.errors import UserError
 
 
-class Unavailable(Exception):
-    """The back end does not answer just now: try again later."""
+class BackendError(UserError):
+    """The back end cannot be used with this configuration; the message is a sentence for the volunteer."""
 
 
-class PromptTooLong(Exception):
-    """Prompt and answer do not fit into the model."""
+class BackendUnavailableError(Exception):
+    """The back end does not respond at the moment: retry later."""
 
 
-class Declined(Exception):
-    """The back end understood the question and will not answer it; asking again is of no use."""
+class PromptTooLongError(Exception):
+    """Prompt and completion exceed the model's context length."""
+
+
+class PromptRejectedError(Exception):
+    """The back end rejected the prompt; a retry will not help."""
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What a volunteer says about the back end."""
-
+class BackendConfig:
     kind: str
     """A key of `BACKENDS`."""
     url: str = ""
-    """Of an endpoint, up to and with `/v1`."""
+    """Of an endpoint, up to and including `/v1`."""
     model: str = ""
-    """The only model to work for; empty: any that a campaign asks for."""
+    """The only model to serve; empty: the model of any campaign."""
     served_as: str = ""
-    """What the endpoint calls that model; empty: the same."""
+    """The endpoint's name of that model; empty: the same."""
     weights: str = ""
-    """A folder to load it from; empty: from the Hub, by its name."""
-    key: str = field(default="", repr=False)
+    """Local folder of the model; empty: download it from the Hugging Face Hub."""
+    api_key: str = field(default="", repr=False)
     """Of the endpoint, sent as a bearer token."""
     parallel: int | None = None
-    """Prompts at a time; None: what is usual for the back end."""
+    """Prompts at a time; None: the back end's default."""
     context: int = 4096
-    """Tokens of prompt and answer that a server of ours makes room for."""
+    """Context length of a started server: tokens of prompt and completion."""
     flags: tuple[str, ...] = ()
-    """Further words for the command line of a server of ours."""
+    """Extra command-line arguments of a started server."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a server of ours runs."""
+class BackendContext:
+    """Where and how a started server runs."""
 
     log: Path
-    """Its output is added there."""
+    """Its output is appended there."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of our own: which GPUs are its."""
+    """Variables added to our own, such as the visible GPUs."""
     gpus: int = 0
-    """How many there are for it."""
-    unwanted: Callable[[], bool] = bool
-    """Should it not be waited for any longer?"""
+    """Number of GPUs it may use."""
+    is_cancelled: Callable[[], bool] = bool
+    """Returns True once nothing should wait for the server any more."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     text: str
     ended: Literal["stop", "length"]
     tokens: int
-    """Written, as the back end counts."""
+    """Generated tokens, as counted by the back end."""
 
 
-class Writer(Protocol):
-    """A back end that is ready. Safe to use from several threads."""
+class CompletionClient(Protocol):
+    """A ready back end. Thread-safe."""
 
     title: str
-    """Its kind, and what it says of itself."""
+    """Kind of the back end."""
 
-    def write(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Answer:
-        """Ask once. Raise `Unavailable`, `PromptTooLong` or `Declined`."""
+    def complete(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Completion:
+        """Complete a prompt. Raise `BackendUnavailableError`, `PromptTooLongError` or `PromptRejectedError`."""
 
-    def look_after(self) -> None:
-        """After `Unavailable`: start anew what has ended. Raise `BackEndError` where that is of no use."""
+    def recover(self) -> None:
+        """Restart a server that has died, after `BackendUnavailableError`. Raise `BackendError` if that is useless."""

@@ -1,4 +1,4 @@
-"""A server that we start beside a sitting: waited for, started anew when it dies, ended with all that it started."""
+"""A model server that we start for a session: wait until it is ready, restart it when it dies, stop all it started."""
 
 from __future__ import annotations
 
@@ -12,106 +12,114 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.rephrase.backends.endpoint import Endpoint, wait_until_ready
-from trainer.rephrase.backends.protocol import BackEndError, Place
+from trainer.rephrase.backends.endpoint import EndpointClient, wait_until_ready
+from trainer.rephrase.backends.protocol import BackendContext, BackendError
 
 READY_SECONDS = 1800.0
-"""A first start fetches the weights: 4 GB on a slow line."""
+"""The first start downloads the weights: 4 GB on a slow connection."""
 STOP_SECONDS = 15.0
-RESTARTS = 3
-"""In a row, each without a word written between: then it is of no use."""
-CALM_SECONDS = 300.0
-"""A server that lived so long is not counted as failing in a row."""
-TAIL = 2000
+MAX_RESTARTS = 3
+"""Consecutive restarts before the server counts as broken."""
+STABLE_SECONDS = 300.0
+"""A server that lived this long resets the count of restarts."""
+TAIL_BYTES = 2000
 
 
-class Server:
-    """One process that serves a model on a port of this machine."""
+class BackendServer:
+    """A process that serves a model on a port of this machine."""
 
-    def __init__(self, command: Callable[[int], Sequence[str]], model: str, place: Place, title: str) -> None:
-        """`command`: the command line for a port."""
-        self._command = command
-        self._model = model
-        self._place = place
+    def __init__(
+        self, build_command: Callable[[int], Sequence[str]], model: str, context: BackendContext, title: str
+    ) -> None:
+        """`build_command` returns the command line for a port."""
+        self._context = context
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = 0.0
+        self._started_at = 0.0
         self._restarts = 0
-        port = free_port()
-        self._port = port
-        self.endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", model, title=title)
-        self.endpoint.revive = self.revive
+        port = find_free_port()
+        self._command = build_command(port)
+        self.client = EndpointClient(f"http://127.0.0.1:{port}/v1", model, title=title)
+        self.client.recover = self.restart
 
     def start(self) -> None:
-        """Start it and wait until it serves its model. Raise `BackEndError`, with its last words."""
-        environment = {**os.environ, **self._place.environment}
-        with self._place.log.open("ab") as log:
+        """Start it and wait until it serves its model. Raise `BackendError` with the last line of its log."""
+        with self._context.log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    [str(word) for word in self._command(self._port)],
+                    self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=environment,
+                    env={**os.environ, **self._context.environment},
                     start_new_session=True,
                 )
             except OSError as error:
-                raise BackEndError(f"The back end's server could not be started: {error.strerror}.") from error
-        self._begun = time.monotonic()
+                raise BackendError(f"The back end's server could not be started: {error.strerror}.") from error
+        self._started_at = time.monotonic()
         try:
-            wait_until_ready(self.endpoint, self._model, self._alive, self._place.unwanted, READY_SECONDS)
-        except BackEndError as error:
+            wait_until_ready(self.client, self._is_alive, self._context.is_cancelled, READY_SECONDS)
+        except BackendError as error:
             self.stop()
-            raise BackEndError(f"{error} {last_words(self._place.log)}".rstrip()) from error
+            raise BackendError(f"{error} {read_last_log_line(self._context.log)}".rstrip()) from error
 
-    def revive(self) -> None:
-        """Start it anew if it has ended. Raise `BackEndError` where that does not help."""
+    def restart(self) -> None:
+        """Restart it if it has died. Raise `BackendError` after too many restarts."""
         with self._lock:
-            if self._alive() or self._place.unwanted():
+            if self._is_alive() or self._context.is_cancelled():
                 return
-            self._restarts = 1 if time.monotonic() - self._begun > CALM_SECONDS else self._restarts + 1
-            if self._restarts > RESTARTS:
-                raise BackEndError(f"The back end's server ends again and again. {last_words(self._place.log)}")
+            is_stable = time.monotonic() - self._started_at > STABLE_SECONDS
+            self._restarts = 1 if is_stable else self._restarts + 1
+            if self._restarts > MAX_RESTARTS:
+                raise BackendError(f"The back end's server keeps crashing. {read_last_log_line(self._context.log)}")
             self.stop()
             self.start()
 
     def stop(self) -> None:
-        """End it and all that it started: first asked, then made to."""
+        """Stop its process group: SIGTERM, then SIGKILL."""
         process = self._process
         if process is None:
             return
-        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
+                process.wait(STOP_SECONDS)
 
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
 
 @contextmanager
-def served(command: Callable[[int], Sequence[str]], model: str, place: Place, title: str) -> Iterator[Endpoint]:
-    """A server of ours while it is needed."""
-    server = Server(command, model, place, title)
+def run_server(
+    build_command: Callable[[int], Sequence[str]], model: str, context: BackendContext, title: str
+) -> Iterator[EndpointClient]:
+    """Run a server for the duration of the block, and yield a client of it."""
+    server = BackendServer(build_command, model, context, title)
     try:
         server.start()
-        yield server.endpoint
+        yield server.client
     finally:
         server.stop()
-        server.endpoint.close()
+        server.client.close()
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def check_model_name(model: str, revision: str) -> None:
+    """Raise `BackendError` for a name that a command line would take for a flag."""
+    if model.startswith("-") or revision.startswith("-"):
+        raise BackendError(f"{model} {revision} is not a model's name. Nothing was started.")
 
 
-def last_words(log: Path) -> str:
-    """Return the last line that a server wrote, and where there are more."""
+def find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def read_last_log_line(log: Path) -> str:
+    """Return a sentence with the last line of the log, or "" for an empty log."""
     with suppress(OSError):
-        lines = log.read_bytes()[-TAIL:].decode(errors="replace").strip().splitlines()
+        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         if lines:
-            return f"Its last words: {lines[-1].strip()}"
+            return f"Its last output: {lines[-1].strip()}"
     return ""

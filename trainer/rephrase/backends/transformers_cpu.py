@@ -1,4 +1,4 @@
-"""transformers on the processor, for small models: `trainer.rephrase.serve`, started by us."""
+"""transformers on the CPU, for small models: starts `trainer.rephrase.serve`."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.rephrase.backends.endpoint import Endpoint
-from trainer.rephrase.backends.protocol import BackEndError, Place, Setup
-from trainer.rephrase.backends.server import served
+from trainer.rephrase.backends.endpoint import EndpointClient
+from trainer.rephrase.backends.protocol import BackendConfig, BackendContext
+from trainer.rephrase.backends.server import check_model_name, run_server
 
-PARALLEL = 8
-"""Prompts that are written together, as one batch."""
+DEFAULT_PARALLEL = 8
+"""Prompts per batch."""
 
 
-def why_not(setup: Setup) -> str:
+def find_problem(config: BackendConfig) -> str:
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed: pip install 'dailytrain[rephrase,training]'."
-    if not setup.model:
-        return "On the processor only small models work: name the one to work for with --model."
+    if not config.model:
+        return "Only small models are fast enough on a CPU: name one with --model."
     return ""
 
 
-def models(setup: Setup) -> tuple[str, ...] | None:
-    return (setup.model,)
+def list_models(config: BackendConfig) -> tuple[str, ...] | None:
+    return (config.model,)
 
 
 @contextmanager
-def opened(setup: Setup, model: str, revision: str, place: Place) -> Iterator[Endpoint]:
+def open_client(config: BackendConfig, model: str, revision: str, context: BackendContext) -> Iterator[EndpointClient]:
+    with run_server(
+        lambda port: build_command(config, model, revision, port), model, context, "transformers"
+    ) as client:
+        yield client
+
+
+def build_command(config: BackendConfig, model: str, revision: str, port: int) -> list[str]:
+    """Return the command line. Raise `BackendError` for a malformed model name."""
+    check_model_name(model, revision)
     command = [sys.executable, "-m", "trainer.rephrase.serve"]
-    with served(lambda port: [*command, *words(setup, model, revision, port)], model, place, "transformers") as ready:
-        yield ready
-
-
-def words(setup: Setup, model: str, revision: str, port: int) -> list[str]:
-    """Return its flags. Raise `BackEndError` for a model whose name is none."""
-    if model.startswith("-") or revision.startswith("-"):
-        raise BackEndError(f"{model} {revision} is no model's name. Nothing was started.")
-    made = ["--model", setup.weights or model, "--served-as", model, "--port", str(port)]
-    made += ["--revision", revision] if revision and not setup.weights else []
-    made += ["--context", str(setup.context), "--batch", str(setup.parallel or PARALLEL)]
-    return [*made, *setup.flags]
+    command += ["--model", config.weights or model, "--served-as", model, "--port", str(port)]
+    command += ["--revision", revision] if revision and not config.weights else []
+    command += ["--context", str(config.context), "--batch", str(config.parallel or DEFAULT_PARALLEL)]
+    return [*command, *config.flags]

@@ -1,4 +1,4 @@
-"""vLLM, started by us as its OpenAI-compatible server, on the GPUs of this lane."""
+"""vLLM: starts its OpenAI-compatible server on the GPUs of this slot."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.rephrase.backends.endpoint import Endpoint
-from trainer.rephrase.backends.protocol import BackEndError, Place, Setup
-from trainer.rephrase.backends.server import served
+from trainer.rephrase.backends.endpoint import EndpointClient
+from trainer.rephrase.backends.protocol import BackendConfig, BackendContext
+from trainer.rephrase.backends.server import check_model_name, run_server
 
-PARALLEL = 64
-"""Enough that its scheduler always has prompts waiting, on a card with 12 GB."""
+DEFAULT_PARALLEL = 64
+"""Enough to keep vLLM's scheduler busy on a GPU with 12 GB."""
 PROGRAM = "vllm"
 
 
-def why_not(setup: Setup) -> str:
-    if program() is None:
+def find_problem(config: BackendConfig) -> str:
+    if find_program() is None:
         return "vLLM is not installed: pip install 'dailytrain[rephrase,vllm]', or name a server with --endpoint."
     return ""
 
 
-def models(setup: Setup) -> tuple[str, ...] | None:
-    return (setup.model,) if setup.model else None
+def list_models(config: BackendConfig) -> tuple[str, ...] | None:
+    return (config.model,) if config.model else None
 
 
 @contextmanager
-def opened(setup: Setup, model: str, revision: str, place: Place) -> Iterator[Endpoint]:
-    with served(lambda port: command_line(setup, model, revision, port, place.gpus), model, place, "vllm") as ready:
-        yield ready
+def open_client(config: BackendConfig, model: str, revision: str, context: BackendContext) -> Iterator[EndpointClient]:
+    with run_server(
+        lambda port: build_command(config, model, revision, port, context.gpus), model, context, "vllm"
+    ) as client:
+        yield client
 
 
-def command_line(setup: Setup, model: str, revision: str, port: int, gpus: int) -> list[str]:
-    """Return the words that start it. Raise `BackEndError` for a model whose name is none."""
-    if model.startswith("-") or revision.startswith("-"):
-        raise BackEndError(f"{model} {revision} is no model's name. Nothing was started.")
-    words = [program() or PROGRAM, "serve", setup.weights or model, "--served-model-name", model]
-    words += ["--revision", revision] if revision and not setup.weights else []
-    words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(setup.context)]
-    words += ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
-    return [*words, *setup.flags]
+def build_command(config: BackendConfig, model: str, revision: str, port: int, gpus: int) -> list[str]:
+    """Return the command line. Raise `BackendError` for a malformed model name."""
+    check_model_name(model, revision)
+    command = [find_program() or PROGRAM, "serve", config.weights or model, "--served-model-name", model]
+    command += ["--revision", revision] if revision and not config.weights else []
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(config.context)]
+    command += ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
+    return [*command, *config.flags]
 
 
-def program() -> str | None:
-    """Return its command: beside this Python, or on the path."""
+def find_program() -> str | None:
+    """Return the path of the vllm command: beside this Python, or on PATH."""
     beside = Path(sys.executable).with_name(PROGRAM)
     return str(beside) if beside.exists() else shutil.which(PROGRAM)

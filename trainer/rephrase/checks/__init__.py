@@ -21,23 +21,23 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from trainer.rephrase.checks import likeness, wording
-from trainer.rephrase.checks.cleaning import clean
-from trainer.rephrase.checks.envelope import envelope
-from trainer.rephrase.checks.text import Text, source_of
-from trainer.rephrase.checks.thresholds import START, Thresholds, read_thresholds
+from trainer.rephrase.checks.cleaning import clean_output
+from trainer.rephrase.checks.envelope import check_envelope
+from trainer.rephrase.checks.text import AnalyzedText, analyze_source
+from trainer.rephrase.checks.thresholds import DEFAULT_THRESHOLDS, Thresholds, merge_thresholds
 from trainer.rephrase.languages import UNKNOWN
 
 __all__ = [
+    "DEFAULT_THRESHOLDS",
     "REASONS",
-    "START",
-    "Judgement",
-    "Text",
+    "AnalyzedText",
+    "CheckResult",
     "Thresholds",
-    "clean",
-    "duplicate_key",
-    "envelope",
-    "judge",
-    "read_thresholds",
+    "check_envelope",
+    "check_output",
+    "clean_output",
+    "compute_duplicate_key",
+    "merge_thresholds",
 ]
 
 REASONS: dict[str, str] = {
@@ -70,13 +70,13 @@ REASONS: dict[str, str] = {
 }
 """Every reason there is, with a sentence for people."""
 
-SHORT = 40
+MIN_NGRAMS = 40
 """Word 4-grams; a chunk has some two hundred."""
-NEARLY_ALL = 0.95
+MIN_COPY_RATIO = 0.95
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CheckResult:
     accepted: bool
     reasons: tuple[str, ...] = ()
     """Keys of `REASONS`, in the order of the checks."""
@@ -88,16 +88,16 @@ class Judgement:
     """Of a text that was measured: its `duplicate_key`."""
 
 
-def judge(
+def check_output(
     source: str,
     style: str,
     output: str,
     *,
     ended: str = "stop",
     language: str = "",
-    thresholds: Mapping[str, Thresholds] = START,
+    thresholds: Mapping[str, Thresholds] = DEFAULT_THRESHOLDS,
     known: Container[str] = (),
-) -> Judgement:
+) -> CheckResult:
     """Look at one output, as it came or cleaned already. Raise ValueError for a style that there is not.
 
     `ended`: "length" where the model was cut off; `language`: of the campaign, or "" for that of the source; `known`:
@@ -105,56 +105,56 @@ def judge(
     """
     if style not in thresholds:
         raise ValueError(f"There is no style {style!r}; there are {', '.join(thresholds)}.")
-    given, text = source_of(source), Text(clean(output, source))
-    if reason := wording.trouble(given, style, text, ended):
-        return Judgement(False, (reason,), text.raw)
+    given, text = analyze_source(source), AnalyzedText(clean_output(output, source))
+    if reason := wording.find_wording_problem(given, style, text, ended):
+        return CheckResult(False, (reason,), text.raw)
     bounds = thresholds[style]
-    measures = measured(given, text)
-    reasons = [reason for reason, failed in compare(measures, bounds).items() if failed]
-    if style == "qa" and not wording.alternates(text.raw):
+    measures = _measure(given, text)
+    reasons = [reason for reason, failed in find_violations(measures, bounds).items() if failed]
+    if style == "qa" and not wording.has_question_answer_pairs(text.raw):
         reasons.insert(0, "not_pairs")
-    if other_language(given, text, language):
+    if is_other_language(given, text, language):
         reasons.append("language")
     if text.key in known:
         reasons.append("duplicate")
     order = list(REASONS)
-    return Judgement(not reasons, tuple(sorted(reasons, key=order.index)), text.raw, measures, text.key)
+    return CheckResult(not reasons, tuple(sorted(reasons, key=order.index)), text.raw, measures, text.key)
 
 
-def measure(source: str, text: str) -> dict[str, float]:
-    return measured(source_of(source), Text(text))
+def measure_output(source: str, text: str) -> dict[str, float]:
+    return _measure(analyze_source(source), AnalyzedText(text))
 
 
-def measured(source: Text, text: Text) -> dict[str, float]:
+def _measure(source: AnalyzedText, text: AnalyzedText) -> dict[str, float]:
     return {
         "ratio": text.tokens / max(1, source.tokens),
-        "meaning": likeness.meaning(source, text),
-        "subject": likeness.subject(source, text),
-        "copied": likeness.copied(source, text),
-        "runs": likeness.count_runs(text),
-        "repetition": likeness.repetition(text.raw),
+        "meaning": likeness.measure_meaning(source, text),
+        "subject": likeness.measure_subject(source, text),
+        "copied": likeness.measure_copied(source, text),
+        "runs": likeness.count_ngrams(text),
+        "repetition": likeness.measure_repetition(text.raw),
     }
 
 
-def compare(measures: Mapping[str, float], bounds: Thresholds) -> dict[str, bool]:
+def find_violations(measures: Mapping[str, float], bounds: Thresholds) -> dict[str, bool]:
     """Return which reasons hold against a text with these measures."""
     return {
         "too_short": measures["ratio"] < bounds.shortest,
         "too_wordy": measures["ratio"] > bounds.longest,
         "meaning": measures["meaning"] < bounds.meaning or measures["subject"] < bounds.subject,
-        "copied": copied(measures, bounds),
+        "copied": is_copied(measures, bounds),
         "repetitive": measures["repetition"] <= bounds.repetition,
     }
 
 
-def copied(measures: Mapping[str, float], bounds: Thresholds) -> bool:
+def is_copied(measures: Mapping[str, float], bounds: Thresholds) -> bool:
     """Of a sentence or two, one new word is a tenth, and people leave away an end: there only all of it is a copy."""
-    if measures["runs"] < SHORT:
-        return measures["copied"] == 1 and measures["ratio"] >= NEARLY_ALL
+    if measures["runs"] < MIN_NGRAMS:
+        return measures["copied"] == 1 and measures["ratio"] >= MIN_COPY_RATIO
     return measures["copied"] >= bounds.copied
 
 
-def other_language(source: Text, text: Text, language: str) -> bool:
+def is_other_language(source: AnalyzedText, text: AnalyzedText, language: str) -> bool:
     """Is the output surely in a language that is neither the campaign's nor what its source is taken for?
 
     What seems right at a glance is; all of a text is read only before it is refused.
@@ -164,6 +164,6 @@ def other_language(source: Text, text: Text, language: str) -> bool:
     return text.language not in (UNKNOWN, language, source.language)
 
 
-def duplicate_key(text: str) -> str:
+def compute_duplicate_key(text: str) -> str:
     """Return what is the same for texts that differ in case, spaces and punctuation only: 64 bits, as hex."""
-    return Text(text).key
+    return AnalyzedText(text).key

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 200
+MAX_INTRODUCTION_CHARS = 200
 """Letters of an introduction."""
 
 YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
@@ -32,16 +32,16 @@ INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECA
 QUOTES = (('"', '"'), ("“", "”"))
 
 
-def clean(output: str, source: str = "") -> str:
+def clean_output(output: str, source: str = "") -> str:
     """Return the output without its introduction, without space around it, and without quotation marks around all."""
     text = output.replace("\r\n", "\n").strip()
     found = INTRODUCTION.match(text)
-    if found and found.end() <= LONGEST and not INTRODUCTION.match(source):
+    if found and found.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):
         text = text[found.end() :].strip()
-    return _unquoted(text) if not source.strip().startswith(('"', "“")) else text
+    return _strip_quotes(text) if not source.strip().startswith(('"', "“")) else text
 
 
-def _unquoted(text: str) -> str:
+def _strip_quotes(text: str) -> str:
     for opening, closing in QUOTES:
         inner = text[1:-1]
         if (

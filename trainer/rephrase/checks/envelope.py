@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from trainer import protocol
 
-LARGEST = 8
+MAX_SIZE_RATIO = 8
 """Bytes of an output over those of its source, for texts above a thousand bytes."""
-SPARE = 8000
+EXTRA_BYTES = 8000
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def envelope(
+def check_envelope(
     result: protocol.RephrasedPacket, chunks: Sequence[protocol.Chunk], order: protocol.RephraseOrder
 ) -> tuple[str, ...]:
     """Return the reasons against a whole result, keys of `checks.REASONS`; none if it fits what was given out."""
@@ -32,11 +32,11 @@ def envelope(
         reasons.append("unasked")
     for output in result.outputs:
         chunk = asked.get((output.chunk, output.style))
-        reasons += against(output, chunk) if chunk else []
+        reasons += _check_output(output, chunk) if chunk else []
     return tuple(dict.fromkeys(reasons))
 
 
-def against(output: protocol.RephraseOutput, chunk: protocol.Chunk) -> list[str]:
+def _check_output(output: protocol.RephraseOutput, chunk: protocol.Chunk) -> list[str]:
     """Return the reasons against one output as it was sent."""
     if UNPRINTABLE.search(output.text):
         return ["not_text"]
@@ -44,6 +44,6 @@ def against(output: protocol.RephraseOutput, chunk: protocol.Chunk) -> list[str]
     fits = {
         "wrong_source": output.source_sha256 == chunk.sha256,
         "wrong_hash": output.sha256 == hashlib.sha256(content).hexdigest(),
-        "too_big": len(content) <= LARGEST * len(chunk.text.encode()) + SPARE,
+        "too_big": len(content) <= MAX_SIZE_RATIO * len(chunk.text.encode()) + EXTRA_BYTES,
     }
     return [reason for reason, fit in fits.items() if not fit]

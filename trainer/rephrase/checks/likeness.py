@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import zlib
 
-from trainer.rephrase.checks.text import RUN, Text
+from trainer.rephrase.checks.text import NGRAM_WORDS, AnalyzedText
 
-SAID = 16
+MIN_STEMS = 16
 """Stems that a source has if it is to be told by them."""
 
 
-def meaning(source: Text, text: Text) -> float:
+def measure_meaning(source: AnalyzedText, text: AnalyzedText) -> float:
     """Return the cosine of the two texts' character 3-grams, case and punctuation aside: 0 to 1."""
     product = source.grams.product(text.grams)
     return product / (source.grams.length * text.grams.length) if product else 0.0
 
 
-def subject(source: Text, text: Text) -> float:
+def measure_subject(source: AnalyzedText, text: AnalyzedText) -> float:
     """Return the cosine of the two sets of stems: 0 to 1; 1 where the source has too few of them to say.
 
     All long texts of one language have most 3-grams in common: of 300 tokens, unrelated pages of C4 reach 0.57 by
@@ -25,26 +25,26 @@ def subject(source: Text, text: Text) -> float:
     James's reaches 0.36 at least.
     """
     one, other = source.stems, text.stems
-    if len(one) < SAID:
+    if len(one) < MIN_STEMS:
         return 1.0
     return len(one & other) / math.sqrt(len(one) * len(other)) if other else 0.0
 
 
-def copied(source: Text, text: Text) -> float:
+def measure_copied(source: AnalyzedText, text: AnalyzedText) -> float:
     """Return the share of the text's word 4-grams that are the source's; of a shorter text, whether it is in there."""
-    size = min(RUN, len(text.words))
+    size = min(NGRAM_WORDS, len(text.words))
     if size == 0:
         return 0.0
-    runs = source.runs if size == RUN else set(source.stretches(size))
+    runs = source.runs if size == NGRAM_WORDS else set(source.stretches(size))
     return sum(map(runs.__contains__, text.stretches(size))) / (len(text.words) - size + 1)
 
 
-def count_runs(text: Text) -> int:
+def count_ngrams(text: AnalyzedText) -> int:
     """Return how many word 4-grams a text has."""
-    return max(0, len(text.words) - RUN + 1)
+    return max(0, len(text.words) - NGRAM_WORDS + 1)
 
 
-def repetition(text: str) -> float:
+def measure_repetition(text: str) -> float:
     """Return the size that zlib leaves over the size before: English prose keeps 0.4 to 0.7, circles under 0.2."""
     content = text.encode(errors="replace")
     return len(zlib.compress(content, 6)) / len(content) if content else 1.0

@@ -16,21 +16,21 @@ from trainer.rephrase.chunks import count_tokens
 if TYPE_CHECKING:
     import numpy as np
 
-GRAM = 3
+TRIGRAM_CHARS = 3
 """Characters: enough for stems, and whatever the inflection."""
-RUN = 4
+NGRAM_WORDS = 4
 """Words."""
-STEM, CONTENT = 5, 4
+STEM_CHARS, MIN_WORD_CHARS = 5, 4
 """Letters kept of a word, and letters of a word that has a content of its own."""
-BITS = 21
+CHAR_BITS = 21
 """Of a character."""
 WORD = re.compile(r"\w+")
-SOURCES = 64
+CACHED_SOURCES = 64
 """That are remembered: of the latest batch, or of those that are being written just now."""
 
 
 @dataclass(frozen=True)
-class Grams:
+class TrigramCounts:
     """A text's character 3-grams as numbers, each once and in order, with how often it is there."""
 
     numbers: np.ndarray
@@ -38,7 +38,7 @@ class Grams:
     length: float
     """Of the vector of these counts."""
 
-    def product(self, other: Grams) -> int:
+    def product(self, other: TrigramCounts) -> int:
         """Return the scalar product of two texts' counts."""
         import numpy as np
 
@@ -46,7 +46,7 @@ class Grams:
         return int(self.counts[ours] @ other.counts[theirs])
 
 
-class Text:
+class AnalyzedText:
     def __init__(self, raw: str) -> None:
         self.raw = raw
 
@@ -71,24 +71,24 @@ class Text:
         return count_tokens(self.raw)
 
     @cached_property
-    def grams(self) -> Grams:
+    def grams(self) -> TrigramCounts:
         import numpy as np  # here: nodes that do not rephrase have none
 
         letters = np.frombuffer(self.plain.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
-        size = max(len(letters) - GRAM + 1, 0)
+        size = max(len(letters) - TRIGRAM_CHARS + 1, 0)
         numbers = np.zeros(size, np.int64)
-        for place in range(GRAM):
-            numbers = numbers << BITS | letters[place : place + size]
+        for place in range(TRIGRAM_CHARS):
+            numbers = numbers << CHAR_BITS | letters[place : place + size]
         found, counts = np.unique(numbers, return_counts=True)
-        return Grams(found, counts, math.sqrt(int(counts @ counts)))
+        return TrigramCounts(found, counts, math.sqrt(int(counts @ counts)))
 
     @cached_property
     def stems(self) -> set[str]:
-        return {word[:STEM] for word in self.words if len(word) >= CONTENT}
+        return {word[:STEM_CHARS] for word in self.words if len(word) >= MIN_WORD_CHARS}
 
     @cached_property
     def runs(self) -> set[tuple[str, ...]]:
-        return set(self.stretches(RUN))
+        return set(self.stretches(NGRAM_WORDS))
 
     def stretches(self, size: int) -> Iterator[tuple[str, ...]]:
         """Yield so many neighbouring words, from each place."""
@@ -96,15 +96,15 @@ class Text:
 
     @cached_property
     def language(self) -> str:
-        return languages.identify(self.raw)
+        return languages.identify_language(self.raw)
 
     @cached_property
     def seems(self) -> str:
         """Its language at a glance."""
-        return languages.glance(self.raw)
+        return languages.guess_language(self.raw)
 
 
-@lru_cache(maxsize=SOURCES)
-def source_of(raw: str) -> Text:
+@lru_cache(maxsize=CACHED_SOURCES)
+def analyze_source(raw: str) -> AnalyzedText:
     """Return a source, which comes again with its other styles."""
-    return Text(raw)
+    return AnalyzedText(raw)

@@ -30,7 +30,7 @@ class Thresholds:
                 raise ValueError(f"The threshold {name} lies between 0 and 1, not at {getattr(self, name)}.")
 
 
-START: Final[Mapping[str, Thresholds]] = {
+DEFAULT_THRESHOLDS: Final[Mapping[str, Thresholds]] = {
     # Medium: a meaning of 0.41 keeps all human paraphrases of MRPC and refuses 99.5 % of random pairs of sentences, a
     # subject of 0.25 most of longer texts. Rewritings that change most words keep less of both, and how much a model
     # keeps is a guess here: `dailytrain rephrase calibrate` finds it out.
@@ -40,16 +40,16 @@ START: Final[Mapping[str, Thresholds]] = {
     "qa": Thresholds(0.5, 3.0, 0.3, 0.25),  # questions have words of their own
 }
 
-NAMES: Final = tuple(field.name for field in fields(Thresholds))
+THRESHOLD_NAMES: Final = tuple(field.name for field in fields(Thresholds))
 
 
-def read_thresholds(changes: Mapping[Any, Mapping[str, float]] | None) -> dict[str, Thresholds]:
+def merge_thresholds(changes: Mapping[Any, Mapping[str, float]] | None) -> dict[str, Thresholds]:
     """Return the start values with a campaign's changes, such as `{"easy": {"meaning": 0.25}}`; raise ValueError."""
-    made = dict(START)
+    made = dict(DEFAULT_THRESHOLDS)
     for style, values in (changes or {}).items():
         if style not in made:
             raise ValueError(f"There is no style {style!r}; there are {', '.join(made)}.")
-        if unknown := set(values) - set(NAMES):
-            raise ValueError(f"There is no threshold {min(unknown)!r}; there are {', '.join(NAMES)}.")
+        if unknown := set(values) - set(THRESHOLD_NAMES):
+            raise ValueError(f"There is no threshold {min(unknown)!r}; there are {', '.join(THRESHOLD_NAMES)}.")
         made[style] = Thresholds(**{**asdict(made[style]), **values})
     return made

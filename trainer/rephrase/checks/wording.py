@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from trainer.rephrase.checks.text import Text
+from trainer.rephrase.checks.text import AnalyzedText
 from trainer.rephrase.prompts import VERSIONS
 
 REFUSALS = re.compile(
@@ -27,48 +27,48 @@ NO_TEXT = re.compile(
     r"|there\s+is\s+no\s+text)\b[^.!?\n]{0,60}\b(?:text|passage|paragraph|content)",
     re.IGNORECASE,
 )
-OPENING = 160
+OPENING_CHARS = 160
 """Letters in which a refusal shows itself."""
-ENDS = tuple(".!?…。！？।؟")
+SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
-WORDS_OF_AN_ECHO = 6
+MIN_ECHO_WORDS = 6
 
 
-def trouble(source: Text, style: str, text: Text, ended: str) -> str:
+def find_wording_problem(source: AnalyzedText, style: str, text: AnalyzedText, ended: str) -> str:
     """Return the first reason against a cleaned text that needs no measuring; "" if there is none."""
     if not any(map(str.isalnum, text.raw)):
         return "empty"
-    if refuses(text.raw) and not refuses(source.raw):
+    if is_refusal(text.raw) and not is_refusal(source.raw):
         return "refusal"
-    if echoes(text, source):
+    if is_echo(text, source):
         return "echo"
-    if ended == "length" or cut_off(text.raw, source.raw):
+    if ended == "length" or is_cut_off(text.raw, source.raw):
         return "cut_off"
     return ""
 
 
-def refuses(text: str) -> bool:
-    opening = text[:OPENING]
+def is_refusal(text: str) -> bool:
+    opening = text[:OPENING_CHARS]
     return any(pattern.match(opening) for pattern in (REFUSALS, NO_TEXT)) or bool(AS_A_MODEL.search(opening))
 
 
-def echoes(text: Text, source: Text) -> bool:
+def is_echo(text: AnalyzedText, source: AnalyzedText) -> bool:
     """Does it hold a whole sentence of any prompt of ours that its source does not hold?"""
-    return any(sentence in text.plain and sentence not in source.plain for sentence in _prompted())
+    return any(sentence in text.plain and sentence not in source.plain for sentence in _list_prompt_sentences())
 
 
-def cut_off(text: str, source: str) -> bool:
+def is_cut_off(text: str, source: str) -> bool:
     """Does it end without an end, while its source has one?"""
-    return not _ends(text) and _ends(source)
+    return not _has_sentence_end(text) and _has_sentence_end(source)
 
 
-def _ends(text: str) -> bool:
+def _has_sentence_end(text: str) -> bool:
     stripped = text.rstrip(AFTER_END)
-    return stripped.endswith(ENDS)
+    return stripped.endswith(SENTENCE_ENDS)
 
 
-def alternates(text: str) -> bool:
+def has_question_answer_pairs(text: str) -> bool:
     """Are these two or more questions, each followed by its answer, and nothing before them?"""
     marks = list(PAIR.finditer(text))
     if len(marks) < 4 or len(marks) % 2 or text[: marks[0].start()].strip():
@@ -80,6 +80,6 @@ def alternates(text: str) -> bool:
 
 
 @cache
-def _prompted() -> tuple[str, ...]:
+def _list_prompt_sentences() -> tuple[str, ...]:
     said = (sentence for styles in VERSIONS.values() for sentences in styles.values() for sentence in sentences)
-    return tuple({Text(sentence).plain for sentence in said if len(sentence.split()) >= WORDS_OF_AN_ECHO})
+    return tuple({AnalyzedText(sentence).plain for sentence in said if len(sentence.split()) >= MIN_ECHO_WORDS})
