@@ -26,7 +26,7 @@ from trainer.data.dataset import get_cache_folder, prepare_dataset
 from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 from trainer.train import run_training as train
 from trainer.training.interruption import StopRequest
-from trainer.trials.plan import Entry, Trial, plan
+from trainer.trials.plan import Entry, Trial, plan_trials
 
 DEV_TOKENS = "32768"
 """Of every run's last evaluation, from which its bits per byte come."""
@@ -38,7 +38,7 @@ LEFT_OUT = {
     "smear of embeddings": ("--model.embedding_smear=false",),
     "backout": ("--model.backout=false",),
     "norm on the embedding": ("--model.embedding_norm=false",),
-    "zero-initialised outputs": ("--model.zero_init=false",),
+    "zero-initialized outputs": ("--model.zero_init=false",),
     "soft cap": ("--model.softcap=0",),
     # At the rate of the head, not of the embedding, which is 25 times as high.
     "untied head": ("--model.tied_head=true", "--recipe.embedding.learning_rate=0.01"),
@@ -48,7 +48,7 @@ LEFT_OUT = {
         "--recipe.matrices.learning_rate=0.003",
         "--recipe.matrices.normalised=false",
     ),
-    "NorMuon's variance normalisation": ("--recipe.matrices.normalised=false",),
+    "NorMuon's variance normalization": ("--recipe.matrices.normalised=false",),
     "cautious weight decay": ("--recipe.matrices.cautious=false",),
     "decay to nothing (warmdown 0.2 instead of 0.6)": ("--recipe.schedule.warmdown=0.2",),
 }
@@ -73,7 +73,7 @@ def main() -> int:
 def trials(options: argparse.Namespace, dataset: str) -> Iterator[tuple[str, Trial]]:
     """Yield each run with the name of its entry: the whole ladder of the baseline, then each part left out."""
     for name, flags in LEFT_OUT.items():
-        laid = plan(
+        plan = plan_trials(
             Entry(arch="gpt", flags=flags),
             budget=options.budget,
             rungs=options.rungs,
@@ -82,8 +82,8 @@ def trials(options: argparse.Namespace, dataset: str) -> Iterator[tuple[str, Tri
             preset=PRESET,
             folder=options.folder,
         )
-        for trial in laid.trials:
-            yield "gpt" if trial.entry == laid.baseline else f"without {name}", trial
+        for trial in plan.trials:
+            yield "gpt" if trial.entry == plan.baseline else f"without {name}", trial
 
 
 def trained(trial: Trial, dataset: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`dailytrain try ARCH`: train a small ladder and an idea at home, and say what the idea is worth.
+"""`dailytrain try ARCH`: train an idea and a small ladder of the baseline on this machine, and compare them.
 
-The ladder of the baseline is trained once and kept; each further idea costs its own runs only. Flags of `dailytrain
-train` for the model and the recipe may follow (`--model.depth=3`): they are part of the idea.
+The baseline's ladder is trained once and reused; each further idea costs only its own runs. Flags of `dailytrain train`
+for the model and the recipe (`--model.depth=3`) are part of the idea.
 """
 
 from __future__ import annotations
@@ -19,39 +19,35 @@ from trainer.cli.multiplier import UNITS, show
 from trainer.cli.parser import Parser
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, count_cores
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
+from trainer.errors import ExitCode, UserError, print_error
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
-from trainer.trials import plot
-from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, Plan, plan
-from trainer.trials.trial_runner import TrialError, Workshop
+from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, TrialPlan, plan_trials
+from trainer.trials.plot import LossPlot
+from trainer.trials.trial_runner import TrialError, TrialRunner
 
 PRESET = "cpu-ladder"
-PASSED_ON = ("--model.", "--recipe.")
-DONE, FAILED, USER, INTERRUPTED = 0, 1, 2, 130
+ENTRY_FLAGS = ("--model.", "--recipe.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code; the verdict goes to standard output, all else to standard error."""
-    options, flags = arguments(argv)
-    console = Console(stderr=True)
+    """Print the verdict on standard output, everything else on standard error."""
+    options, flags = parse_arguments(argv)
     try:
-        return rehearse(options, flags, console)
+        return try_idea(options, flags)
     except TrialError as error:
-        return complain(f"{error} (what is done is kept: the same command goes on)", FAILED)
-    except ValueError as error:
-        return complain(str(error), USER)
+        message = f"{error} (finished runs are kept: repeat the command to continue)"
+        return print_error("dailytrain try", message, ExitCode.INFRASTRUCTURE)
+    except UserError as error:
+        return print_error("dailytrain try", error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        return complain("interrupted; what is done is kept, the same command goes on", INTERRUPTED)
+        message = "interrupted; finished runs are kept: repeat the command to continue"
+        return print_error("dailytrain try", message, ExitCode.INTERRUPTED)
 
 
-def complain(line: str, code: int) -> int:
-    sys.stderr.write(f"dailytrain try: {' '.join(line.split())}\n")
-    return code
-
-
-def rehearse(options: argparse.Namespace, flags: Sequence[str], console: Console) -> int:
+def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
     idea = Entry(arch=options.arch, flags=tuple(flags))
     dataset = open_dataset(options)
-    laid = plan(
+    plan = plan_trials(
         idea,
         budget=options.budget,
         rungs=options.rungs,
@@ -60,19 +56,21 @@ def rehearse(options: argparse.Namespace, flags: Sequence[str], console: Console
         preset=PRESET,
         folder=options.folder,
     )
-    records = train(laid, Workshop(dataset.folder, PRESET, options.jobs), console)
-    board = judge(laid, records, options.axis)
-    frame = plot.Frame.of(board, parse_results(records))
-    drawn = keep(laid, records, board, frame, options.folder)
+    records = run_plan(plan, TrialRunner(dataset.folder, PRESET, options.jobs))
+    comparison = compare_records(plan, records, options.axis)
+    plot = LossPlot.from_comparison(comparison, parse_results(records))
+    picture = save_results(plan, records, comparison, plot, options.folder)
     if options.json:
-        answer = {**board.to_dict(), "runs": records, "picture": str(drawn)}
-        sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
-        return DONE
-    show(board)
-    sys.stdout.write(f"\n{plot.text(frame)}\n")
-    sys.stdout.write(f"bits per byte over training {UNITS[board.axis]}: o {laid.baseline.name}, x {laid.idea.name}\n")
-    sys.stdout.write(f"Picture: {drawn}\n")
-    return DONE
+        content = {**comparison.to_dict(), "runs": records, "picture": str(picture)}
+        sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        return ExitCode.OK
+    show(comparison)
+    sys.stdout.write(
+        f"\n{plot.to_text()}\n"
+        f"bits per byte over training {UNITS[comparison.axis]}: o {plan.baseline.name}, x {plan.idea.name}\n"
+        f"Picture: {picture}\n"
+    )
+    return ExitCode.OK
 
 
 def open_dataset(options: argparse.Namespace) -> Dataset:
@@ -81,54 +79,53 @@ def open_dataset(options: argparse.Namespace) -> Dataset:
     return prepare_dataset(options.corpus, options.tokenizer, limit_bytes=SHORT_TEXT, progress=True)
 
 
-def train(laid: Plan, workshop: Workshop, console: Console) -> list[dict[str, Any]]:
-    """Return a record for each trial, in the plan's order, and say each as it comes."""
-    found: dict[Path, dict[str, Any]] = {}
-    with console.status("") as status:
-        total = len(laid.trials)
-        status.update(f"0 of {total} runs")
-        for trial, record in workshop.results(laid.trials):
-            found[trial.folder] = record
-            status.update(f"{len(found)} of {total} runs")
-            said = f"{len(found):3} of {total}  {trial}: {record['bits_per_byte']:.4f} bits per byte"
-            console.print(said, highlight=False, markup=False)
-    return [found[trial.folder] for trial in laid.trials]
+def run_plan(plan: TrialPlan, runner: TrialRunner) -> list[dict[str, Any]]:
+    """Return a record for each trial in the plan's order. Print each one when it is ready."""
+    console, total = Console(stderr=True), len(plan.trials)
+    records: dict[Path, dict[str, Any]] = {}
+    with console.status(f"0 of {total} runs") as status:
+        for trial, record in runner.run_trials(plan.trials):
+            records[trial.folder] = record
+            status.update(f"{len(records)} of {total} runs")
+            line = f"{len(records):3} of {total}  {trial}: {record['bits_per_byte']:.4f} bits per byte"
+            console.print(line, highlight=False, markup=False)
+    return [records[trial.folder] for trial in plan.trials]
 
 
-def judge(laid: Plan, records: Sequence[dict[str, Any]], axis: Axis) -> TrackComparison:
-    """Compare; the full budget is what the baseline's runs at rung 1 used on average, None where that is not known."""
-    at_full = [
+def compare_records(plan: TrialPlan, records: Sequence[dict[str, Any]], axis: Axis) -> TrackComparison:
+    """Compare the idea with the ladder. The full budget is the mean compute of the baseline's runs at rung 1."""
+    full = [
         record[axis]
-        for trial, record in zip(laid.trials, records, strict=True)
-        if trial.entry == laid.baseline and trial.share == 1 and record[axis]
+        for trial, record in zip(plan.trials, records, strict=True)
+        if trial.entry == plan.baseline and trial.share == 1 and record[axis]
     ]
     return compare_entries(
-        parse_results(list(records)), laid.baseline.name, axis, sum(at_full) / len(at_full) if at_full else None
+        parse_results(list(records)), plan.baseline.name, axis, sum(full) / len(full) if full else None
     )
 
 
-def keep(
-    laid: Plan, records: Sequence[dict[str, Any]], board: TrackComparison, frame: plot.Frame, folder: Path
+def save_results(
+    plan: TrialPlan, records: Sequence[dict[str, Any]], comparison: TrackComparison, plot: LossPlot, folder: Path
 ) -> Path:
-    """Write the results and their picture; return the picture's place."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in laid.idea.name)[:80]
+    """Write the records and the picture; return the picture's path."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in plan.idea.name)[:80]
     (folder / f"{name}.json").write_text(json.dumps({"runs": list(records)}, indent=1))
-    drawn = folder / f"{name}.svg"
-    title = f"{laid.idea.name} beside {laid.baseline.name}"
-    drawn.write_text(plot.svg(frame, title, laid.baseline.name, laid.idea.name, UNITS[board.axis]))
-    return drawn
+    picture = folder / f"{name}.svg"
+    title = f"{plan.idea.name} and {plan.baseline.name}"
+    plot.save_svg(picture, title, plan.baseline.name, plan.idea.name, UNITS[comparison.axis])
+    return picture
 
 
-def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def build_parser() -> Parser:
     parser = Parser(
         prog="dailytrain try",
         description="Train an idea and a small ladder of the baseline here, and print its compute multiplier.",
         epilog="Flags like --model.depth=3 or --recipe.matrices.learning_rate=0.01 are part of the idea.",
     )
     add = parser.add_argument
-    add("arch", help=f"a line of `dailytrain arch list`; {BASELINE} alone trains the ladder only")
-    add("--budget", default=BUDGET, help="of the idea's runs: 1 of the ladder's rungs (%(default)s)")
-    add("--rungs", type=shares, default=RUNGS, help="of the ladder, as shares of the budget (0.25,0.5,1,2)")
+    add("arch", help=f"a line of `dailytrain arch list`; {BASELINE} alone trains only the ladder")
+    add("--budget", default=BUDGET, help="of the idea's runs, which is rung 1 of the ladder (%(default)s)")
+    add("--rungs", type=parse_shares, default=RUNGS, help="of the ladder, as shares of the budget (0.25,0.5,1,2)")
     add("--seeds", type=int, default=SEEDS, help="runs at each rung and of the idea (%(default)s)")
     add("--axis", choices=sorted(UNITS), default="flops", help="what compute means (%(default)s)")
     add("--corpus", default=DEFAULT_CORPUS, help="text to train on and to score (%(default)s)")
@@ -142,8 +139,13 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
         help="where runs are kept (%(default)s)",
     )
     add("--json", action="store_true", help="print JSON, for programs")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = build_parser()
     options, rest = parser.parse_known_args(argv)
-    unknown = [flag for flag in rest if not flag.startswith(PASSED_ON) or "=" not in flag]
+    unknown = [flag for flag in rest if not flag.startswith(ENTRY_FLAGS) or "=" not in flag]
     if unknown:
         parser.error(f"there is no option {unknown[0]}; flags of the idea are written --model.NAME=VALUE")
     if options.jobs < 1:
@@ -151,7 +153,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     return options, rest
 
 
-def shares(text: str) -> tuple[float, ...]:
+def parse_shares(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -1,1 +1,1 @@
-"""`dailytrain try`: an idea against the baseline at home, on the small track's terms, before anybody else sees it."""
+"""Trials of an idea on this machine: a ladder of the baseline, the idea at the full budget, and their comparison."""

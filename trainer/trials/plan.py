@@ -1,7 +1,7 @@
-"""What a rehearsal trains: the baseline's ladder, kept for the next idea, and the idea at the full budget.
+"""Plan the trials of an idea: the baseline's ladder, reused by later ideas, and the idea at the full budget.
 
-Each run has a folder of its own whose name carries a hash of what would change its numbers: the source files of the
-trainer and of the architecture, the flags, the dataset. So editing an idea trains it anew, and only it.
+The folder of each run contains a hash of everything that changes its numbers: the source files of the trainer and of
+the architecture, the flags, the dataset. So an edited idea is retrained, but nothing else.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from pathlib import Path
 
 import trainer
 from trainer.accounting.budget import Budget
+from trainer.errors import UserError
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError
 
 BASELINE = "gpt"
 RUNGS = (0.25, 0.5, 1.0, 2.0)
 BUDGET = "4e12flops"
-"""Half a minute of two cores: the whole ladder takes some minutes once, an idea about two."""
+"""Half a minute on two cores: the ladder takes some minutes once, an idea about two."""
 SEEDS = 3
-KEY = 10
-"""Hexadecimal digits of a hash in a folder's name."""
+FINGERPRINT_DIGITS = 10
+"""Hexadecimal digits of the hash in a folder's name."""
+SHARED_PACKAGES = ("accounting", "config", "data", "distributed", "ops", "optim", "training")
 
 
-class PlanError(ValueError):
-    """This rehearsal cannot be run."""
+class PlanError(UserError):
+    """The trials cannot be planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An architecture, and the flags of `dailytrain train` that make it another one."""
+    """An architecture and the flags of `dailytrain train` that change it."""
 
     arch: str
     flags: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class Trial:
     entry: Entry
     budget: str
     share: float
-    """Of the full budget."""
+    """Share of the full budget."""
     seed: int
     folder: Path
 
@@ -60,65 +62,64 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrialPlan:
     baseline: Entry
     idea: Entry
     trials: tuple[Trial, ...]
-    """In the order to run them: the full budget first, for an early answer, then the ladder's other rungs."""
+    """In running order: the full budget first, for an early result, then the other rungs of the ladder."""
 
 
-def plan(
+def plan_trials(
     idea: Entry, *, budget: str, rungs: Sequence[float], seeds: int, dataset: str, preset: str, folder: Path
-) -> Plan:
-    """Return the trials of a rehearsal. `dataset`: its hash. Raises `PlanError` or `UnknownArchitecture`."""
+) -> TrialPlan:
+    """Plan the trials of an idea and the baseline. `dataset` is a hash."""
     full, baseline = Budget.parse(budget), Entry(arch=BASELINE)
     if len(set(rungs)) < 2 or 1.0 not in rungs or min(rungs) <= 0:
         raise PlanError("a ladder needs the rung 1 and at least one other, all above 0: for example 0.25,0.5,1,2")
     if seeds < 2:
-        raise PlanError("at least 2 seeds are needed: the noise of one run is measured on repeats")
+        raise PlanError("at least 2 seeds are needed to measure the noise of a run")
     shares = sorted(set(rungs), key=lambda share: (share != 1, share))
 
-    def trials(entry: Entry, some: Iterable[float]) -> list[Trial]:
-        place = folder / f"{entry.arch}-{fingerprint(entry, dataset, preset)}"
+    def build_trials(entry: Entry, shares_of_entry: Iterable[float]) -> list[Trial]:
+        entry_folder = folder / f"{entry.arch}-{compute_fingerprint(entry, dataset, preset)}"
         return [
             Trial(
                 entry=entry,
                 budget=str(full.times(share)),
                 share=share,
                 seed=seed,
-                folder=place / f"{full.times(share)}-seed-{seed}",
+                folder=entry_folder / f"{full.times(share)}-seed-{seed}",
             )
-            for share in some
+            for share in shares_of_entry
             for seed in range(1, seeds + 1)
         ]
 
-    at_full, others = trials(baseline, shares[:1]), trials(baseline, shares[1:])
-    ideas = [] if idea == baseline else trials(idea, [1.0])
-    return Plan(baseline=baseline, idea=idea, trials=(*at_full, *others, *ideas))
+    ideas = [] if idea == baseline else build_trials(idea, [1.0])
+    return TrialPlan(baseline=baseline, idea=idea, trials=(*build_trials(baseline, shares), *ideas))
 
 
-def fingerprint(entry: Entry, dataset: str, preset: str) -> str:
-    """Return a short hash of what an entry's numbers depend on, beside budget and seed."""
+def compute_fingerprint(entry: Entry, dataset: str, preset: str) -> str:
+    """Return a short hash of what an entry's numbers depend on, except budget and seed."""
     digest = hashlib.sha256(json.dumps([entry.flags, dataset, preset]).encode())
-    for file in sorted({*shared_sources(), source(entry.arch)}):
+    for file in sorted({*list_shared_sources(), find_source(entry.arch)}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:KEY]
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def shared_sources() -> list[Path]:
-    """Return the files that change every run: the loop and the data, the contract, and the baseline, which other
-    architectures build upon."""
+def list_shared_sources() -> list[Path]:
+    """Return the files that change every run: training, data, the contract of models, and the baseline, which other
+    architectures extend."""
     root = Path(trainer.__file__).parent
-    loop = [file for file in root.glob("*.py") if not file.stem.endswith("_command") and file.stem != "cli"]
-    return [*loop, *(root / "data").rglob("*.py"), root / "models" / "base.py", source(BASELINE)]
+    files = [file for package in SHARED_PACKAGES for file in (root / package).rglob("*.py")]
+    return [*files, root / "train.py", root / "models" / "base.py", find_source(BASELINE)]
 
 
-def source(arch: str) -> Path:
+def find_source(arch: str) -> Path:
     """Return an architecture's file. Raises `UnknownArchitecture`."""
     name = PRESETS[arch][0] if arch in PRESETS else arch
     if name not in ARCHITECTURES:
         raise UnknownArchitectureError(arch)
     spec = importlib.util.find_spec(ARCHITECTURES[name])
     if spec is None or spec.origin is None:
-        raise PlanError(f"{arch} has no file: {ARCHITECTURES[name]} is in the dict of trainer/models, but is not there")
+        raise PlanError(f"{arch} has no file: {ARCHITECTURES[name]} is listed in trainer/models, but does not exist")
     return Path(spec.origin)

@@ -1,7 +1,6 @@
-"""Training and scoring a rehearsal's runs, several at once, each in a process of its own.
+"""Train and score trials, several at a time, each in its own process.
 
-What is done stays: a run that has its score is not made again, and one that was interrupted goes on from its last
-checkpoint.
+Finished trials are not repeated, and interrupted ones resume from their last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,57 +22,58 @@ SCORE = "score.json"
 
 
 class TrialError(RuntimeError):
-    """A training or scoring process ended badly; the message is its own last line."""
+    """A training or scoring process failed. The message is the last line of its output."""
 
 
 @dataclass
-class Workshop:
-    """Where processes are started, and stopped all together."""
+class TrialRunner:
+    """Start processes of trials, and stop all of them together."""
 
     dataset: Path
     preset: str
     jobs: int
-    """Runs at a time, each with one thread: on small models that is faster than one run with all cores."""
-    stopping: bool = False
+    """Runs at a time, one thread each: for small models faster than one run on all cores."""
+    is_stopping: bool = False
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def results(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
-        """Yield each trial with its result as it is ready: those from earlier first. Raises `TrialError`."""
-        waiting = []
+    def run_trials(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, dict[str, Any]]]:
+        """Yield each trial with its record when it is ready, finished ones first. Raises `TrialError`."""
+        unfinished = []
         for trial in trials:
-            known = result(trial)
-            if known is None:
-                waiting.append(trial)
+            if (record := load_record(trial)) is None:
+                unfinished.append(trial)
             else:
-                yield trial, known
+                yield trial, record
         with ThreadPoolExecutor(self.jobs) as pool:
-            futures: dict[Future[dict[str, Any]], Trial] = {pool.submit(self.make, trial): trial for trial in waiting}
-            left = set(futures)
+            futures: dict[Future[dict[str, Any]], Trial] = {
+                pool.submit(self.run_trial, trial): trial for trial in unfinished
+            }
+            pending = set(futures)
             try:
-                while left:
-                    done, left = wait(left, return_when=FIRST_COMPLETED)
+                while pending:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     for future in done:
                         yield futures[future], future.result()
             finally:
-                for future in left:
+                for future in pending:
                     future.cancel()
                 self.stop()
 
-    def make(self, trial: Trial) -> dict[str, Any]:
-        """Train and score one run, or go on with it."""
+    def run_trial(self, trial: Trial) -> dict[str, Any]:
+        """Train and score one trial, or resume it."""
         if not (trial.folder / "result.json").is_file():
-            self.call(self.training(trial))
+            self.run_module(self.build_train_command(trial))
         score = ["trainer.cli", "score", str(trial.folder), "--dataset", str(self.dataset), "--json"]
-        answer = self.call(score)
-        aside = trial.folder / f".{SCORE}.partial"
-        aside.write_text(answer)
-        aside.replace(trial.folder / SCORE)
-        made = result(trial)
-        assert made is not None
-        return made
+        output = self.run_module(score)
+        partial = trial.folder / f".{SCORE}.partial"
+        partial.write_text(output)
+        partial.replace(trial.folder / SCORE)
+        record = load_record(trial)
+        assert record is not None
+        return record
 
-    def training(self, trial: Trial) -> list[str]:
+    def build_train_command(self, trial: Trial) -> list[str]:
         return [
             "trainer.train",
             *("--preset", self.preset, "--dataset", str(self.dataset), "--out", str(trial.folder)),
@@ -82,10 +82,10 @@ class Workshop:
             *trial.entry.flags,
         ]
 
-    def call(self, command: Sequence[str]) -> str:
-        """Run a module of ours and return its standard output. Raises `TrialError`."""
+    def run_module(self, command: Sequence[str]) -> str:
+        """Run `python -m COMMAND` and return its standard output. Raises `TrialError`."""
         with self.lock:
-            if self.stopping:
+            if self.is_stopping:
                 raise TrialError("stopped")
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
@@ -105,15 +105,15 @@ class Workshop:
         return out
 
     def stop(self) -> None:
-        """Have every process stop; a training keeps a checkpoint first."""
+        """Terminate all processes. A training process saves a checkpoint first."""
         with self.lock:
-            self.stopping = True
+            self.is_stopping = True
             for process in self.running:
                 process.terminate()
 
 
-def result(trial: Trial) -> dict[str, Any] | None:
-    """Return a finished trial as one plain record of `dailytrain multiplier`; None if it is not finished."""
+def load_record(trial: Trial) -> dict[str, Any] | None:
+    """Return a finished trial as a record of `dailytrain multiplier`, None if it is not finished."""
     try:
         score = json.loads((trial.folder / SCORE).read_text())
     except (FileNotFoundError, ValueError):

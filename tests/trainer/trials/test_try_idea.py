@@ -1,4 +1,4 @@
-"""`dailytrain try`: what is trained, what is kept, what is drawn, what is said."""
+"""`dailytrain try`: the plan, reused runs, pictures and messages."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import pytest
 from trainer.cli.try_idea import main
 from trainer.models import UnknownArchitectureError
 from trainer.scoring.multiplier import compare_entries, parse_results
-from trainer.trials import plot
-from trainer.trials.plan import Entry, Plan, PlanError, plan
-from trainer.trials.trial_runner import SCORE, TrialError, Workshop, result
+from trainer.trials.plan import Entry, PlanError, TrialPlan, list_shared_sources, plan_trials
+from trainer.trials.plot import LossPlot
+from trainer.trials.trial_runner import SCORE, TrialError, TrialRunner, load_record
 
 IDEA = Entry(arch="smear", flags=("--model.depth=3",))
 
 
-def laid(folder: Path, idea: Entry = IDEA, **changes: object) -> Plan:
+def build_plan(folder: Path, idea: Entry = IDEA, **changes: object) -> TrialPlan:
     settings = {"budget": "8steps", "rungs": (0.5, 1.0), "seeds": 2, "dataset": "d", "preset": "cpu-ladder"}
-    return plan(idea, folder=folder, **{**settings, **changes})  # type: ignore[arg-type]
+    return plan_trials(idea, folder=folder, **{**settings, **changes})  # type: ignore[arg-type]
 
 
-def pretend(made: Plan) -> None:
-    """Leave the scores of a night behind in which the idea was worth 1.5."""
-    for trial in made.trials:
+def write_scores(plan: TrialPlan) -> None:
+    """Write the scores of runs in which the idea has a multiplier of 1.5."""
+    for trial in plan.trials:
         trial.folder.mkdir(parents=True)
-        worth = 1.5 if trial.entry == IDEA else 1.0
-        loss = 2 - 0.2 * math.log(trial.share * worth) + 0.001 * (-1) ** trial.seed
+        multiplier = 1.5 if trial.entry == IDEA else 1.0
+        loss = 2 - 0.2 * math.log(trial.share * multiplier) + 0.001 * (-1) ** trial.seed
         score = {"train_flops": 1e12 * trial.share, "train_seconds": 9.0 * trial.share, "bits_per_byte": loss}
         (trial.folder / SCORE).write_text(json.dumps(score))
 
 
 def test_plan_starts_with_full_budget_and_separate_folders(tmp_path: Path) -> None:
-    made = laid(tmp_path)
-    assert [(t.entry.arch, t.budget, t.seed) for t in made.trials] == [
+    plan = build_plan(tmp_path)
+    assert [(t.entry.arch, t.budget, t.seed) for t in plan.trials] == [
         ("gpt", "8steps", 1),
         ("gpt", "8steps", 2),
         ("gpt", "4steps", 1),
@@ -44,31 +44,36 @@ def test_plan_starts_with_full_budget_and_separate_folders(tmp_path: Path) -> No
         ("smear", "8steps", 1),
         ("smear", "8steps", 2),
     ]
-    assert len({trial.folder for trial in made.trials}) == 6
-    assert made.idea.name == "smear, depth 3"
+    assert len({trial.folder for trial in plan.trials}) == 6
+    assert plan.idea.name == "smear, depth 3"
 
 
 def test_ladder_is_reused_and_edited_idea_is_retrained(tmp_path: Path) -> None:
-    one, other = laid(tmp_path), laid(tmp_path, Entry(arch="smear", flags=("--model.depth=4",)))
-    folders = [{trial.folder for trial in made.trials if trial.entry.arch == "gpt"} for made in (one, other)]
+    one, other = build_plan(tmp_path), build_plan(tmp_path, Entry(arch="smear", flags=("--model.depth=4",)))
+    folders = [{trial.folder for trial in plan.trials if trial.entry.arch == "gpt"} for plan in (one, other)]
     assert folders[0] == folders[1]
     assert not {t.folder for t in one.trials if t.entry == IDEA} & {t.folder for t in other.trials}
-    assert {t.folder for t in one.trials}.isdisjoint(t.folder for t in laid(tmp_path, dataset="e").trials)
+    assert {t.folder for t in one.trials}.isdisjoint(t.folder for t in build_plan(tmp_path, dataset="e").trials)
+
+
+def test_shared_sources_include_training_and_optimizer() -> None:
+    names = {"/".join(file.parts[-2:]) for file in list_shared_sources()}
+    assert {"training/run.py", "optim/muon.py", "data/loader.py", "models/base.py", "trainer/train.py"} <= names
 
 
 def test_baseline_without_idea_is_its_ladder(tmp_path: Path) -> None:
-    assert len(laid(tmp_path, Entry(arch="gpt")).trials) == 4
+    assert len(build_plan(tmp_path, Entry(arch="gpt")).trials) == 4
 
 
 @pytest.mark.parametrize("wrong", [{"rungs": (1.0,)}, {"rungs": (0.5, 2.0)}, {"rungs": (0.0, 1.0)}, {"seeds": 1}])
 def test_useless_ladder_is_rejected(tmp_path: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(PlanError):
-        laid(tmp_path, **wrong)
+        build_plan(tmp_path, **wrong)
 
 
 def test_unknown_architecture_is_rejected_before_training(tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match="no architecture 'gtp'"):
-        laid(tmp_path, Entry(arch="gtp"))
+        build_plan(tmp_path, Entry(arch="gtp"))
 
 
 def test_finished_runs_are_reused_and_verdict_is_printed(
@@ -76,7 +81,7 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
 ) -> None:
     flags = ["--dataset", str(dataset_folder), "--folder", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
     dataset = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
-    pretend(laid(tmp_path, budget="4e12flops", rungs=(0.5, 1.0, 2.0), seeds=3, dataset=dataset))
+    write_scores(build_plan(tmp_path, budget="4e12flops", rungs=(0.5, 1.0, 2.0), seeds=3, dataset=dataset))
     assert main(["smear", *flags, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     row = next(row for row in answer["entries"] if row["entry"] == IDEA.name)
@@ -88,16 +93,16 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
 
 
 def test_terminal_plot_marks_the_runs(tmp_path: Path) -> None:
-    made = laid(tmp_path, rungs=(0.25, 0.5, 1.0))
-    pretend(made)
-    results = parse_results([result(trial) for trial in made.trials])
-    drawn = plot.text(plot.Frame.of(compare_entries(results, "gpt"), results)).splitlines()
-    assert "o" in drawn[0]  # the smallest rung has the largest loss
-    assert drawn[-1].rstrip().endswith("x")  # the idea has the least loss, at the full budget
+    plan = build_plan(tmp_path, rungs=(0.25, 0.5, 1.0))
+    write_scores(plan)
+    results = parse_results([load_record(trial) for trial in plan.trials])
+    lines = LossPlot.from_comparison(compare_entries(results, "gpt"), results).to_text().splitlines()
+    assert "o" in lines[0]  # the smallest rung has the largest loss
+    assert lines[-1].rstrip().endswith("x")  # the idea has the lowest loss, at the full budget
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["gpt", "--budget", "soon"], "impossible budget"),
         (["gpt", "--rungs", "a,b"], "must be numbers"),
@@ -106,7 +111,7 @@ def test_terminal_plot_marks_the_runs(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_prints_one_line(
-    dataset_folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    dataset_folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code = main([*flags, "--dataset", str(dataset_folder)])
@@ -114,18 +119,18 @@ def test_bad_input_prints_one_line(
         code = end.code  # type: ignore[assignment]
     error = capsys.readouterr().err
     assert code == 2
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path, tmp_path: Path) -> None:
     tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
-    fine = laid(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]
-    workshop = Workshop(dataset_folder, "cpu-ladder", jobs=1)
-    ((trial, record),) = workshop.results([fine])
+    fine = build_plan(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]
+    runner = TrialRunner(dataset_folder, "cpu-ladder", jobs=1)
+    ((trial, record),) = runner.run_trials([fine])
     assert trial == fine
     assert 0 < record["bits_per_byte"] < 9
     assert record["flops"] > 0
-    broken = laid(tmp_path, Entry(arch="gpt", flags=("--model.heads=7",))).trials[-1]
+    broken = build_plan(tmp_path, Entry(arch="gpt", flags=("--model.heads=7",))).trials[-1]
     with pytest.raises(TrialError, match="heads"):
-        list(Workshop(dataset_folder, "cpu-ladder", jobs=1).results([broken]))
+        list(TrialRunner(dataset_folder, "cpu-ladder", jobs=1).run_trials([broken]))
