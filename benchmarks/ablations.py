@@ -18,11 +18,11 @@ from typing import Any
 
 from rich.console import Console
 
-from trainer.cli.prepare import parse_size
 from trainer.cli.try_idea import PRESET
 from trainer.config.parsing import parse_config as configuration
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import get_cache_folder, prepare_dataset
+from trainer.data.sizes import parse_size
 from trainer.scoring.multiplier import TrackComparison, compare_entries, parse_results
 from trainer.train import run_training as train
 from trainer.training.interruption import StopRequest

@@ -180,11 +180,11 @@ def train_step(run: Run, fraction: float) -> tuple[float, float]:
     inputs, targets = run.loader.next_batch()
     total = torch.zeros((), device=run.fabric.device)
     learned = max(1, int((targets != IGNORE_INDEX).sum()))
-    for part in range(0, run.resolved.rows, run.resolved.micro_batch):
+    for part in range(0, run.resolved.rows_per_device, run.resolved.micro_batch):
         rows = slice(part, part + run.resolved.micro_batch)
         x, y = (half[rows].to(run.fabric.device, non_blocking=True) for half in (inputs, targets))
         # Other devices are waited for once a step.
-        with run.fabric.no_backward_sync(run.model, enabled=rows.stop < run.resolved.rows):
+        with run.fabric.no_backward_sync(run.model, enabled=rows.stop < run.resolved.rows_per_device):
             with attribute_to_model("in a forward pass"):
                 # Each part's share of the mean over this device's targets; gradients are averaged over devices.
                 loss = run.model(x, y) / learned
@@ -227,13 +227,13 @@ def update(run: Run, norm: float) -> None:
 def recheck_integrity(run: Run) -> None:
     """At a random moment: is the loop still ours, and does the model do the work that was counted? Leaves no trace."""
     run.integrity.check()
-    if run.resolved.sharded:
+    if run.resolved.is_sharded:
         return  # no process has the whole model
     row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
     before = get_random_state()
     buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
     with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
-        row = row[:, : run.resolved.piece].to(run.fabric.device)
+        row = row[:, : run.resolved.chunk_tokens].to(run.fabric.device)
         run.flop_count = flops.recount_flops(run.flop_count, run.raw_model, row)
     for buffer, value in buffers:
         buffer.copy_(value)

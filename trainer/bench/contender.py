@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from trainer.accounting import flops
 from trainer.bench.peers import BUILT
 from trainer.bench.spec import Shape, Spec
-from trainer.config.train_config import ResolvedConfig, TrainConfig
+from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import TrainConfig
 from trainer.distributed.devices import memory_bytes
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.distributed.sharding import fill_optimizer, fill_weights, is_part, optimizer_state, whole
+from trainer.errors import UserError
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
@@ -40,7 +41,7 @@ FILES = ("model.safetensors", "optimizer.pt", "state.json")
 NAME = re.compile(r"step-(\d{8,})")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint cannot be used; the message says which file and what to do."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.train_config import ConfigError
+from trainer.checkpoint.store import CheckpointError
 from trainer.models.rwkv5 import HEAD, Config
 
 Tensors = dict[str, Tensor]
@@ -33,10 +33,10 @@ SMALLEST = 1e-2
 
 
 def rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:
-    """Return RWKV-5's weights for a later version; raise `ConfigError` for an earlier one."""
+    """Return RWKV-5's weights for a later version; raise `CheckpointError` for an earlier one."""
     old, new = float(before["version"]), float(after["version"])
     if new < old:
-        raise ConfigError(f"--from a model of version {old}: it can become a later version, not {new}")
+        raise CheckpointError(f"--from a model of version {old}: it can become a later version, not {new}")
     made = {name: tensor.float() for name, tensor in tensors.items()}
     units = Config(**after).hidden
     blocks = {name.partition(".att.")[0] + "." for name in tensors if ".att." in name}

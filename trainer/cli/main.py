@@ -39,7 +39,7 @@ class CommandGroup(NamedTuple):
 COMMANDS: dict[str, Command | CommandGroup] = {
     "prepare": Command("trainer.cli.prepare:main", "prepare a dataset from a corpus, or find it in the cache"),
     "train": Command("trainer.train:main", "train an architecture within a budget"),
-    "presets": Command("trainer.config.presets:main", "list the presets of train"),
+    "presets": Command("trainer.cli.presets:main", "list the presets of train"),
     "smoke": Command("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
     "try": Command("trainer.cli.try_idea:main", "measure an idea against a small ladder of the baseline"),
     "score": Command("trainer.cli.score:main", "score a run on held-out text"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from collections.abc import Sequence
 from trainer.cli.parser import Parser
 from trainer.data.corpora import KINDS
 from trainer.data.dataset import Dataset, prepare_dataset
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+from trainer.data.sizes import parse_size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,14 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     print(json.dumps(_answer(dataset)) if options.json else _summary(dataset))  # noqa: T201
     return 0
-
-
-def parse_size(text: str) -> int:
-    """Bytes from 1048576, 16MiB, 16MB or 1.5g."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", text.lower())
-    if not match or match[2] not in UNITS or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a size: give bytes, such as 1048576, 16MiB or 1GB")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 def _parser() -> argparse.ArgumentParser:

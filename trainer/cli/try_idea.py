@@ -17,7 +17,8 @@ from rich.console import Console
 
 from trainer.cli.multiplier import UNITS, show
 from trainer.cli.parser import Parser
-from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT, count_cores
+from trainer.config.resolve import count_cores
+from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results

@@ -1,30 +1,26 @@
-"""Runs worth a name: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
+"""Named configurations: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
 
-A preset is a configuration in itself, the weakest one: what a checkpoint brings along (`--from`), a file or a flag says
-otherwise wins. Sizes that `trainer.config.train_config` would compute for the budget are written out, so that
-a night is the same
-night wherever it runs; a test compares them with the rules.
+A preset's values are the weakest layer: a base checkpoint (`--from`), a file or a flag overrides them. Sizes that
+`trainer.config.resolve` would compute are written out, so that a preset does not change with the rules; a test compares
+the two.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.cli.parser import Parser
+from trainer.errors import UserError
 
 
-class UnknownPresetError(ValueError):
+class UnknownPresetError(UserError):
     """There is no preset of that name."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    about: str
+    description: str
     """One sentence for `dailytrain presets`."""
     values: Mapping[str, Any]
     """Names and values as in a configuration file, names of tables in front."""
@@ -171,22 +167,3 @@ def get_preset_values(name: str) -> Mapping[str, Any]:
     if name not in PRESETS:
         raise UnknownPresetError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
     return PRESETS[name].values
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`dailytrain presets`: one sentence each, or with --json all of their values."""
-    options = arguments(argv)
-    if options.json:
-        found = [{"name": name, "about": preset.about, **preset.values} for name, preset in PRESETS.items()]
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-        return 0
-    width = max(map(len, PRESETS))
-    for name, preset in PRESETS.items():
-        sys.stdout.write(f"{name:{width}}  {preset.about}\n")
-    return 0
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="dailytrain presets", description="List the presets of `dailytrain train --preset NAME`.")
-    parser.add_argument("--json", action="store_true", help="print JSON, with every value")
-    return parser.parse_args(argv)

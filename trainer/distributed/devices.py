@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig, count_cores
+from trainer.config.resolve import ResolvedConfig, count_cores
+from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.training.metrics import MetricsLogger
 
 if TYPE_CHECKING:

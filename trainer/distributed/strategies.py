@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.train_config import ResolvedConfig
+from trainer.config.resolve import ResolvedConfig
 from trainer.distributed.sharding import shard, whole
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ The run that it trains lies beside it, as `dailytrain train` leaves one, for the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import linecache
 import resource
 import sys
@@ -28,10 +29,10 @@ from torch._subclasses.fake_tensor import (
 from trainer import errors
 from trainer.accounting import flops
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.config.parsing import as_flags, complete, parse_config, with_underscores
-from trainer.config.presets import get_preset_values
+from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.train_config import TrainConfig, resolve_config
+from trainer.config.resolve import resolve_config
+from trainer.config.train_config import TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
@@ -121,7 +122,8 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
     """Everything in its order: what is quick to find comes first."""
     name, out = options.arch, options.out
     find.at("imports")
-    small = parse_config(small_flags(name, options, complete([with_underscores(flag) for flag in flags])))
+    full = parse_config([*flags, "--arch", name, "--out", str(out)])
+    small = shrink_config(full, options)
     with entry_integrity.EntryIntegrity(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
         module, early = imported(name)
         run = build_run(small, Console(stderr=True, quiet=True), guard)
@@ -130,7 +132,6 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
             entry_integrity.check_early_flops(early, step)
             shown = (run.resolved.depth, run.resolved.sequence_length)
             find.at("sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=shown)
-            full = parse_config([*flags, "--arch", name, "--out", str(out)])
             find.at("trains", **measured(module, full, run.dataset.tokenizer, find))
             peculiar(run.flop_count, find)
             learn(run, options, find)
@@ -139,24 +140,21 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
             run.writer.close()
 
 
-def small_flags(name: str, options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
-    """Return the configuration that is trained here: small, with the options that are no sizes (whole numbers)."""
-    preset = {
-        **get_preset_values("tiny"),
-        "budget": f"{options.steps}steps",
-        "train.sample_tokens": 0,
-        "train.evaluations": 2,
-        "checkpoint_every": f"{options.steps}steps",
+def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+    """Return the configuration that is trained here: tiny, with the recipe and the model's fields that are no sizes."""
+    flags = {
+        "--preset": "tiny",
+        "--arch": options.arch,
+        "--dataset": options.small_dataset,
+        "--out": options.out,
+        "--budget": f"{options.steps}steps",
+        "--checkpoint-every": f"{options.steps}steps",
+        "--train.sample-tokens": 0,
+        "--train.evaluations": 2,
     }
-    own = [flag for flag in flags if flag.startswith("--recipe.") or (flag.startswith("--model.") and not sized(flag))]
-    given = {key: value for key, value in preset.items() if key not in ("corpus", "tokenizer", "limit_bytes")}
-    place = ["--arch", name, "--dataset", str(options.small_dataset), "--out", str(options.out)]
-    return [*as_flags(given), *own, *place]
-
-
-def sized(flag: str) -> bool:
-    value = flag.partition("=")[2]
-    return not value or value.lstrip("-").isdigit()
+    tiny = parse_config([f"{name}={value}" for name, value in flags.items()])
+    fields = {name: value for name, value in full.model.items() if type(value) is not int}
+    return dataclasses.replace(tiny, preset=None, model={**tiny.model, **fields}, recipe=full.recipe)
 
 
 def imported(name: str) -> tuple[Architecture, float]:

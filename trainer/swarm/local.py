@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from trainer.cli.parser import Parser
-from trainer.cli.prepare import parse_size
 from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.sizes import parse_size
 from trainer.models import load_architecture
 from trainer.swarm import reference
 from trainer.swarm.chaos import Fault

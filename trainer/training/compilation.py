@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.config.train_config import ResolvedConfig
+from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import get_cache_folder
 from trainer.training.objective import Objective
 
@@ -52,7 +52,7 @@ def set_cache_folder() -> None:
 def compile_objective(objective: Objective, resolved: ResolvedConfig, whole: bool = True) -> None:
     """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
     model = objective.model
-    if resolved.sharded:
+    if resolved.is_sharded:
         for block in model.repeated_blocks():
             block.compile(dynamic=False, backend=BACKEND)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trainer.config.train_config import find_largest_divisor
+from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import free_bytes
 from trainer.training.objective import Objective, most
 

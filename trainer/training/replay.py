@@ -25,7 +25,8 @@ from rich.console import Console
 from trainer import errors
 from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
-from trainer.config.train_config import MACHINE_FIELDS, ConfigError, TrainConfig
+from trainer.config.resolve import MACHINE_FIELDS
+from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.errors import ModelError
 from trainer.models import ARCHITECTURES
 from trainer.train import BASE, charge_step, train_step

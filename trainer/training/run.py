@@ -19,12 +19,13 @@ from trainer.checkpoint import store
 from trainer.checkpoint.background_writer import Writer
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.config.train_config import RESUMABLE_FIELDS, ConfigError, ResolvedConfig, TrainConfig, serialize_config
+from trainer.config.resolve import RESUMABLE_FIELDS, ResolvedConfig, serialize_config
+from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.prefetch import PrefetchLoader
 from trainer.models.base import ArchitectureConfig, LanguageModel, Recipe
-from trainer.training import finetune
 from trainer.training.entry_integrity import EntryIntegrity
+from trainer.training.finetune import describe_lineage
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.metrics import MetricsWriter
 from trainer.training.objective import Objective
@@ -144,7 +145,7 @@ def log_run_summary(run: Run, console: Console) -> None:
             f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away", highlight=False
         )
     if run.lineage is not None:
-        console.print(finetune.described(run.lineage), highlight=False, soft_wrap=True)
+        console.print(describe_lineage(run.lineage), highlight=False, soft_wrap=True)
 
 
 def write_run_json(run: Run) -> None:

@@ -12,16 +12,15 @@ import torch
 from rich.console import Console
 
 from trainer.accounting import flops
-from trainer.config.recipe_overrides import override_recipe
-from trainer.config.train_config import (
-    DEFAULT_CORPUS,
-    DEFAULT_TOKENIZER,
-    MACHINE_FIELDS,
-    ConfigError,
-    ResolvedConfig,
-    TrainConfig,
-    resolve_config,
+from trainer.checkpoint.base_weights import (
+    BaseCheckpoint,
+    choose_vocabulary_size,
+    find_base_checkpoint,
+    get_inherited_fields,
 )
+from trainer.config.recipe_overrides import override_recipe
+from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, resolve_config
+from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import PrefetchLoader, build_loader
@@ -32,9 +31,10 @@ from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora, muon
 from trainer.optim import optimizers as optim
-from trainer.training import compilation, entry_integrity, finetune, micro_batch, precision
+from trainer.training import compilation, entry_integrity, micro_batch, precision
 from trainer.training.activation_checkpointing import enable_activation_checkpointing
 from trainer.training.compilation import is_writable
+from trainer.training.finetune import load_base_weights
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.metrics import build_logger
 from trainer.training.objective import Objective
@@ -58,13 +58,13 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
     with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as imported:
         module = load_architecture(config.arch)
     logger = build_logger(config.logger, config.out)
-    base = None if config.from_ is None else finetune.find(config.from_)
+    base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
     dataset.verify(("train", "dev"))
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
-    row = row[:, : resolved.piece]
-    vocabulary_size = finetune.vocabulary_size(base, dataset, config.dataset is not None)
-    shape = finetune.shape(base, config.arch)
+    row = row[:, : resolved.chunk_tokens]
+    vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
+    shape = get_inherited_fields(base, config.arch)
     model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
     fabric = make_fabric(resolved, logger)
     built = build_model(module, config, model_config, base, dataset.tokenizer)
@@ -134,7 +134,7 @@ def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
         config.tokenizer or DEFAULT_TOKENIZER,
         # Where nothing may be written outside the run's folder, the dataset stays in it.
         folder=None if is_writable(get_cache_folder()) else config.out / "dataset",
-        limit_bytes=config.text_limit(device),
+        limit_bytes=choose_text_limit(config, device),
         progress=True,
     )
 
@@ -184,7 +184,7 @@ def build_model(
     module: Architecture,
     config: TrainConfig,
     model_config: ArchitectureConfig,
-    base: finetune.Base | None,
+    base: BaseCheckpoint | None,
     tokenizer: Tokenizer,
 ) -> BuiltModel:
     """Build the model from the run's seed, with the weights and adapters that it starts from."""
@@ -192,7 +192,7 @@ def build_model(
     with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
         model = module.Model(model_config)
         declared = module.recipe(model_config)
-    lineage = None if base is None else finetune.start(model, base, tokenizer, config.arch)
+    lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
     if config.lora.rank:
         lora.adapt(model, config.lora, model_config.vocabulary_size)
         declared = lora.recipe(declared, config.lora)
@@ -215,7 +215,7 @@ def prepare_objective(
     objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
     if undecided and resolved.device == "cpu":
         with attribute_to_model("in a forward pass"):
-            rows = micro_batch.choose_cpu_micro_batch(objective, row, resolved.rows)
+            rows = micro_batch.choose_cpu_micro_batch(objective, row, resolved.rows_per_device)
         resolved = dataclasses.replace(resolved, micro_batch=rows)
     if resolved.compile:
         compilation.compile_objective(objective, resolved)
@@ -230,7 +230,7 @@ def build_train_loader(
         dataset,
         "train",
         resolved.packing,
-        resolved.rows,
+        resolved.rows_per_device,
         resolved.sequence_length,
         config.seed,
         rank=fabric.global_rank,
@@ -242,8 +242,8 @@ def build_train_loader(
 def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int, device: torch.device) -> None:
     """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
     with attribute_to_model("at its first answer"), torch.no_grad():
-        logits = model(torch.zeros(2, resolved.piece, dtype=torch.int64, device=device))
-    wanted = (2, resolved.piece, vocabulary_size)
+        logits = model(torch.zeros(2, resolved.chunk_tokens, dtype=torch.int64, device=device))
+    wanted = (2, resolved.chunk_tokens, vocabulary_size)
     if tuple(logits.shape) != wanted:
         raise ModelError(f"The model answers with the shape {tuple(logits.shape)} where {wanted} is wanted.")
     if not logits.isfinite().all():

@@ -28,7 +28,7 @@ def warm_up(run: Run, console: Console, undecided: bool) -> None:
         console.print("translating the model with torch.compile; this is not charged", highlight=False)
     before = get_random_state()
     while not passes(run, trying):
-        rows = next(d for d in range(run.resolved.micro_batch - 1, 0, -1) if run.resolved.rows % d == 0)
+        rows = next(d for d in range(run.resolved.micro_batch - 1, 0, -1) if run.resolved.rows_per_device % d == 0)
         run.resolved = dataclasses.replace(run.resolved, micro_batch=rows)
         run.identity["train"]["micro_batch"] = rows
     run.raw_model.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from trainer.checkpoint import store, surgery
 from trainer.config.parsing import parse_config
-from trainer.config.train_config import ConfigError
+from trainer.errors import UserError
 from trainer.models import rwkv5
 
 Train = Callable[..., int]
@@ -97,7 +97,7 @@ def test_the_next_version_does_exactly_as_the_one_before() -> None:
     new.load_state_dict(surgery.rwkv5(old.state_dict(), fields[5.1], fields[5.2]))
     tokens = torch.randint(0, 50, (2, 40))
     torch.testing.assert_close(new(tokens), old(tokens))
-    with pytest.raises(ConfigError, match=r"a model of version 5.2: it can become a later version, not 5.0"):
+    with pytest.raises(UserError, match=r"a model of version 5.2: it can become a later version, not 5.0"):
         surgery.rwkv5(new.state_dict(), fields[5.2], {**fields[5.2], "version": 5.0})
 
 
@@ -155,14 +155,14 @@ def test_a_run_may_begin_at_an_earlier_checkpoint(go: Train, first: Path, tmp_pa
     ("flags", "sentence"),
     [
         (("--from", "RUN", "--step", "7"), "there is no checkpoint of step 7; those kept are 60, 120"),
-        (("--from", "RUN", "--step", "last"), "--step is the number of a step"),
+        (("--from", "RUN", "--step", "last"), "--step cannot be 'last'"),
         (("--step", "7"), "goes with --from"),
         (("--from", "RUN/checkpoints", "--step", "7"), "--step goes with --from a run's folder"),
     ],
 )
 def test_a_step_that_is_not_kept_is_told(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:
     given = [flag.replace("RUN", str(first)) for flag in flags]
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         parse_config(["--out", str(tmp_path / "run"), *given])
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli.prepare import main, parse_size
+from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
+from trainer.data.sizes import parse_size
 
 
 @pytest.fixture(autouse=True)

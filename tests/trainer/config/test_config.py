@@ -11,15 +11,8 @@ import pytest
 
 from trainer.accounting.budget import Budget
 from trainer.config.parsing import parse_config
-from trainer.config.train_config import (
-    ConfigError,
-    TrainArgs,
-    TrainConfig,
-    choose_gpu_batch,
-    choose_gpu_depth,
-    is_short,
-    resolve_config,
-)
+from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, choose_text_limit, is_short, resolve_config
+from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
 
 
 def test_flags_and_file_say_the_same(tmp_path: Path) -> None:
@@ -98,13 +91,13 @@ def test_what_is_given_is_kept() -> None:
 def test_a_short_run_on_a_cpu_is_small_exact_and_not_compiled() -> None:
     resolved = resolve_config(config(budget="60s"), "cpu")
     assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (2, 256, "fp32", False)
-    assert config(budget="60s").text_limit("cpu") == 16 * 2**20
+    assert choose_text_limit(config(budget="60s"), "cpu") == 16 * 2**20
 
 
 def test_a_long_one_is_compiled_and_reads_all_text() -> None:
     assert resolve_config(config(budget="2h"), "cpu").compile
-    assert config(budget="2h").text_limit("cpu") is None
-    assert config(budget="60s").text_limit("cuda") is None
+    assert choose_text_limit(config(budget="2h"), "cpu") is None
+    assert choose_text_limit(config(budget="60s"), "cuda") is None
 
 
 def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import presets
+from trainer.cli import presets as presets_command
 from trainer.config.parsing import parse_config
-from trainer.config.presets import PRESETS
-from trainer.config.train_config import ConfigError, TrainConfig, choose_gpu_batch, choose_gpu_depth, resolve_config
+from trainer.config.presets import PRESETS, UnknownPresetError
+from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, resolve_config
+from trainer.config.train_config import ConfigError, TrainConfig
 
 Train = Callable[..., int]
 
@@ -85,14 +86,14 @@ def test_the_tiny_one_trains_and_is_recorded(train: Train, dataset_folder: Path,
 
 
 def test_they_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert presets.main([]) == 0
+    assert presets_command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PRESETS)
     assert all(line.endswith(".") for line in lines)
-    assert presets.main(["--json"]) == 0
+    assert presets_command.main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["budget"] == "24h"
 
 
 def test_a_preset_needs_a_name(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, presets.UnknownPresetError)):
+    with pytest.raises((ConfigError, UnknownPresetError)):
         parsed(tmp_path, "--preset=")

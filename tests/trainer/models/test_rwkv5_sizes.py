@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.train_config import TrainConfig, resolve_config
+from trainer.config.resolve import resolve_config
+from trainer.config.train_config import TrainConfig
 from trainer.data.tokenizer import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers

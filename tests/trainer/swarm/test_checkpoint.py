@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.swarm_chain import all_stages, chained, tiny
+from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.checkpoint.store import CheckpointError, load_model
 from trainer.cli import sample
 from trainer.data.dataset import Dataset
@@ -18,7 +19,6 @@ from trainer.swarm import checkpoint
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.stage import Stage
-from trainer.training import finetune
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_it_becomes_a_run_that_the_other_commands_read(
     assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
     assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
     assert opened.train_seconds == 1.5
-    assert finetune.find(run).step == 6
+    assert find_base_checkpoint(run).step == 6
     assert opened.train_flops == pytest.approx(
         opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from trainer.errors import UserError
+
 FORMATS = {"litgpt": "trainer.checkpoint.formats.litgpt", "rwkv": "trainer.checkpoint.formats.rwkv"}
 
 
-class FormatError(ValueError):
+class FormatError(UserError):
     """The file cannot be read or written in that format; the message is one line."""

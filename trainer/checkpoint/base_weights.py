@@ -1,0 +1,161 @@
+"""Checkpoints to start from (`--from`): a run of ours, one of its checkpoints, or a folder in litgpt's format."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trainer.checkpoint import store
+from trainer.checkpoint.store import CheckpointError
+from trainer.data.dataset import Dataset
+from trainer.data.tokenizer import Tokenizer
+from trainer.models import PRESETS
+from trainer.optim import lora
+
+WEIGHTS, LITGPT_WEIGHTS = "model.safetensors", "lit_model.pth"
+
+
+@dataclass(frozen=True)
+class BaseCheckpoint:
+    """What a checkpoint says about itself."""
+
+    folder: Path
+    name: str
+    """For `run.json`: the run's folder and the checkpoint's, without their location."""
+    arch: str
+    model: dict[str, Any]
+    """The fields of its architecture's Config."""
+    step: int
+    tokens: int
+    """Tokens trained on up to here, including those of the checkpoints it started from."""
+    tokenizer: Path | None
+    tokenizer_sha256: str | None
+    """None where the checkpoint has no tokenizer and does not name one."""
+    is_litgpt: bool
+
+    def load_tensors(self) -> dict[str, Tensor]:
+        """Read the weights and check them against their manifest if there is one; adapters are merged."""
+        if self.is_litgpt:
+            from trainer.checkpoint.formats import litgpt
+
+            return litgpt.tensors(self.folder)
+        store.verified(self.folder, (WEIGHTS, "state.json"))
+        return lora.merged(load_file(self.folder / WEIGHTS))
+
+    def hash_weights(self) -> str:
+        """Return the sha256 of the weights file."""
+        return store.reference(self.folder / (LITGPT_WEIGHTS if self.is_litgpt else WEIGHTS)).sha256
+
+    def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
+        """Return whether this is its tokenizer. Without one of its own, any tokenizer that its vocabulary can hold."""
+        if self.tokenizer_sha256 is None:
+            return tokenizer.vocabulary_size <= self.model["vocabulary_size"]
+        return self.tokenizer_sha256 == tokenizer.sha256
+
+    def config_values(self) -> dict[str, Any]:
+        """Return what a run that starts here takes over unless it is given: architecture, size, rows and tokenizer.
+
+        litgpt's row length is the longest possible one, not the one trained on, so it is not taken over.
+        """
+        depth = {"depth": self.model["depth"]} if "depth" in self.model else {}
+        rows = {} if self.is_litgpt else {"sequence_length": self.model["sequence_length"]}
+        tokenizer = {} if self.tokenizer is None else {"tokenizer": str(self.tokenizer)}
+        return {"arch": self.arch, "model": depth, "train": rows, **tokenizer}
+
+
+def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoint:
+    """Return the checkpoint at a folder: a run's newest one, or the one of `step`. Raise `CheckpointError` if none."""
+    if step is not None:
+        folder = find_checkpoint_of_step(folder, step)
+    if (folder / LITGPT_WEIGHTS).is_file():
+        return describe_litgpt_folder(folder)
+    if (folder / "run.json").is_file():
+        newest = store.latest(folder)
+        if newest is None:
+            raise CheckpointError(f"--from {folder}: this run has no whole checkpoint")
+        return describe_run_checkpoint(folder, newest)
+    if folder.parent.name == store.FOLDER and (folder.parent.parent / "run.json").is_file():
+        return describe_run_checkpoint(folder.parent.parent, folder)
+    raise CheckpointError(f"--from {folder} is neither a run's folder, nor one of its checkpoints, nor one of litgpt's")
+
+
+def find_checkpoint_of_step(run_folder: Path, step: int) -> Path:
+    if not (run_folder / "run.json").is_file():
+        raise CheckpointError(f"--step goes with --from a run's folder, and {run_folder} is none")
+    chosen, saved = store.path(run_folder, step), store.complete(run_folder)
+    if chosen not in saved:
+        known = ", ".join(str(store.step_of(each)) for each in saved) or "none"
+        raise CheckpointError(f"--from {run_folder}: there is no checkpoint of step {step}; those kept are {known}")
+    return chosen
+
+
+def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
+    run, state = store.read_run(run_folder), store.verified(folder, ("state.json",))
+    tokenizer = run_folder / "tokenizer.json"
+    recorded_sha256 = (run.get("dataset") or {}).get("tokenizer_sha256")
+    return BaseCheckpoint(
+        folder=folder,
+        name=f"{run_folder.resolve().name}/{folder.name}",
+        arch=run["arch"],
+        model=run["model"],
+        step=state["step"],
+        tokens=(run.get("from") or {}).get("tokens", 0) + state.get("spent", {}).get("tokens", 0),
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer_sha256=Tokenizer.load(tokenizer).sha256 if tokenizer.is_file() else recorded_sha256,
+        is_litgpt=False,
+    )
+
+
+def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
+    from trainer.checkpoint.formats import litgpt
+
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise CheckpointError(f"--from {folder}: it has no tokenizer.json")
+    config = litgpt.configuration(folder, Tokenizer.load(tokenizer).vocabulary_size)
+    return BaseCheckpoint(
+        folder=folder,
+        name=folder.resolve().name,
+        arch="litgpt",
+        model=dataclasses.asdict(config),
+        step=0,
+        tokens=0,
+        tokenizer=tokenizer,
+        tokenizer_sha256=Tokenizer.load(tokenizer).sha256,
+        is_litgpt=True,
+    )
+
+
+def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, is_dataset_given: bool) -> int:
+    """Return the new model's vocabulary size: the tokenizer's, or the checkpoint's if the tokens are the same.
+
+    Raise `CheckpointError` if a given dataset has other tokens than the checkpoint. Another `--tokenizer` is allowed:
+    the model then gets a new embedding.
+    """
+    own = dataset.tokenizer.vocabulary_size
+    if base is None:
+        return own
+    if base.has_tokens_of(dataset.tokenizer):
+        return max(own, base.model["vocabulary_size"])
+    if is_dataset_given:
+        raise CheckpointError(
+            f"--dataset {dataset.folder} was prepared with another tokenizer than {base.name} was trained with: "
+            f"prepare it with {f'--tokenizer {base.tokenizer}' if base.tokenizer else 'that one'}, "
+            "or give --corpus instead"
+        )
+    return own
+
+
+def get_inherited_fields(base: BaseCheckpoint | None, arch: str) -> dict[str, Any]:
+    """Return the fields of the checkpoint's Config that a model of the same family takes over."""
+    return base.model if base is not None and get_family(base.arch) == get_family(arch) else {}
+
+
+def get_family(arch: str) -> str:
+    """Return the architecture that a preset size belongs to."""
+    return PRESETS[arch][0] if arch in PRESETS else arch

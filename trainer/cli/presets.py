@@ -1,0 +1,30 @@
+"""`dailytrain presets`: list the presets of `dailytrain train --preset NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from trainer.cli.parser import Parser
+from trainer.config.presets import PRESETS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one sentence for each preset, or with --json all of their values."""
+    options = parse_arguments(argv)
+    if options.json:
+        found = [{"name": name, "about": preset.description, **preset.values} for name, preset in PRESETS.items()]
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
+    width = max(map(len, PRESETS))
+    for name, preset in PRESETS.items():
+        sys.stdout.write(f"{name:{width}}  {preset.description}\n")
+    return 0
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="dailytrain presets", description="List the presets of `dailytrain train --preset NAME`.")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every value")
+    return parser.parse_args(argv)
