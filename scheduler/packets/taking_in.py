@@ -20,7 +20,7 @@ from scheduler.packets.asked import Pair
 from scheduler.packets.handing_out import campaign_of
 from trainer import protocol
 from trainer.rephrase import checks
-from trainer.rephrase.checks import likeness
+from trainer.rephrase.checks import similarity
 
 ALIKE = 0.2
 """Cosine of character 3-grams of two texts in one style of one chunk, at least: as far as "easy" may be from its
@@ -294,7 +294,7 @@ def agree(judged: Judged, others: Sequence[Rephrasing]) -> bool:
     alike = sum(
         (judgement := judged.outputs.get((row.chunk, row.style))) is not None
         and judgement.accepted
-        and likeness.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(judgement.text)) >= ALIKE
+        and similarity.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(judgement.text)) >= ALIKE
         for row in others
     )
     return alike >= AGREEING * len(others)

@@ -1,17 +1,18 @@
-"""`dailytrain rephrase check PAIRS.jsonl`: what the checks say about texts and their rephrasings, line by line.
+"""`dailytrain rephrase check PAIRS.jsonl`: run the server's checks (`trainer.rephrase.checks`) on rephrased texts.
 
-The checks are the site's own (`trainer.rephrase.checks`), but for the envelope. A line that says the same as an earlier
-one, of the same source and in the same style, is a duplicate.
+The envelope check is left out. A line is a duplicate if an earlier line has the same source, style and text.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 from trainer.rephrase.checks import (
     REASONS,
     CheckResult,
@@ -23,40 +24,40 @@ from trainer.rephrase.checks import (
 from trainer.rephrase.pairs import RephrasedPair, read_pairs
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="dailytrain rephrase check", description="Check texts and their rephrasings.")
+    add = parser.add_argument
+    add("pairs", metavar="PAIRS.jsonl", help='lines {"source", "style", "output"}; - reads them from stdin')
+    add("--language", default="", metavar="CODE", help="of the campaign, such as en (each source's own)")
+    add("--thresholds", metavar="FILE", help="as `dailytrain rephrase calibrate` writes it")
+    add("--json", action="store_true", help="print a JSON object for each line")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 whatever the checks say, 2 with a line on standard error for a file that cannot be read."""
-    parser = Parser(prog="dailytrain rephrase check", description="What the checks say about rephrasings.")
-    parser.add_argument(
-        "pairs", metavar="PAIRS.jsonl", help='lines {"source", "style", "output"}; - reads them from stdin'
-    )
-    parser.add_argument(
-        "--language", default="", metavar="CODE", help="of the campaign, such as en (each source's own)"
-    )
-    parser.add_argument("--thresholds", metavar="FILE", help="as `dailytrain rephrase calibrate` writes it")
-    parser.add_argument("--json", action="store_true", help="a JSON object for each line")
-    options = parser.parse_args(argv)
+    """Return 0 whatever the checks find, 2 for a file that cannot be read."""
+    options = build_parser().parse_args(argv)
     try:
         thresholds = load_thresholds(options.thresholds)
         pairs = read_pairs(options.pairs)
-    except ValueError as error:
-        sys.stderr.write(f"dailytrain rephrase check: {' '.join(str(error).split())}\n")
-        return 2
+    except UserError as error:
+        return print_error("dailytrain rephrase check", error, ExitCode.USER_ERROR)
     accepted = 0
-    for number, found in enumerate(check_pairs(pairs, options.language, thresholds), 1):
-        accepted += found.accepted
-        sys.stdout.write(f"{format_json(found) if options.json else format_line(number, found)}\n")
+    for number, result in enumerate(check_pairs(pairs, options.language, thresholds), 1):
+        accepted += result.accepted
+        sys.stdout.write(f"{format_json(result) if options.json else format_line(number, result)}\n")
     if not options.json:
         sys.stdout.write(f"{accepted} of {len(pairs)} accepted.\n")
-    return 0
+    return ExitCode.OK
 
 
 def check_pairs(
     pairs: Sequence[RephrasedPair], language: str, thresholds: Mapping[str, Thresholds]
 ) -> Iterator[CheckResult]:
-    seen: dict[tuple[str, str], set[str]] = {}
+    known_keys: dict[tuple[str, str], set[str]] = {}
     for pair in pairs:
-        known = seen.setdefault((pair.source, pair.style), set())
-        found = check_output(
+        known = known_keys.setdefault((pair.source, pair.style), set())
+        result = check_output(
             pair.source,
             pair.style,
             pair.output,
@@ -65,26 +66,26 @@ def check_pairs(
             thresholds=thresholds,
             known=known,
         )
-        known.add(compute_duplicate_key(found.text))
-        yield found
+        known.add(compute_duplicate_key(result.text))
+        yield result
 
 
 def load_thresholds(path: str | None) -> dict[str, Thresholds]:
-    """Return a file's thresholds, or the start values. Raise ValueError."""
+    """Return the thresholds of a file, or the defaults. Raise `UserError`."""
     if path is None:
         return merge_thresholds(None)
     try:
-        found = json.loads(Path(path).read_bytes())
-        return merge_thresholds(found.get("thresholds", found))
+        content = json.loads(Path(path).read_bytes())
+        return merge_thresholds(content.get("thresholds", content))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except (AttributeError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a file of thresholds.") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except (AttributeError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a file of thresholds.") from error
 
 
-def format_json(found: CheckResult) -> str:
-    return json.dumps({"accepted": found.accepted, "reasons": list(found.reasons)})
+def format_json(result: CheckResult) -> str:
+    return json.dumps({"accepted": result.accepted, "reasons": list(result.reasons)})
 
 
-def format_line(number: int, found: CheckResult) -> str:
-    return f"{number}: {' '.join(REASONS[reason] for reason in found.reasons) or 'accepted'}"
+def format_line(number: int, result: CheckResult) -> str:
+    return f"{number}: {' '.join(REASONS[reason] for reason in result.reasons) or 'accepted'}"

@@ -1,7 +1,7 @@
-"""What the model is asked, one prompt for each style. By intent the four styles of arXiv 2401.16380, in our own words.
+"""Prompts, one for each style: the four styles of arXiv 2401.16380 in our own words.
 
-A prompt is never changed, since results carry its version: a better one gets a new number in `VERSIONS`. It is one
-message of the user's: Mistral's template, for one, knows no system.
+Results carry the version of their prompt, so a prompt never changes: an improved one gets a new number in `VERSIONS`.
+A prompt is a single user message, since some chat templates (Mistral's) have no system role.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STYLES: Final = tuple(VERSION_1)
 
 
 def get_instructions(style: str, version: int = CURRENT_VERSION) -> tuple[str, ...]:
-    """Return the sentences that say what to do. Raise ValueError for a version or style that there is not."""
+    """Return the sentences of a prompt. Raise ValueError for an unknown version or style."""
     if version not in VERSIONS:
         known = ", ".join(map(str, VERSIONS))
         raise ValueError(
@@ -57,5 +57,5 @@ def get_instructions(style: str, version: int = CURRENT_VERSION) -> tuple[str, .
 
 
 def build_prompt(style: str, text: str, version: int = CURRENT_VERSION) -> str:
-    """Return what the model is asked. Raises as `instructions`."""
+    """Return the prompt for a text. Raises as `get_instructions`."""
     return "\n".join([*get_instructions(style, version), "", "The text:", "", text.strip()])

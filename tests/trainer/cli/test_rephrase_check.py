@@ -34,7 +34,7 @@ def test_each_line_gets_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_without_json_it_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(SOURCE, "easy", GOOD["easy"]), (SOURCE, "medium", SOURCE)]
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows)]) == 0
-    expected = ["1: accepted", "2: It is the source, all but unchanged.", "1 of 2 accepted."]
+    expected = ["1: accepted", "2: It is nearly identical to its source.", "1 of 2 accepted."]
     assert capsys.readouterr().out.splitlines() == expected
 
 
@@ -42,8 +42,8 @@ def test_without_json_it_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("line", "sentence"),
     [
         ("{", "line 2 is not JSON."),
-        ("[1]", 'line 2 is not an object with the texts "source", "style" and "output".'),
-        ('{"source": "a", "style": "easy"}', 'line 2 is not an object with the texts "source", "style" and "output".'),
+        ("[1]", 'line 2 is not an object with the strings "source", "style" and "output".'),
+        ('{"source": "a", "style": "easy"}', 'line 2 is not an object with the strings "source"'),
         ('{"source": "a", "style": "poem", "output": "b"}', "line 2 has the style 'poem'"),
     ],
 )

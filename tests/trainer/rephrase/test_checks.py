@@ -200,7 +200,7 @@ def test_thresholds_can_be_changed_style_by_style() -> None:
         ({"poem": {}}, "no style 'poem'"),
         ({"easy": {"length": 1}}, "no threshold 'length'"),
         ({"easy": {"meaning": 7}}, "between 0 and 1"),
-        ({"easy": {"shortest": 9}}, "longer than"),
+        ({"easy": {"shortest": 9}}, "below longest"),
     ],
 )
 def test_thresholds_that_make_no_sense_are_a_sentence(changes: dict[str, dict[str, float]], sentence: str) -> None:

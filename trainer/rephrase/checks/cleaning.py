@@ -1,7 +1,7 @@
-"""Takes off what models write before the text itself: "Sure! Here's a paraphrase of the text:".
+"""Removes introductions that models write before the text, such as "Sure! Here's a paraphrase of the text:".
 
-Only from the start, only up to a colon or an empty line, and only where the source does not begin that way itself. What
-is cut away is never more than a short sentence.
+Only at the start, only up to a colon or an empty line, at most a short sentence, and not if the source itself begins
+that way.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 MAX_INTRODUCTION_CHARS = 200
-"""Letters of an introduction."""
+"""Of a removed introduction."""
 
 YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
 MADE = (
@@ -33,7 +33,7 @@ QUOTES = (('"', '"'), ("“", "”"))
 
 
 def clean_output(output: str, source: str = "") -> str:
-    """Return the output without its introduction, without space around it, and without quotation marks around all."""
+    """Return the output without introduction, surrounding space and quotation marks around the whole text."""
     text = output.replace("\r\n", "\n").strip()
     found = INTRODUCTION.match(text)
     if found and found.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):

@@ -1,4 +1,4 @@
-"""A text, and what is found out about it, each once: the checks ask for the same, and four outputs share a source."""
+"""A text with its lazily computed features: several checks need the same ones, and four outputs share a source."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ if TYPE_CHECKING:
     import numpy as np
 
 TRIGRAM_CHARS = 3
-"""Characters: enough for stems, and whatever the inflection."""
+"""Long enough for word stems, and independent of inflection."""
 NGRAM_WORDS = 4
-"""Words."""
 STEM_CHARS, MIN_WORD_CHARS = 5, 4
-"""Letters kept of a word, and letters of a word that has a content of its own."""
+"""Characters that a stem keeps, and characters of a content word."""
 CHAR_BITS = 21
-"""Of a character."""
+"""Bits of a Unicode code point."""
 WORD = re.compile(r"\w+")
 CACHED_SOURCES = 64
-"""That are remembered: of the latest batch, or of those that are being written just now."""
+"""Sources of the latest batch, or of the outputs that are being generated."""
 
 
 @dataclass(frozen=True)
 class TrigramCounts:
-    """A text's character 3-grams as numbers, each once and in order, with how often it is there."""
+    """The distinct character trigrams of a text, as sorted integers, and how often each occurs."""
 
-    numbers: np.ndarray
+    codes: np.ndarray
     counts: np.ndarray
-    length: float
-    """Of the vector of these counts."""
+    norm: float
+    """Euclidean norm of the counts."""
 
-    def product(self, other: TrigramCounts) -> int:
-        """Return the scalar product of two texts' counts."""
+    def dot(self, other: TrigramCounts) -> int:
+        """Return the dot product of the counts of two texts."""
         import numpy as np
 
-        _, ours, theirs = np.intersect1d(self.numbers, other.numbers, assume_unique=True, return_indices=True)
+        _, ours, theirs = np.intersect1d(self.codes, other.codes, assume_unique=True, return_indices=True)
         return int(self.counts[ours] @ other.counts[theirs])
 
 
@@ -52,17 +51,20 @@ class AnalyzedText:
 
     @cached_property
     def words(self) -> list[str]:
-        """Case folded, without punctuation."""
+        """Case-folded words without punctuation."""
         return WORD.findall(self.raw.casefold())
 
     @cached_property
-    def plain(self) -> str:
-        """Its words, with a space before and after each."""
+    def normalized(self) -> str:
+        """The words, with a space before and after each."""
         return f" {' '.join(self.words)} "
 
     @cached_property
     def key(self) -> str:
-        """The same for texts that differ in case, spaces and punctuation only: 64 bits, as hex."""
+        """A hash of the letters and digits: equal for texts that differ only in case, spaces and punctuation.
+
+        16 hex digits (64 bits).
+        """
         letters = "".join(self.words).replace("_", "")
         return hashlib.sha256(letters.encode()).hexdigest()[:16]
 
@@ -71,40 +73,39 @@ class AnalyzedText:
         return count_tokens(self.raw)
 
     @cached_property
-    def grams(self) -> TrigramCounts:
-        import numpy as np  # here: nodes that do not rephrase have none
+    def trigrams(self) -> TrigramCounts:
+        import numpy as np  # here: nodes that do not rephrase may lack it
 
-        letters = np.frombuffer(self.plain.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
+        letters = np.frombuffer(self.normalized.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
         size = max(len(letters) - TRIGRAM_CHARS + 1, 0)
-        numbers = np.zeros(size, np.int64)
-        for place in range(TRIGRAM_CHARS):
-            numbers = numbers << CHAR_BITS | letters[place : place + size]
-        found, counts = np.unique(numbers, return_counts=True)
-        return TrigramCounts(found, counts, math.sqrt(int(counts @ counts)))
+        codes = np.zeros(size, np.int64)
+        for offset in range(TRIGRAM_CHARS):
+            codes = codes << CHAR_BITS | letters[offset : offset + size]
+        distinct, counts = np.unique(codes, return_counts=True)
+        return TrigramCounts(distinct, counts, math.sqrt(int(counts @ counts)))
 
     @cached_property
     def stems(self) -> set[str]:
         return {word[:STEM_CHARS] for word in self.words if len(word) >= MIN_WORD_CHARS}
 
     @cached_property
-    def runs(self) -> set[tuple[str, ...]]:
-        return set(self.stretches(NGRAM_WORDS))
+    def ngrams(self) -> set[tuple[str, ...]]:
+        return set(self.iter_ngrams(NGRAM_WORDS))
 
-    def stretches(self, size: int) -> Iterator[tuple[str, ...]]:
-        """Yield so many neighbouring words, from each place."""
-        return zip(*(self.words[place:] for place in range(size)), strict=False)
+    def iter_ngrams(self, size: int) -> Iterator[tuple[str, ...]]:
+        """Yield every sequence of `size` consecutive words."""
+        return zip(*(self.words[offset:] for offset in range(size)), strict=False)
 
     @cached_property
     def language(self) -> str:
         return languages.identify_language(self.raw)
 
     @cached_property
-    def seems(self) -> str:
-        """Its language at a glance."""
+    def guessed_language(self) -> str:
         return languages.guess_language(self.raw)
 
 
 @lru_cache(maxsize=CACHED_SOURCES)
 def analyze_source(raw: str) -> AnalyzedText:
-    """Return a source, which comes again with its other styles."""
+    """Return a source, cached for the outputs in its other styles."""
     return AnalyzedText(raw)

@@ -1,4 +1,4 @@
-"""Where the checks draw their lines, style by style."""
+"""Thresholds of the checks, by style."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from trainer.errors import UserError
+
 
 @dataclass(frozen=True)
 class Thresholds:
     shortest: float
-    """Tokens of the output over tokens of the source: at least."""
+    """Minimum ratio of output tokens to source tokens."""
     longest: float
-    """The same: at most."""
+    """Maximum of the same ratio."""
     meaning: float
-    """Cosine of character 3-grams: at least. It tells sentences apart; for longer texts there is `subject`."""
+    """Minimum of `measure_meaning`. Distinguishes sentences; `subject` distinguishes longer texts."""
     subject: float
-    """Cosine of the sets of stems, where a source has enough of them: at least."""
+    """Minimum of `measure_subject`."""
     copied: float = 0.9
-    """Share of the output's word 4-grams that are the source's: below."""
+    """`measure_copied` must be below."""
     repetition: float = 0.25
-    """Size after zlib over size before: above."""
+    """`measure_repetition` must be above."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.shortest < self.longest:
-            raise ValueError(f"An output cannot be longer than {self.shortest} and shorter than {self.longest}.")
+            raise UserError(f"shortest ({self.shortest}) must be at least 0 and below longest ({self.longest}).")
         for name in ("meaning", "subject", "copied", "repetition"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"The threshold {name} lies between 0 and 1, not at {getattr(self, name)}.")
+                raise UserError(f"The threshold {name} must be between 0 and 1, not {getattr(self, name)}.")
 
 
 DEFAULT_THRESHOLDS: Final[Mapping[str, Thresholds]] = {
-    # Medium: a meaning of 0.41 keeps all human paraphrases of MRPC and refuses 99.5 % of random pairs of sentences, a
-    # subject of 0.25 most of longer texts. Rewritings that change most words keep less of both, and how much a model
-    # keeps is a guess here: `dailytrain rephrase calibrate` finds it out.
+    # Medium: a meaning of 0.41 accepts all human paraphrases of MRPC and rejects 99.5 % of random pairs of sentences; a
+    # subject of 0.25 rejects most pairs of longer texts. Rewritings that change most words score lower on both. The
+    # other values are guesses until `dailytrain rephrase calibrate` has measured a model.
     "easy": Thresholds(0.4, 2.5, 0.2, 0.15),
     "medium": Thresholds(0.5, 2.0, 0.41, 0.25),
     "hard": Thresholds(0.3, 1.5, 0.2, 0.15),
@@ -44,12 +46,12 @@ THRESHOLD_NAMES: Final = tuple(field.name for field in fields(Thresholds))
 
 
 def merge_thresholds(changes: Mapping[Any, Mapping[str, float]] | None) -> dict[str, Thresholds]:
-    """Return the start values with a campaign's changes, such as `{"easy": {"meaning": 0.25}}`; raise ValueError."""
-    made = dict(DEFAULT_THRESHOLDS)
+    """Return the defaults with a campaign's changes, such as `{"easy": {"meaning": 0.25}}`. Raise `UserError`."""
+    merged = dict(DEFAULT_THRESHOLDS)
     for style, values in (changes or {}).items():
-        if style not in made:
-            raise ValueError(f"There is no style {style!r}; there are {', '.join(made)}.")
+        if style not in merged:
+            raise UserError(f"There is no style {style!r}; there are {', '.join(merged)}.")
         if unknown := set(values) - set(THRESHOLD_NAMES):
-            raise ValueError(f"There is no threshold {min(unknown)!r}; there are {', '.join(THRESHOLD_NAMES)}.")
-        made[style] = Thresholds(**{**asdict(made[style]), **values})
-    return made
+            raise UserError(f"There is no threshold {min(unknown)!r}; there are {', '.join(THRESHOLD_NAMES)}.")
+        merged[style] = Thresholds(**{**asdict(merged[style]), **values})
+    return merged

@@ -1,4 +1,4 @@
-"""What a look at the words tells: nothing there, a refusal, the prompt once more, a sentence without its end."""
+"""Checks of the wording alone: empty texts, refusals, echoes of the prompt, sentences that are cut off."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ NO_TEXT = re.compile(
     re.IGNORECASE,
 )
 OPENING_CHARS = 160
-"""Letters in which a refusal shows itself."""
+"""Refusals begin within the first so many characters."""
 SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
 MIN_ECHO_WORDS = 6
 
 
-def find_wording_problem(source: AnalyzedText, style: str, text: AnalyzedText, ended: str) -> str:
-    """Return the first reason against a cleaned text that needs no measuring; "" if there is none."""
+def find_wording_problem(source: AnalyzedText, text: AnalyzedText, ended: str) -> str:
+    """Return the first reason to reject a cleaned text; "" if there is none."""
     if not any(map(str.isalnum, text.raw)):
         return "empty"
     if is_refusal(text.raw) and not is_refusal(source.raw):
@@ -54,32 +54,31 @@ def is_refusal(text: str) -> bool:
 
 
 def is_echo(text: AnalyzedText, source: AnalyzedText) -> bool:
-    """Does it hold a whole sentence of any prompt of ours that its source does not hold?"""
-    return any(sentence in text.plain and sentence not in source.plain for sentence in _list_prompt_sentences())
+    """Return whether the text contains a whole sentence of any of our prompts that its source does not contain."""
+    return any(one in text.normalized and one not in source.normalized for one in _list_prompt_sentences())
 
 
 def is_cut_off(text: str, source: str) -> bool:
-    """Does it end without an end, while its source has one?"""
+    """Return whether the text lacks an end of sentence that its source has."""
     return not _has_sentence_end(text) and _has_sentence_end(source)
 
 
 def _has_sentence_end(text: str) -> bool:
-    stripped = text.rstrip(AFTER_END)
-    return stripped.endswith(SENTENCE_ENDS)
+    return text.rstrip(AFTER_END).endswith(SENTENCE_ENDS)
 
 
 def has_question_answer_pairs(text: str) -> bool:
-    """Are these two or more questions, each followed by its answer, and nothing before them?"""
+    """Return whether the text consists of two or more questions, each followed by its answer, with nothing before."""
     marks = list(PAIR.finditer(text))
     if len(marks) < 4 or len(marks) % 2 or text[: marks[0].start()].strip():
         return False
     kinds = [mark[1].lower() for mark in marks]
     starts, ends = [mark.end() for mark in marks], [*(mark.start() for mark in marks[1:]), len(text)]
-    filled = all(any(map(str.isalnum, text[start:end])) for start, end in zip(starts, ends, strict=True))
-    return filled and kinds == ["question", "answer"] * (len(kinds) // 2)
+    are_filled = all(any(map(str.isalnum, text[start:end])) for start, end in zip(starts, ends, strict=True))
+    return are_filled and kinds == ["question", "answer"] * (len(kinds) // 2)
 
 
 @cache
 def _list_prompt_sentences() -> tuple[str, ...]:
-    said = (sentence for styles in VERSIONS.values() for sentences in styles.values() for sentence in sentences)
-    return tuple({AnalyzedText(sentence).plain for sentence in said if len(sentence.split()) >= MIN_ECHO_WORDS})
+    all_sentences = (one for styles in VERSIONS.values() for sentences in styles.values() for one in sentences)
+    return tuple({AnalyzedText(one).normalized for one in all_sentences if len(one.split()) >= MIN_ECHO_WORDS})
