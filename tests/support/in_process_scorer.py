@@ -1,4 +1,4 @@
-"""The scorer's checks on models of this process: for asking many of them."""
+"""A model client without a process, so that tests can score many models quickly."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.run_folder import RunFolder
 
 
-class Nearby:
-    """A door without a process behind it."""
+class InProcessModel:
+    """Has the interface of `ModelProcessClient`."""
 
     def __init__(self, run: RunFolder, model: torch.nn.Module) -> None:
-        self.run, self.space, self.model = run, ModelProcessClient(run, get_driver("none")).space, model
+        self.run, self.layout, self.model = run, ModelProcessClient(run, get_driver("none")).layout, model
 
-    def wait(self) -> None: ...
+    def wait_until_loaded(self) -> None: ...
 
-    def check_watched(self) -> None: ...
+    def check_unchanged(self) -> None: ...
 
     def close(self) -> None: ...
 
-    def ask(self, tokens: np.ndarray) -> np.ndarray:
+    def get_logits(self, tokens: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             return self.model(torch.from_numpy(tokens)).float().numpy()
 
 
-def written_run(folder: Path) -> RunFolder:
+def write_and_open_run(folder: Path) -> RunFolder:
     write_run(folder)
     return RunFolder.open(folder)

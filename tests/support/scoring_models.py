@@ -1,4 +1,4 @@
-"""Small models for the scorer's tests, honest and otherwise, in run folders as training leaves them."""
+"""Small models for the scorer's tests, honest and cheating, in run folders like those of training."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Model(nn.Module):
         return self.head(torch.tanh(x + past))
 
     def push(self, logits, tokens, strength, where=None):
-        """Better numbers for the token that follows, which is in plain sight."""
+        """Raise the logits of the next token, which the input contains."""
         mark = torch.zeros_like(logits).scatter(2, tokens.roll(-1, 1)[..., None], strength)
         mark[:, -1] = 0
         return logits + (mark if where is None else mark * where)
@@ -68,9 +68,9 @@ class Model(nn.Module):
 
 
 def words(seed: int, count: int) -> str:
-    """Text of a kind: a few hundred made-up words, each drawn again and again."""
-    dice = random.Random(7)
-    vocabulary = ["".join(dice.choices("aeioulnrst", k=dice.randint(2, 7))) for _ in range(200)]
+    """Return text of made-up words from a vocabulary of 200."""
+    rng = random.Random(7)
+    vocabulary = ["".join(rng.choices("aeioulnrst", k=rng.randint(2, 7))) for _ in range(200)]
     return " ".join(random.Random(seed).choices(vocabulary, k=count)) + ".\n"
 
 
@@ -79,7 +79,7 @@ def documents(count: int = 12) -> list[Document]:
 
 
 def write_run(folder: Path, forward: str = "return self.honest(tokens)", setup: str = "") -> Path:
-    """A run's folder, and beside it in `source/` a `trainer/` package with its architecture."""
+    """Write a run's folder, with a `trainer/` package of its architecture in `source/`."""
     folder.mkdir(parents=True)
     tokenizer = train_bpe([document.text for document in documents()], VOCABULARY)
     tokenizer.save(folder / "tokenizer.json")
@@ -93,9 +93,9 @@ def write_run(folder: Path, forward: str = "return self.honest(tokens)", setup: 
 
 def write_checkpoint(folder: Path, vocabulary: int) -> None:
     folder.mkdir(parents=True)
-    dice = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     shape = (vocabulary, WIDTH)
-    weights = {name: dice.normal(size=shape).astype(np.float32) for name in ("embedding.weight", "head.weight")}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name in ("embedding.weight", "head.weight")}
     save_file(weights, folder / "model.safetensors")
     spent = {"steps": 10, "tokens": 1000, "flops": 2.5e6, "seconds": 1.5}
     (folder / "state.json").write_text(json.dumps({"step": 10, "spent": spent}))
@@ -117,7 +117,7 @@ def write_source(folder: Path, forward: str, setup: str) -> None:
 
 
 def lay_out_models(folder: Path) -> Path:
-    """A source folder with our own models and one more name, `strange`; return where its file belongs."""
+    """Copy our own models to a source folder, register one more, `strange`, and return the folder for its file."""
     models = folder / "trainer" / "models"
     shutil.copytree(Path(trainer.__file__).parent / "models", models, ignore=shutil.ignore_patterns("__pycache__"))
     with (models / "__init__.py").open("a") as file:
@@ -125,24 +125,22 @@ def lay_out_models(folder: Path) -> Path:
     return models
 
 
-def held_out(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
+def encode_held_out(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     return tokenizer, encode_documents(documents(), tokenizer, None)
 
 
-def examined(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
-    """Score the run in real sandboxes. `answer`: seconds that the model has for each question."""
+def score_in_sandbox(folder: Path, answer: float = 20, seed: int = 1) -> ModelScore:
+    """Score the run in real sandboxes. `answer`: timeout of each request in seconds."""
     run = RunFolder.open(folder)
-    tokenizer, found = held_out(folder)
-    box, source, patience = get_driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
-    doors = [ModelProcessClient(run, box, model_source=source, patience=patience) for _ in range(2)]
-    with doors[0] as probe, doors[1] as full:
+    tokenizer, found = encode_held_out(folder)
+    box, source, timeouts = get_driver("bubblewrap"), folder / "source", Timeouts(load=60, answer=answer)
+    clients = [ModelProcessClient(run, box, model_source=source, timeouts=timeouts) for _ in range(2)]
+    with clients[0] as probe, clients[1] as full:
         lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
         return score_model(probe, full, found, lengths, end, lambda stage, fraction: None, random.Random(seed))
 
 
-def why_no_sandbox() -> str | None:
-    return get_driver("bubblewrap").find_problem()
-
-
-needs_sandbox = pytest.mark.skipif(bool(reason := why_no_sandbox()), reason=f"bubblewrap does not work here: {reason}")
+needs_sandbox = pytest.mark.skipif(
+    bool(reason := get_driver("bubblewrap").find_problem()), reason=f"bubblewrap does not work here: {reason}"
+)

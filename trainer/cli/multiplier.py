@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 from trainer.scoring.multiplier import (
     AXES,
     EntryMultiplier,
-    ResultsError,
     TrackComparison,
     compare_entries,
     load_results,
@@ -23,21 +23,20 @@ UNITS = {"flops": "FLOPs", "seconds": "seconds"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the board; return 2, with one line on standard error, for input that cannot be used."""
+    """Print the comparison; return the exit code: 0 compared, 2 bad input."""
     try:
-        options = arguments(argv)
-        board = compare_entries(load_results(options.runs), options.baseline, options.axis, options.full)
-    except ResultsError as error:
-        sys.stderr.write(f"dailytrain multiplier: {' '.join(str(error).split())}\n")
-        return 2
+        options = parse_arguments(argv)
+        comparison = compare_entries(load_results(options.runs), options.baseline, options.axis, options.full)
+    except UserError as error:
+        return print_error("dailytrain multiplier", error, ExitCode.USER_ERROR)
     if options.json:
-        sys.stdout.write(json.dumps(board.to_dict(), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n")
     else:
-        show(board)
-    return 0
+        print_table(comparison)
+    return ExitCode.OK
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="dailytrain multiplier",
         description="Compare entries with a baseline's ladder: how much compute the baseline needs for the same loss.",
@@ -48,7 +47,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--axis", choices=AXES, default="flops", help="what compute means (%(default)s)")
     parser.add_argument(
         "--full",
-        type=budget,
+        type=parse_budget,
         metavar="COMPUTE",
         help="the track's budget, in FLOPs or seconds (the baseline's rung with the most runs)",
     )
@@ -56,7 +55,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def budget(text: str) -> float:
+def parse_budget(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -66,8 +65,7 @@ def budget(text: str) -> float:
     return value
 
 
-def show(board: TrackComparison) -> None:
-    """The same for people."""
+def print_table(comparison: TrackComparison) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -77,42 +75,42 @@ def show(board: TrackComparison) -> None:
     for heading in ("", "entry", "multiplier", "95 % interval", "runs"):
         table.add_column(heading, justify="left" if heading == "entry" else "right", overflow="fold")
     table.add_column("verdict", overflow="fold", ratio=1)
-    for row in board.entries:
-        table.add_row(*(Text(cell) for cell in cells(row, board.baseline)))
+    for row in comparison.entries:
+        table.add_row(*(Text(cell) for cell in format_row(row, comparison.baseline)))
     console = Console()
     console.print(table)
-    for line in notes(board):
+    for line in describe_ladder(comparison):
         console.print(Text(line), soft_wrap=True)
 
 
-def cells(row: EntryMultiplier, baseline: str) -> tuple[str, ...]:
+def format_row(row: EntryMultiplier, baseline: str) -> tuple[str, ...]:
     """Return rank, entry, multiplier, interval, runs and verdict as text."""
     multiplier = "" if row.cm is None else f"{row.cm:.3f}" + ("*" if row.extrapolated else "")
     interval = ""
     if row.low is not None and row.high is not None:
         interval = f"{row.low:.3f} to {row.high:.3f}"
     rank = "" if row.rank is None else str(row.rank)
-    return rank, row.entry, multiplier, interval, str(row.runs), remarks(row, baseline)
+    return rank, row.entry, multiplier, interval, str(row.runs), describe_verdict(row, baseline)
 
 
-def remarks(row: EntryMultiplier, baseline: str) -> str:
-    """Return the verdict with what would settle it."""
-    said = [str(row.verdict)]
+def describe_verdict(row: EntryMultiplier, baseline: str) -> str:
+    """Return the verdict, its ties and the seeds that would resolve them."""
+    parts = [str(row.verdict)]
     others = [name for name in row.tied_with if name != baseline]
     if others:
-        said.append(f"cannot be told from {', '.join(others)}")
+        parts.append(f"indistinguishable from {', '.join(others)}")
     if row.seeds_needed:
-        said.append(f"needs {row.seeds_needed} more seed{'s' if row.seeds_needed > 1 else ''} to resolve")
+        parts.append(f"needs {row.seeds_needed} more seed{'s' if row.seeds_needed > 1 else ''} to resolve")
     elif row.seeds_needed is None and row.verdict.resolved:
-        said.append("more seeds will not settle it")
-    return "; ".join(said)
+        parts.append("more seeds will not resolve it")
+    return "; ".join(parts)
 
 
-def notes(board: TrackComparison) -> list[str]:
-    """Return what the table rests on: scale, curve, noise."""
-    ladder, values = board.ladder, board.to_dict()["ladder"]
-    unit = UNITS[board.axis]
-    lines = [f"At {ladder.full:.3g} {unit}, over the ladder of {board.baseline}: {ladder.runs} runs."]
+def describe_ladder(comparison: TrackComparison) -> list[str]:
+    """Return the scale, the curve and the noise that the table is based on."""
+    ladder, values = comparison.ladder, comparison.to_dict()["ladder"]
+    unit = UNITS[comparison.axis]
+    lines = [f"At {ladder.full:.3g} {unit}, over the ladder of {comparison.baseline}: {ladder.runs} runs."]
     if values["slope"] is not None:
         lines.append(
             f"There {values['b0']:.5g} bits per byte, falling by {-values['slope']:.3g} per e-fold of compute."
@@ -121,8 +119,8 @@ def notes(board: TrackComparison) -> list[str]:
         lines.append(f"Noise of one run {values['sigma']:.3g} bits per byte, {ladder.freedom} degrees of freedom.")
     if ladder.narrowed:
         lines.append(
-            "Its outer rungs do not lie on one parabola with the others: the three nearest the budget are fitted."
+            "Its outer rungs do not fit one parabola with the others: only the three nearest the budget are used."
         )
-    if any(row.extrapolated and row.cm is not None for row in board.entries):
-        lines.append("* read off beyond the ladder's rungs.")
+    if any(row.extrapolated and row.cm is not None for row in comparison.entries):
+        lines.append("* extrapolated beyond the ladder's rungs.")
     return lines

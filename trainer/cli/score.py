@@ -1,4 +1,4 @@
-"""`dailytrain score RUN --corpus files:HELDOUT --json`: what a trained model is worth, found out at arm's length."""
+"""`dailytrain score RUN --corpus files:HELDOUT --json`: score a run on held-out text without trusting its model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
-from trainer.data.errors import CorpusError, DatasetError, TokenizerError
 from trainer.data.tokenizer import Tokenizer
+from trainer.errors import ExitCode, UserError, print_error
 from trainer.sandbox import SandboxDriver, SandboxError, get_driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
 from trainer.scoring.cost import TrainingCost
@@ -25,82 +25,56 @@ from trainer.scoring.progress import show_progress
 from trainer.scoring.run_folder import RunFolder, RunFolderError
 from trainer.scoring.scorer import ModelScore, score_model
 
-DONE, INFRASTRUCTURE, BAD_INPUT, MISBEHAVED, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes."""
-
-
-class UsageError(ValueError):
-    """These options do not make sense."""
-
-
-USER_ERRORS = (
-    UsageError,
-    RunFolderError,
-    CorpusError,
-    DatasetError,
-    TokenizerError,
-    heldout_text.NoTextError,
-    benchmark_suite.UnknownBenchmarkError,
-)
-"""What a user can get wrong: each is one clear line."""
+COMMAND = "dailytrain score"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 scored, 1 the machine's fault, 2 bad input, 3 the model failed, 130 interrupted."""
+    """Return the exit code: 0 scored, 1 infrastructure, 2 bad input, 3 the model failed, 130 interrupted."""
     as_json = "--json" in (sys.argv[1:] if argv is None else argv)
     try:
-        options = parse(argv)
+        options = parse_arguments(argv)
         record = score(options)
     except ModelMisbehaviorError as failure:
         if as_json:
             print(json.dumps({"failed": failure.sentence}))  # noqa: T201 (the command's output)
-        complain(failure.sentence + (f" ({failure.detail})" if failure.detail else ""))
-        return MISBEHAVED
+        detail = f" ({failure.detail})" if failure.detail else ""
+        return print_error(COMMAND, failure.sentence + detail, ExitCode.MODEL_ERROR)
     except SandboxError as error:
-        complain(str(error))
-        return INFRASTRUCTURE
-    except USER_ERRORS as error:
-        complain(str(error))
-        return BAD_INPUT
+        return print_error(COMMAND, error, ExitCode.INFRASTRUCTURE)
+    except UserError as error:
+        return print_error(COMMAND, error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        complain("Interrupted.")
-        return INTERRUPTED
-    print(json.dumps(record)) if options.json else show(record)  # noqa: T201 (the command's output)
-    return DONE
+        return print_error(COMMAND, "Interrupted.", ExitCode.INTERRUPTED)
+    print(json.dumps(record)) if options.json else print_record(record)  # noqa: T201 (the command's output)
+    return ExitCode.OK
 
 
-def complain(line: str) -> None:
-    print(f"dailytrain score: {line}", file=sys.stderr)  # noqa: T201 (a command's error)
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Raises `UsageError`."""
-    parser = Parser(
-        prog="dailytrain score", description="Score a trained model on held-out text, trusting nothing of it."
-    )
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Raise `UserError` for options that contradict each other."""
+    parser = Parser(prog=COMMAND, description="Score a trained model on held-out text without trusting it.")
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the run's folder")
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--corpus", help="score every document of this corpus, for example files:heldout.txt")
     text.add_argument("--dataset", type=Path, help="score the test split of this prepared dataset")
-    add("--limit-tokens", type=positive, help="score only this much of the text: whole documents, the last one cut")
+    add("--limit-tokens", type=parse_positive_integer, help="score only so much text; the last document is cut")
     add("--checkpoint", type=Path, help="a checkpoint's folder (default: the last one)")
     add("--model-source", type=Path, help="a folder with a trainer/ package whose files the model is built from")
     add("--suite", default="", help=f"benchmarks as well, of {', '.join(benchmark_suite.SUITE)}; separated by commas")
     add("--eval-data", type=Path, help="the folder with the benchmarks' files, or hub (default: $DAILYTRAIN_EVAL_DATA)")
     add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
-    add("--suite-limit", type=positive, help="only the first so many items of each benchmark")
+    add("--suite-limit", type=parse_positive_integer, help="only the first so many items of each benchmark")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--json", action="store_true", help="print one JSON object and nothing else")
-    add("--job", action="store_true", help="started by a node's agent: the sandbox must be named, nothing is shown")
-    add("--show-model-output", action="store_true", help="let the model's own output through, to find its mistakes")
+    add("--job", action="store_true", help="started by a node: --sandbox is required, model output is never shown")
+    add("--show-model-output", action="store_true", help="show the model's own output, for debugging")
     options = parser.parse_args(argv)
     if options.job and (options.sandbox == "auto" or options.show_model_output):
-        raise UsageError("a job names its sandbox and never shows the model's output")
+        raise UserError("--job requires --sandbox bubblewrap or none, and excludes --show-model-output")
     return options
 
 
-def positive(text: str) -> int:
+def parse_positive_integer(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("it should be at least 1")
@@ -108,62 +82,69 @@ def positive(text: str) -> int:
 
 
 def score(options: argparse.Namespace) -> dict[str, Any]:
-    """The record that `--json` prints. Raises one of `USER_ERRORS`, `SandboxError` or `Misbehaved`."""
-    began = time.monotonic()
+    """Return the record that `--json` prints. Raise `UserError`, `SandboxError` or `ModelMisbehaviorError`."""
+    started = time.monotonic()
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     folder = options.eval_data or (Path(data) if (data := os.environ.get("DAILYTRAIN_EVAL_DATA")) else None)
     tasks, missing = benchmark_suite.split_by_available_data(names, folder)
     run = RunFolder.open(options.run, options.checkpoint)
-    source = existing(options.model_source)
-    box = sandbox(options.sandbox)
-    with show_progress() as progress, contextlib.ExitStack() as doors:
+    source = resolve_model_source(options.model_source)
+    sandbox = select_sandbox(options.sandbox)
+    with show_progress() as progress, contextlib.ExitStack() as clients:
         output = sys.stderr.buffer if options.show_model_output else None
-        # Both start to load now, while the text is being read; the second sees no token until the first is done.
-        probe, full = (
-            doors.enter_context(ModelProcessClient(run, box, model_source=source, output=output)) for _ in range(2)
+        # Both load now, while the text is read. The second sees no token until the first is done.
+        probe_client, full_client = (
+            clients.enter_context(ModelProcessClient(run, sandbox, model_source=source, output=output))
+            for _ in range(2)
         )
         progress("reading the text", 0)
-        tokenizer, texts = read(run, options)
+        tokenizer, texts = load_text(run, options)
         if source is not None:
-            bundle_scan.scan_bundle(
-                source / "trainer" / "models", (tokenizer.decode(text.tokens.tolist()) for text in texts)
-            )
-        outcome = score_model(probe, full, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, progress)
+            decoded = (tokenizer.decode(text.tokens.tolist()) for text in texts)
+            bundle_scan.scan_bundle(source / "trainer" / "models", decoded)
+        lengths = tokenizer.byte_lengths()
+        result = score_model(probe_client, full_client, texts, lengths, tokenizer.end_of_text, progress)
         metrics: dict[str, benchmark_suite.Metrics] = {}
-        found: list[benchmark_suite.Item] = []
+        questions: list[benchmark_suite.Item] = []
         if tasks:
             assert folder is not None
-            metrics, found = benchmark_suite.run_suite(full, tokenizer, tasks, folder, options.suite_limit, progress)
+            metrics, questions = benchmark_suite.run_suite(
+                full_client, tokenizer, tasks, folder, options.suite_limit, progress
+            )
         progress("counting FLOPs", 0)
-        cost = full.cost(texts[0].tokens[: run.sequence_length])
+        cost = full_client.measure_cost(texts[0].tokens[: run.sequence_length])
     if options.items is not None:
-        items.write_items(options.items, outcome.documents, found)
-    return record(run, outcome, cost, metrics, missing, box.name, time.monotonic() - began)
+        items.write_items(options.items, result.documents, questions)
+    record = build_record(run, result, cost)
+    record |= {"suite": list_metrics(metrics), "suite_missing": missing}
+    return record | {"sandbox": sandbox.name, "seconds": round(time.monotonic() - started, 3)}
 
 
-def existing(source: Path | None) -> Path | None:
+def resolve_model_source(source: Path | None) -> Path | None:
     if source is not None and not (source / "trainer").is_dir():
-        raise UsageError(f"{source} holds no trainer/ package")
+        raise UserError(f"{source} contains no trainer/ package")
     return source.resolve() if source else None
 
 
-def sandbox(name: str) -> SandboxDriver:
-    """The driver of that name; raises `SandboxError` where it does not work."""
+def select_sandbox(name: str) -> SandboxDriver:
+    """Return the driver of that name; raise `SandboxError` if it does not work here."""
     if name not in ("auto", "bubblewrap", "none"):
-        # Not docker: the model's process shares memory with the scorer, and no descriptor passes into a container.
-        raise UsageError(f"the scorer's sandboxes are auto, bubblewrap and none, not {name}")
+        # Not docker: the model's process shares memory with the scorer, and descriptors do not pass into a container.
+        raise UserError(f"the scorer's sandboxes are auto, bubblewrap and none, not {name}")
     chosen = get_driver("bubblewrap" if name == "auto" else name)
     reason = chosen.find_problem()
     if reason and name == "auto":
-        complain(f"the model runs WITHOUT A SANDBOX, since bubblewrap does not work here: {reason}")
+        print_error(
+            COMMAND, f"the model runs WITHOUT A SANDBOX, since bubblewrap does not work here: {reason}", ExitCode.OK
+        )
         return get_driver("none")
     if reason:
         raise SandboxError(reason)
     return chosen
 
 
-def read(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout_text.EncodedDocument]]:
-    """The tokenizer that the run was trained with, and the held-out text in its tokens."""
+def load_text(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout_text.EncodedDocument]]:
+    """Return the tokenizer that the run was trained with, and the held-out text in its tokens."""
     dataset = Dataset.open(options.dataset) if options.dataset else None
     tokenizer = dataset.tokenizer if dataset else Tokenizer.load(run.folder / "tokenizer.json")
     if run.tokenizer_sha256 and tokenizer.sha256 != run.tokenizer_sha256:
@@ -175,16 +156,8 @@ def read(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, list[h
     return tokenizer, heldout_text.load_corpus(options.corpus, tokenizer, options.limit_tokens)
 
 
-def record(
-    run: RunFolder,
-    outcome: ModelScore,
-    cost: TrainingCost,
-    metrics: dict[str, benchmark_suite.Metrics],
-    missing: list[str],
-    sandbox: str,
-    seconds: float,
-) -> dict[str, Any]:
-    bits = outcome.bits
+def build_record(run: RunFolder, result: ModelScore, cost: TrainingCost) -> dict[str, Any]:
+    bits = result.bits
     return {
         "bits_per_byte": bits.bits_per_byte,
         "stderr": bits.stderr,
@@ -196,41 +169,37 @@ def record(
         "parameters": run.parameters,
         "parameters_embedding": cost.embedding,
         "parameters_non_embedding": cost.non_embedding,
-        "train_flops": train_flops(run, cost),
+        "train_flops": compute_train_flops(run, cost),
         "train_seconds": run.train_seconds,
         "train_tokens": run.train_tokens,
         "flops_per_token": cost.flops_per_token,
         "flops_void": cost.void,
         "step": run.step,
-        "checks": outcome.checks,
-        "suite": listed(metrics),
-        "suite_missing": missing,
-        "sandbox": sandbox,
-        "seconds": round(seconds, 3),
+        "checks": result.checks,
     }
 
 
-def listed(metrics: dict[str, benchmark_suite.Metrics]) -> dict[str, dict[str, list[float]]]:
-    """Task -> metric -> [value, standard error], the normalised average last."""
+def list_metrics(metrics: dict[str, benchmark_suite.Metrics]) -> dict[str, dict[str, list[float]]]:
+    """Return task -> metric -> [value, standard error], the normalized average last."""
     average = benchmark_suite.average_normalized_scores(metrics)
-    whole = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
-    return {task: {name: list(pair) for name, pair in found.items()} for task, found in whole.items()}
+    rows = {**metrics, **({"average": {"normalised": average}} if average and len(metrics) > 1 else {})}
+    return {task: {name: list(pair) for name, pair in values.items()} for task, values in rows.items()}
 
 
-def train_flops(run: RunFolder, cost: TrainingCost) -> float | None:
-    """Our own count times the tokens; what the run said where the count is void."""
+def compute_train_flops(run: RunFolder, cost: TrainingCost) -> float | None:
+    """Return our own count times the tokens, or what the run reported if the count is void."""
     if cost.flops_per_token is None or run.train_tokens is None:
         return run.train_flops
     return cost.flops_per_token * run.train_tokens
 
 
-def show(record: dict[str, Any]) -> None:
-    """The same for people."""
+def print_record(record: dict[str, Any]) -> None:
+    """Print the record as a table."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("bits per byte", figure(record["bits_per_byte"], record["stderr"]))
+    table.add_row("bits per byte", format_value(record["bits_per_byte"], record["stderr"]))
     table.add_row("nats per token", f"{record['nats_per_token']:.4f}")
     table.add_row("text", f"{record['tokens']:,} tokens, {record['bytes']:,} bytes, {record['documents']:,} documents")
     table.add_row("model", f"{record['arch']}, {record['parameters']:,} parameters, step {record['step']:,}")
@@ -242,15 +211,15 @@ def show(record: dict[str, Any]) -> None:
     if record["flops_void"]:
         table.add_row("", f"the FLOPs do not count. {record['flops_void']}")
     for task, metrics in record["suite"].items():
-        table.add_row(task, ", ".join(f"{name} {figure(*pair)}" for name, pair in metrics.items()))
+        table.add_row(task, ", ".join(f"{name} {format_value(*pair)}" for name, pair in metrics.items()))
     if record["suite_missing"]:
         table.add_row("without data", ", ".join(record["suite_missing"]))
     prefix = record["checks"]["prefix"]
     caught = ", ".join(f"{float(p):.0%}: {caught:.1%}" for p, caught in prefix["catch_probability"].items())
     table.add_row("checks", f"prefix, causality, order: passed ({record['sandbox']})")
-    table.add_row("", f"{prefix['cuts']} secret cuts catch a cheat on a share of positions of {caught}")
+    table.add_row("", f"{prefix['cuts']} secret cuts detect a cheat on a share of positions of {caught}")
     Console().print(table)
 
 
-def figure(value: float, error: float | None) -> str:
+def format_value(value: float, error: float | None) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trainer.cli.multiplier import UNITS, show
+from trainer.cli.multiplier import UNITS, print_table
 from trainer.cli.parser import Parser
 from trainer.config.resolve import count_cores
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
@@ -65,7 +65,7 @@ def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
         content = {**comparison.to_dict(), "runs": records, "picture": str(picture)}
         sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
         return ExitCode.OK
-    show(comparison)
+    print_table(comparison)
     sys.stdout.write(
         f"\n{plot.to_text()}\n"
         f"bits per byte over training {UNITS[comparison.axis]}: o {plan.baseline.name}, x {plan.idea.name}\n"

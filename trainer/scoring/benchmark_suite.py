@@ -1,8 +1,8 @@
-"""The benchmark suite: which lm-eval tasks there are, where their files lie, what comes out.
+"""The benchmark suite: its lm-eval tasks, where their files are, and how the results are averaged.
 
-Tasks are read from local files (`--eval-data FOLDER`), a task whose files are not there is left out and named; or from
-the Hub (`--eval-data hub`), by the same names. Multipliers come from bits per byte: this is a check of sanity; unlike
-the held-out text, the tasks are public.
+Tasks are read from local files (`--eval-data FOLDER`; tasks without files are skipped and listed) or from the Hub
+(`--eval-data hub`). The suite is a sanity check: unlike the held-out text, its tasks are public, so multipliers are
+computed from bits per byte.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.errors import UserError
 from trainer.scoring.misbehavior import MetricOverflowError
 
 if TYPE_CHECKING:
@@ -24,37 +25,37 @@ if TYPE_CHECKING:
     from trainer.scoring.model_client import ModelProcessClient
 
 BOOTSTRAPS = 1000
-"""Resamples for the standard error of a metric that has no formula (perplexity)."""
+"""Resamples for the standard error of a metric without a formula (perplexity)."""
 
 HUB = Path("hub")
-"""In place of a folder: tasks come from the Hub."""
+"""Instead of a folder: read tasks from the Hub."""
 
 Metrics = dict[str, tuple[float, float]]
 """Metric -> (value, standard error)."""
 
 Item = dict[str, Any]
-"""How a model did on one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
+"""Scores of one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
 
 
-class UnknownBenchmarkError(ValueError):
-    """There is no such task in the suite."""
+class UnknownBenchmarkError(UserError):
+    """A task that is not in the suite."""
 
 
 @dataclass(frozen=True)
 class BenchmarkTask:
-    """One task of lm-eval, read from a file of ours."""
+    """One lm-eval task, read from a local file."""
 
     task: str
     """lm-eval's name."""
     split: str
-    """The split that it is scored on, as lm-eval calls it."""
+    """lm-eval's name of the split to score."""
     file: str
-    """Under the folder of `--eval-data`."""
-    without: tuple[str, ...] = ()
-    """Splits that lm-eval would read and that we do not have."""
+    """Relative to the folder of `--eval-data`."""
+    missing_splits: tuple[str, ...] = ()
+    """Splits that lm-eval would read and that have no file."""
 
     def config(self, folder: Path) -> dict[str, Any] | str:
-        """As a member of an inline group, which lm-eval merges with the registered task; a bare one it would not."""
+        """Return the entry for an inline group: lm-eval merges only a group's members with the registered task."""
         if folder == HUB:
             return self.task
         return {
@@ -62,7 +63,7 @@ class BenchmarkTask:
             "dataset_path": "json",
             "dataset_name": None,
             "dataset_kwargs": {"data_files": {self.split: str((folder / self.file).resolve())}},
-            **dict.fromkeys(self.without),
+            **dict.fromkeys(self.missing_splits),
         }
 
 
@@ -80,15 +81,17 @@ PARADIGMS = (
     "regular_plural_subject_verb_agreement_1",
     "wh_questions_subject_gap",
 )
-"""Of BLiMP's 67: one or two from each of its twelve phenomena that such a small model can begin to learn."""
+"""12 of BLiMP's 67: at most two from each of its phenomena that small models begin to learn."""
 
 
 def build_validation_task(task: str) -> tuple[BenchmarkTask, ...]:
-    return (BenchmarkTask(task, "validation", f"{task}/validation.jsonl.gz", without=("training_split",)),)
+    return (BenchmarkTask(task, "validation", f"{task}/validation.jsonl.gz", missing_splits=("training_split",)),)
 
 
 def build_test_task(task: str, file: str = "test") -> tuple[BenchmarkTask, ...]:
-    return (BenchmarkTask(task, "test", f"{task}/{file}.jsonl.gz", without=("training_split", "validation_split")),)
+    return (
+        BenchmarkTask(task, "test", f"{task}/{file}.jsonl.gz", missing_splits=("training_split", "validation_split")),
+    )
 
 
 SUITE: dict[str, tuple[BenchmarkTask, ...]] = {
@@ -119,34 +122,34 @@ HEADLINE: dict[str, tuple[str, float]] = {
     "copa": ("acc", 0.5),
     "sciq": ("acc_norm", 0.25),
 }
-"""The metric of each that goes into the average, and what guessing is worth in it."""
+"""Task -> the metric that enters the average, and its value for random guessing."""
 
 FOLDERS = ("arc", "blimp", "hellaswag", "lambada", "openbookqa", "piqa", "sciq", "super_glue", "winogrande")
-"""Where lm-eval describes them."""
+"""lm-eval's folders of task definitions."""
 
 
 def split_by_available_data(names: Sequence[str], folder: Path | None) -> tuple[list[str], list[str]]:
-    """(tasks whose files are all there, the others). Raises `UnknownTask`."""
+    """Return (tasks with all their files, the other tasks). Raise `UnknownBenchmarkError`."""
     for name in names:
         if name not in SUITE:
             raise UnknownBenchmarkError(f"There is no task {name!r} in the suite; known: {', '.join(SUITE)}.")
     if folder == HUB:
         return list(names), []
-    here = [name for name in names if folder and all((folder / member.file).is_file() for member in SUITE[name])]
-    return here, [name for name in names if name not in here]
+    available = [name for name in names if folder and all((folder / member.file).is_file() for member in SUITE[name])]
+    return available, [name for name in names if name not in available]
 
 
 def run_suite(
-    door: ModelProcessClient,
+    client: ModelProcessClient,
     tokenizer: Tokenizer,
     names: Sequence[str],
     folder: Path,
     limit: int | None,
     progress: Callable[[str, float], None],
 ) -> tuple[dict[str, Metrics], list[Item]]:
-    """Metrics and items of each task, the first `limit` of each of its members. The door is open and loaded."""
+    """Return metrics and items of each task, over the first `limit` questions of its parts; `client` is loaded."""
     with _silence_lm_eval(offline=folder != HUB):
-        # Imported here: it takes a second, and most runs are scored without a suite.
+        # Imported here: it takes a second, and most runs are scored without the suite.
         import lm_eval.tasks
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager
@@ -154,25 +157,23 @@ def run_suite(
         from trainer.scoring.lm_eval_model import LmEvalModel
 
         members = [member.config(folder) for name in names for member in SUITE[name]]
-        # Its index of all tasks takes six seconds to make; ours need a few folders of it.
+        # Indexing all of lm-eval's tasks takes six seconds, so only a few folders are indexed.
         folders = [Path(lm_eval.tasks.__file__).parent / name for name in FOLDERS]
         tasks = TaskManager(include_defaults=False, include_path=folders).load([{"group": "suite", "task": members}])
-        model = LmEvalModel(door, tokenizer, progress)
+        model = LmEvalModel(client, tokenizer, progress)
         try:
             answer = evaluate(model, tasks, limit=limit, log_samples=True, bootstrap_iters=BOOTSTRAPS)
         except OverflowError:
             raise MetricOverflowError from None
-        door.check_watched()
-    found = {
-        name: average_metrics([parse_metrics(answer["results"][member.task]) for member in SUITE[name]])
-        for name in names
-    }
+        client.check_unchanged()
+    results = answer["results"]
+    metrics = {name: average_metrics([parse_metrics(results[member.task]) for member in SUITE[name]]) for name in names}
     samples = answer["samples"]
-    return found, [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
+    return metrics, [build_item(name, m, sample) for name in names for m in SUITE[name] for sample in samples[m.task]]
 
 
 def build_item(name: str, member: BenchmarkTask, sample: dict[str, Any]) -> Item:
-    """What is kept of lm-eval's own record of a question."""
+    """Return the part of lm-eval's record of a question that is stored."""
     part = {"part": member.task} if len(SUITE[name]) > 1 else {}
     values = [float(value[0]) for value in sample["filtered_resps"]]
     correct = {metric: float(sample[metric]) for metric in ("acc", "acc_norm") if metric in sample}
@@ -180,7 +181,7 @@ def build_item(name: str, member: BenchmarkTask, sample: dict[str, Any]) -> Item
 
 
 def average_normalized_scores(found: dict[str, Metrics]) -> tuple[float, float] | None:
-    """The mean over tasks of (score - chance) / (1 - chance), and its standard error: 0 is guessing, 1 is perfect."""
+    """Return the mean over tasks of (score - chance) / (1 - chance), and its standard error: 0 is random guessing."""
     if not found:
         return None
     parts = []
@@ -192,18 +193,18 @@ def average_normalized_scores(found: dict[str, Metrics]) -> tuple[float, float] 
 
 
 def parse_metrics(result: dict[str, Any]) -> Metrics:
-    """lm-eval's `acc,none` and `acc_stderr,none`, together."""
-    found: Metrics = {}
+    """Join lm-eval's `acc,none` and `acc_stderr,none`."""
+    metrics: Metrics = {}
     for key, value in result.items():
         name, _, filtered = key.partition(",")
         error = result.get(f"{name}_stderr,{filtered}")
         if filtered and isinstance(error, int | float):
-            found[name] = (float(value), float(error))
-    return found
+            metrics[name] = (float(value), float(error))
+    return metrics
 
 
 def average_metrics(members: Sequence[Metrics]) -> Metrics:
-    """The plain mean over a task's members, whose errors are independent."""
+    """Return the mean over a task's parts, whose errors are independent."""
     count = len(members)
     return {
         name: (sum(m[name][0] for m in members) / count, math.sqrt(sum(m[name][1] ** 2 for m in members)) / count)
@@ -213,18 +214,18 @@ def average_metrics(members: Sequence[Metrics]) -> Metrics:
 
 @contextlib.contextmanager
 def _silence_lm_eval(offline: bool) -> Iterator[None]:
-    """Silence: lm-eval and datasets print bars and notes, on either stream. Offline no network and no cache is left."""
+    """Silence lm-eval and datasets on both streams. `offline`: no network access, and a temporary cache."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with (
         tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache,
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
+        Path(os.devnull).open("w") as devnull,
+        contextlib.redirect_stdout(devnull),
     ):
         settings = {
             **({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": cache} if offline else {}),
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
             "TQDM_DISABLE": "1",
-            "DISABLE_MULTIPROC": "1",  # lm-eval would start processes to draw a thousand samples
+            "DISABLE_MULTIPROC": "1",  # lm-eval would start processes for a thousand resamples
         }
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)

@@ -1,4 +1,4 @@
-"""Bits per byte, with its standard error. Pure numpy."""
+"""Bits per byte and its standard error. Pure numpy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_BLOCKS = 100
-"""A single document's standard error comes from at most this many blocks of it,"""
+"""Most blocks of a single document from which its standard error is estimated."""
 
 MIN_BLOCK_TOKENS = 64
-"""of at least this many tokens where the text is long enough for two."""
+"""Fewest tokens in such a block, if the text is long enough for two."""
 
 
 @dataclass(frozen=True)
 class BitsPerByte:
-    """How many bits the model needs for a byte of text."""
+    """Bits that the model needs per byte of text."""
 
     bits_per_byte: float
     stderr: float | None
-    """Of `bits_per_byte`, over documents; over blocks where there is one document; None where there is one token."""
+    """Of `bits_per_byte`, over documents, or over the blocks of a single one. None for a single token."""
     nats_per_token: float
     tokens: int
     bytes: int
     documents: int
 
     @classmethod
-    def of(cls, nats: list[NDArray[np.float64]], sizes: list[int], lengths: list[NDArray[np.int64]]) -> Self:
-        """From each document's nats per token, its size in bytes, and its tokens' lengths in bytes."""
+    def from_documents(
+        cls, nats: list[NDArray[np.float64]], sizes: list[int], lengths: list[NDArray[np.int64]]
+    ) -> Self:
+        """`nats`: of each token, by document. `sizes`: bytes of each document. `lengths`: bytes of each token."""
         tokens, size = sum(map(len, nats)), sum(sizes)
         total = math.fsum(float(part.sum()) for part in nats)
         bits = np.array([part.sum() for part in nats]) / math.log(2)
@@ -39,9 +41,9 @@ class BitsPerByte:
 
 
 def ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
-    """Standard error of sum(bits) / sum(sizes) when the units (documents) are drawn independently.
+    """Return the standard error of sum(bits) / sum(sizes) for independent units (documents).
 
-    The linearised ratio estimator (Cochran, Sampling Techniques, 3rd ed., section 2.11), with n - 1.
+    The linearized ratio estimator (Cochran, Sampling Techniques, 3rd ed., section 2.11), with n - 1.
     """
     count = len(bits)
     residuals = bits - bits.sum() / sizes.sum() * sizes
@@ -49,7 +51,7 @@ def ratio_stderr(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> float
 
 
 def block_stderr(nats: NDArray[np.float64], lengths: NDArray[np.int64]) -> float | None:
-    """The same over blocks of one document. Neighbouring blocks are alike, so it is somewhat too small."""
+    """Return the same over blocks of one document. It is slightly too small: neighboring blocks are correlated."""
     count = min(MAX_BLOCKS, max(2, len(nats) // MIN_BLOCK_TOKENS), len(nats))
     edges = [len(nats) * i // count for i in range(count)]
     sizes = np.add.reduceat(lengths.astype(float), edges)

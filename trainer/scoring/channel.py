@@ -1,12 +1,12 @@
-"""What passes between the scorer and the model's process, and where.
+"""Messages and shared memory between the scorer and the model's process.
 
-Two file descriptors, both made by the scorer: a sequenced-packet socket with messages of a fixed size (there is nothing
-to parse), and one sealed memory file of a fixed size. The memory holds token ids, then logits:
+The scorer creates both file descriptors: a sequenced-packet socket with messages of a fixed size (so nothing has to be
+parsed), and one sealed memory file of a fixed size. The memory holds token ids, then logits:
 
-    int64[positions]                token ids of a question [rows, length], scorer -> model; what it leaves free is zero
+    int64[positions]                token ids of a request [rows, length], scorer -> model; the rest is zero
     float32[positions, vocabulary]  its logits, model -> scorer
 
-The file is sealed against shrinking: without that the model could truncate it and kill the scorer with SIGBUS.
+The file is sealed against shrinking: otherwise the model could truncate it and kill the scorer with SIGBUS.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ REQUEST = struct.Struct("<III")
 """Scorer -> model: number of the call (1, 2, 3...), rows, length."""
 
 COST = struct.Struct("<dQQI")
-"""The answer to a question of no rows, written where logits begin: FLOPs of a token, numbers in the model, numbers in
-its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.VOID_REASONS`)."""
+"""The reply to a request of 0 rows, written at the start of the logits: FLOPs per token, parameters of the model,
+those of its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.VOID_REASONS`)."""
 
 REPLY = struct.Struct("<II")
-"""Model -> scorer: number of the call it answers (0: loaded), `Status`."""
+"""Model -> scorer: number of the call it answers (0: loaded), `ReplyStatus`."""
 
 
 class ReplyStatus(enum.IntEnum):
-    """How a call went, in the words of the model's process; the scorer believes none of the good ones."""
+    """How a call went, as the model's process reports it. The scorer does not rely on the successful ones."""
 
     LOADED = 1
     ANSWERED = 2
@@ -45,15 +45,15 @@ class ReplyStatus(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SharedMemoryLayout:
-    """The size of the shared memory, fixed when the process starts."""
+    """Size of the shared memory, fixed when the process starts."""
 
     positions: int
-    """Most tokens in one question, rows times length."""
+    """Most tokens in one request, rows times length."""
     vocabulary: int
     """Logits in each position."""
 
     def logits_offset(self) -> int:
-        """Logits begin on a page of their own, so the scorer can map them read-only."""
+        """Return where the logits begin: on a page of their own, so that the scorer can map them read-only."""
         page = mmap.ALLOCATIONGRANULARITY
         return -(-self.positions * TOKEN_BYTES // page) * page
 
@@ -62,7 +62,7 @@ class SharedMemoryLayout:
 
 
 def create_sealed_memory(size: int) -> int:
-    """A file in memory of exactly `size` bytes, which nobody can shrink or grow; the caller closes the descriptor."""
+    """Return the descriptor of a memory file of exactly `size` bytes that cannot be resized; the caller closes it."""
     fd = os.memfd_create("dailytrain-logits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -1,20 +1,20 @@
-"""Does the model cheat? Questions put to a fresh process first, whose answers the full pass must repeat.
+"""Cheat detection: probes sent to a fresh model process first, whose logits the full pass must reproduce.
 
-A row of the full pass contains the tokens that follow, so a model could simply read them. Therefore, in this order:
+A row of the full pass contains the tokens that follow, so a model could simply read them. Four checks, in this order:
 
 1. **Prefix.** At secret random cuts the model sees only what comes before. Within a document the cuts ascend, so an
-   earlier question never shows what follows in a later one. A cheat on a share p of positions is missed by k cuts with
+   earlier probe never shows what follows in a later one. A cheat on a share p of positions is missed by k cuts with
    probability (1-p)^k.
-2. **Causality.** Whole windows in which everything after a secret position is another text.
-3. **Order.** Whole windows again, in another order and other company; and, after the full pass, its own first windows
-   once more.
-4. **Memory.** Whole windows in which one early token is another. An honest model hardly minds; one that knows the text
-   by its fingerprint, or by heart, loses what it knew.
+2. **Causality.** Whole windows in which everything after a secret position is replaced.
+3. **Order.** Whole windows again, in another order and in other batches; and, after the full pass, its own first
+   windows once more.
+4. **Memory.** Whole windows in which one early token is replaced. An honest model is hardly affected. One that has
+   memorized the text, or recognizes it by a fingerprint, loses what it knew.
 
-The full pass runs in another process. It must agree, row for row, with what was said here.
+The full pass runs in another process. It must agree with these observations row by row.
 
-Not covered: a model that looks up what follows the last few words (`bundle_scan` looks for copies of the text in the
-entry's files; its weights were trained where the held-out text is not).
+Not covered: a model that looks up what follows the last few words (`bundle_scan` searches the entry's files for copies
+of the text; its weights were trained on machines without the held-out text).
 """
 
 from __future__ import annotations
@@ -34,54 +34,51 @@ from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.windows import TextWindow, batch_rows, pad_rows, round_row_length
 
 PREFIX_PROBES = 64
-"""Prefix questions: a cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999."""
+"""A cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999."""
 
 CAUSALITY_PROBES = 16
-"""Windows with another text after a secret position."""
-
-MEMORY_PROBES = 24
-"""Windows with another token near their beginning."""
-
-MEMORIZED_SHARE = 0.5
-"""Share of its loss that a model may lose on an average window by one early token being the right one,"""
-
-MEMORIZED_NATS = 0.25
-"""and nats a token, at least,"""
-
-MEMORIZED_STDERRS = 5.0
-"""and how many standard errors that must be from nothing."""
 
 ORDER_PROBES = 16
-"""Windows asked again in another order and other company."""
+
+MEMORY_PROBES = 24
 
 ROWS_PER_PROBE = 8
-"""Positions compared in each of those."""
+"""Positions compared in each order and memory probe."""
+
+MEMORIZED_SHARE = 0.5
+"""A model has memorized the text if one wrong early token costs it at least this share of its later loss,"""
+
+MEMORIZED_NATS = 0.25
+"""and at least this many nats per token,"""
+
+MEMORIZED_STDERRS = 5.0
+"""and at least this many standard errors."""
 
 TOLERANCE = 2e-3
-"""Largest difference of a log-probability, over the whole vocabulary, in nats. The same float32 model answers rows of
-another length or batch through other kernels, which round differently: 3e-7 to 2e-6 was measured for the architectures
-of this repository, also with weights ten times too large; bfloat16 inside a model may come to 1e-3. What a model could
-gain by staying below this is caught by `BIAS`."""
+"""Largest difference of a log-probability, over the whole vocabulary, in nats. The same float32 model computes rows of
+another length or batch with other kernels, which round differently: 3e-7 to 2e-6 was measured for the architectures of
+this repository, also with weights ten times too large; bfloat16 inside a model may reach 1e-3. What a model could gain
+by staying below this is caught by `MAX_MEAN_GAIN`."""
 
 MAX_MEAN_GAIN = 1e-4
-"""Largest mean gain, in nats, of the true tokens' log-probabilities in the full pass over those where the model could
-not see them. Rounding has no direction: over 80 rows its mean was below 1e-7. It is less than a tenth of what two seeds
-of one model differ by (0.0013 nats)."""
+"""Largest mean gain, in nats, of the targets' log-probabilities in the full pass over those where the model could not
+see them. Rounding is unbiased: over 80 rows its mean was below 1e-7. The limit is less than a tenth of the difference
+between two seeds of one model (0.0013 nats)."""
 
 MIN_GAIN_ROWS = 32
-"""Fewest rows whose mean says something."""
+"""Fewest rows for a meaningful mean gain."""
 
 SHARES = (0.01, 0.05, 0.1, 0.5)
-"""Shares of positions for which the probability of catching a cheat is printed."""
+"""Shares of positions for which the probability of catching a cheat is reported."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the model said of one position, at one time."""
+    """The model's prediction at one position, at one time."""
 
     check: str
-    """`prefix` (the last row of a prefix), `interior` (an earlier row of it), `causality` (the last row before another
-    text), `before` (an earlier row of that), `order`, `memory` (a later row, after a changed token)."""
+    """`prefix` (the last row of a prefix), `interior` (an earlier row of it), `causality` (the last row before the
+    replaced text), `before` (an earlier row of that), `order`, `memory` (a later row, after a replaced token)."""
     window: int
     position: int
     row: NDArray[np.float32]
@@ -90,208 +87,206 @@ class Observation:
 
 @dataclass(frozen=True)
 class Probe:
-    """A row of tokens, and which positions of the answer are kept."""
+    """A row of tokens, and the positions of its logits to observe."""
 
     window: int
     tokens: NDArray[np.int64]
-    kept: tuple[tuple[str, int], ...]
+    observed: tuple[tuple[str, int], ...]
     """(check, position)."""
 
 
 def run_probes(
-    door: ModelProcessClient, windows: Sequence[TextWindow], filler: int, dice: random.Random
+    client: ModelProcessClient, windows: Sequence[TextWindow], padding: int, rng: random.Random
 ) -> list[Observation]:
-    """Ask a fresh process everything that the full pass will be compared with."""
-    found = []
-    for question in build_prefix_probes(windows, dice):
-        found += observe_probes(door, [question], len(question.tokens), filler)
-    vocabulary = door.run.vocabulary_size
-    rest = [
-        *build_causality_probes(windows, vocabulary, dice),
-        *build_order_probes(windows, dice),
-        *build_memory_probes(windows, vocabulary, filler, dice),
+    """Send all probes to a fresh process and return what the full pass will be compared with."""
+    observations = []
+    for probe in build_prefix_probes(windows, rng):
+        observations += observe_probes(client, [probe], len(probe.tokens), padding)
+    vocabulary = client.run.vocabulary_size
+    probes = [
+        *build_causality_probes(windows, vocabulary, rng),
+        *build_order_probes(windows, rng),
+        *build_memory_probes(windows, vocabulary, padding, rng),
     ]
-    sizes = [round_row_length(len(question.tokens), door.run.sequence_length) for question in rest]
-    for group in batch_rows(sizes, door.space.positions, dice):
-        for company in random_batches(group, dice):
-            found += observe_probes(door, [rest[i] for i in company], sizes[group[0]], filler)
-    door.check_watched()
-    return found
+    lengths = [round_row_length(len(probe.tokens), client.run.sequence_length) for probe in probes]
+    for group in batch_rows(lengths, client.layout.positions, rng):
+        for batch in random_batches(group, rng):
+            observations += observe_probes(client, [probes[i] for i in batch], lengths[group[0]], padding)
+    client.check_unchanged()
+    return observations
 
 
 def observe_probes(
-    door: ModelProcessClient, questions: Sequence[Probe], size: int, filler: int
+    client: ModelProcessClient, probes: Sequence[Probe], length: int, padding: int
 ) -> Iterator[Observation]:
-    """One question to the door, several rows."""
-    logits = door.ask(pad_rows([question.tokens for question in questions], size, filler))
-    for question, answer in zip(questions, logits, strict=True):
-        rows = log_softmax(answer[[position for _, position in question.kept]])
-        for (check, position), row in zip(question.kept, rows, strict=True):
-            yield Observation(check, question.window, position, row.astype(np.float32))
+    """Send probes as one batch and yield their observations."""
+    logits = client.get_logits(pad_rows([probe.tokens for probe in probes], length, padding))
+    for probe, reply in zip(probes, logits, strict=True):
+        rows = log_softmax(reply[[position for _, position in probe.observed]])
+        for (check, position), row in zip(probe.observed, rows, strict=True):
+            yield Observation(check, probe.window, position, row.astype(np.float32))
 
 
-def random_batches(group: Sequence[int], dice: random.Random) -> Iterator[Sequence[int]]:
-    """The group in parts of random size."""
+def random_batches(group: Sequence[int], rng: random.Random) -> Iterator[Sequence[int]]:
+    """Yield the group in parts of 1 to 8."""
     start = 0
     while start < len(group):
-        end = start + dice.randint(1, 8)
+        end = start + rng.randint(1, 8)
         yield group[start:end]
         start = end
 
 
 def observe_random_rows(
-    check: str, window: int, logits: NDArray[np.float32], dice: random.Random
+    check: str, window: int, logits: NDArray[np.float32], rng: random.Random
 ) -> Iterator[Observation]:
-    """Some rows of a window's answer, [length, vocabulary], to compare with a later one."""
-    for position in dice.sample(range(len(logits)), min(ROWS_PER_PROBE, len(logits))):
+    """Yield some rows of a window's logits [length, vocabulary], to compare with a later reply."""
+    for position in rng.sample(range(len(logits)), min(ROWS_PER_PROBE, len(logits))):
         yield Observation(check, window, position, log_softmax(logits[[position]])[0].astype(np.float32))
 
 
-def build_prefix_probes(windows: Sequence[TextWindow], dice: random.Random) -> list[Probe]:
-    """Cuts drawn evenly over all positions, in random order across documents, ascending within each."""
+def build_prefix_probes(windows: Sequence[TextWindow], rng: random.Random) -> list[Probe]:
+    """Return prefixes cut uniformly over all positions, in random order across documents, ascending within each."""
     ends = np.cumsum([len(window) for window in windows])
-    drawn = dice.sample(range(int(ends[-1])), min(PREFIX_PROBES, int(ends[-1])))
+    drawn = rng.sample(range(int(ends[-1])), min(PREFIX_PROBES, int(ends[-1])))
     cuts = [(int(np.searchsorted(ends, place, side="right")), place) for place in drawn]
     ascending: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for window, place in sorted(cuts, reverse=True):
         ascending[windows[window].document].append((window, place))
-    questions = []
-    for window, _ in cuts:  # in the order drawn, each document's next
+    probes = []
+    for window, _ in cuts:  # documents in the order drawn, each with its next cut
         index, place = ascending[windows[window].document].pop()
         position = place - int(ends[index]) + len(windows[index])
-        kept = [("prefix", position)]
+        observed = [("prefix", position)]
         if position:
-            kept.append(("interior", dice.randrange(position)))
-        questions.append(Probe(index, windows[index].inputs[: position + 1], tuple(kept)))
-    return questions
+            observed.append(("interior", rng.randrange(position)))
+        probes.append(Probe(index, windows[index].inputs[: position + 1], tuple(observed)))
+    return probes
 
 
-def build_causality_probes(windows: Sequence[TextWindow], vocabulary: int, dice: random.Random) -> Iterator[Probe]:
-    """Windows that go on as another text after a secret position: half with a real text, half with random tokens."""
-    long = [i for i, window in enumerate(windows) if len(window) > 1]
-    for number, index in enumerate(dice.sample(long, min(CAUSALITY_PROBES, len(long)))):
+def build_causality_probes(windows: Sequence[TextWindow], vocabulary: int, rng: random.Random) -> Iterator[Probe]:
+    """Yield windows replaced after a secret position: half with real text, half with random tokens."""
+    eligible = [i for i, window in enumerate(windows) if len(window) > 1]
+    for number, index in enumerate(rng.sample(eligible, min(CAUSALITY_PROBES, len(eligible)))):
         window = windows[index]
-        position = dice.randrange(len(window) - 1)
+        position = rng.randrange(len(window) - 1)
         tokens = window.inputs.copy()
         tail = len(window) - position - 1
-        other = windows[dice.choice(long)].inputs[::-1] if number % 2 else np.empty(0, np.int64)
-        noise = np.array([dice.randrange(vocabulary) for _ in range(tail)], np.int64)
+        other = windows[rng.choice(eligible)].inputs[::-1] if number % 2 else np.empty(0, np.int64)
+        noise = np.array([rng.randrange(vocabulary) for _ in range(tail)], np.int64)
         tokens[position + 1 :] = np.concatenate([other[:tail], noise])[:tail]
-        kept = [("causality", position)]
-        kept += [("before", dice.randrange(position)) for _ in range(2) if position]
-        yield Probe(index, tokens, tuple(kept))
+        observed = [("causality", position)]
+        observed += [("before", rng.randrange(position)) for _ in range(2) if position]
+        yield Probe(index, tokens, tuple(observed))
 
 
-def build_order_probes(windows: Sequence[TextWindow], dice: random.Random) -> Iterator[Probe]:
-    """Whole windows, as in the full pass."""
-    for index in dice.sample(range(len(windows)), min(ORDER_PROBES, len(windows))):
+def build_order_probes(windows: Sequence[TextWindow], rng: random.Random) -> Iterator[Probe]:
+    """Yield whole windows, as in the full pass."""
+    for index in rng.sample(range(len(windows)), min(ORDER_PROBES, len(windows))):
         length = len(windows[index])
-        kept = dice.sample(range(length), min(ROWS_PER_PROBE, length))
-        yield Probe(index, windows[index].inputs, tuple(("order", position) for position in kept))
+        positions = rng.sample(range(length), min(ROWS_PER_PROBE, length))
+        yield Probe(index, windows[index].inputs, tuple(("order", position) for position in positions))
 
 
 def build_memory_probes(
-    windows: Sequence[TextWindow], vocabulary: int, end_of_text: int, dice: random.Random
+    windows: Sequence[TextWindow], vocabulary: int, end_of_text: int, rng: random.Random
 ) -> Iterator[Probe]:
-    """Windows with one token of their first quarter changed; looked at in their second half."""
-    long = [i for i, window in enumerate(windows) if len(window) >= 2 * ROWS_PER_PROBE]
-    for index in dice.sample(long, min(MEMORY_PROBES, len(long))):
+    """Yield windows with one token of the first quarter replaced, observed in the second half."""
+    eligible = [i for i, window in enumerate(windows) if len(window) >= 2 * ROWS_PER_PROBE]
+    for index in rng.sample(eligible, min(MEMORY_PROBES, len(eligible))):
         length = len(windows[index])
         tokens = windows[index].inputs.copy()
-        place = dice.randrange(1, length // 4)
-        others = [token for token in dice.sample(range(vocabulary), 3) if token not in (tokens[place], end_of_text)]
+        place = rng.randrange(1, length // 4)
+        others = [token for token in rng.sample(range(vocabulary), 3) if token not in (tokens[place], end_of_text)]
         tokens[place] = others[0]
-        kept = dice.sample(range(length // 2, length), ROWS_PER_PROBE)
-        yield Probe(index, tokens, tuple(("memory", position) for position in kept))
+        positions = rng.sample(range(length // 2, length), ROWS_PER_PROBE)
+        yield Probe(index, tokens, tuple(("memory", position) for position in positions))
 
 
 class ProbeComparison:
-    """Compares the full pass with the sightings, as it goes along."""
+    """Compares the logits of the full pass with the probes' observations."""
 
-    def __init__(self, sightings: Sequence[Observation], windows: Sequence[TextWindow]) -> None:
+    def __init__(self, observations: Sequence[Observation], windows: Sequence[TextWindow]) -> None:
         self._windows = windows
-        self._sightings: dict[int, list[Observation]] = defaultdict(list)
-        for sighting in sightings:
-            self._sightings[sighting.window].append(sighting)
+        self._observations: dict[int, list[Observation]] = defaultdict(list)
+        for observation in observations:
+            self._observations[observation.window].append(observation)
         self._differences: dict[str, list[float]] = defaultdict(list)
         self._gains: list[float] = []
-        self._known: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self._memory_losses: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        """By window: loss in the full pass, loss after a replaced token."""
 
-    def look(self, window: int, logits: NDArray[np.float32]) -> None:
+    def compare_window(self, window: int, logits: NDArray[np.float32]) -> None:
         """`logits`: [length, vocabulary] of this window in the full pass."""
-        for sighting in self._sightings.get(window, ()):
-            self.compare(sighting, logits[sighting.position])
+        for observation in self._observations.get(window, ()):
+            self.compare_row(observation, logits[observation.position])
 
-    def compare(self, sighting: Observation, logits: NDArray[np.float32]) -> None:
+    def compare_row(self, observation: Observation, logits: NDArray[np.float32]) -> None:
         row = log_softmax(logits[None])[0]
-        if sighting.check == "memory":
-            target = self._windows[sighting.window].targets[sighting.position]
-            self._known[sighting.window].append((-float(row[target]), -float(sighting.row[target])))
+        target = self._windows[observation.window].targets[observation.position]
+        if observation.check == "memory":
+            self._memory_losses[observation.window].append((-float(row[target]), -float(observation.row[target])))
             return
-        self._differences[sighting.check].append(float(np.abs(row - sighting.row).max()))
-        if sighting.check in ("prefix", "causality"):
-            target = self._windows[sighting.window].targets[sighting.position]
-            self._gains.append(float(row[target] - sighting.row[target]))
+        self._differences[observation.check].append(float(np.abs(row - observation.row).max()))
+        if observation.check in ("prefix", "causality"):
+            self._gains.append(float(row[target] - observation.row[target]))
 
-    def largest(self, check: str) -> float:
-        return max(self._differences[check], default=0.0)
+    def max_difference(self, *checks: str) -> float:
+        return max((value for check in checks for value in self._differences[check]), default=0.0)
 
     def mean_gain(self) -> float:
         return float(np.mean(self._gains)) if self._gains else 0.0
 
-    def recited(self) -> tuple[float, float]:
-        """(mean nats that one early token is worth to a window's later ones, its standard error over windows)."""
-        worth = [np.mean([slip - right for right, slip in pairs]) for pairs in self._known.values()]
-        if len(worth) < 2:
+    def memory_loss(self) -> tuple[float, float]:
+        """Return the mean nats per token that one wrong early token costs, and its standard error over windows."""
+        costs = [np.mean([changed - full for full, changed in pairs]) for pairs in self._memory_losses.values()]
+        if len(costs) < 2:
             return 0.0, 0.0
-        return float(np.mean(worth)), float(np.std(worth, ddof=1) / np.sqrt(len(worth)))
+        return float(np.mean(costs)), float(np.std(costs, ddof=1) / np.sqrt(len(costs)))
 
-    def recites(self) -> bool:
-        worth, error = self.recited()
-        changed = float(np.mean([slip for pairs in self._known.values() for _, slip in pairs])) if self._known else 0.0
-        return worth > max(MEMORIZED_NATS, MEMORIZED_SHARE * changed, MEMORIZED_STDERRS * error)
+    def has_memorized(self) -> bool:
+        cost, error = self.memory_loss()
+        losses = [changed for pairs in self._memory_losses.values() for _, changed in pairs]
+        mean = float(np.mean(losses)) if losses else 0.0
+        return cost > max(MEMORIZED_NATS, MEMORIZED_SHARE * mean, MEMORIZED_STDERRS * error)
 
-    def verdict(self) -> None:
-        """Raises what fits best; the order of the questions matters, for a random model fails all of them."""
-        wrong = {check for check in self._differences if self.largest(check) > TOLERANCE}
-        detail = ", ".join(f"{check} {self.largest(check):.2g}" for check in sorted(wrong))
-        if "order" in wrong:
+    def check_honest(self) -> None:
+        """Raise the error that fits best. The order matters: a random model fails every check."""
+        failed = {check for check in self._differences if self.max_difference(check) > TOLERANCE}
+        detail = ", ".join(f"{check} {self.max_difference(check):.2g}" for check in sorted(failed))
+        if "order" in failed:
             raise misbehavior.NonDeterministicError(detail)
-        if "before" in wrong:  # the last text matters everywhere: it is simply not causal
+        if "before" in failed:  # the replaced text matters at every position: plainly not causal
             raise misbehavior.NonCausalError(detail)
-        if "interior" in wrong:  # only where the text goes on, though that is no other text
+        if "interior" in failed:  # only the length of the row differs, its text does not
             raise misbehavior.ProbeDetectedError(detail)
-        if "causality" in wrong or "prefix" in wrong:
+        if "causality" in failed or "prefix" in failed:
             raise misbehavior.NonCausalError(detail)
         if len(self._gains) >= MIN_GAIN_ROWS and self.mean_gain() > MAX_MEAN_GAIN:
             raise misbehavior.NonCausalError(f"mean gain {self.mean_gain():.2g} nats")
-        if self.recites():
-            raise misbehavior.MemorizedError(f"{self.recited()[0]:.2g} nats a token")
+        if self.has_memorized():
+            raise misbehavior.MemorizedError(f"{self.memory_loss()[0]:.2g} nats a token")
 
     def report(self) -> dict[str, Any]:
-        """For the JSON of `dailytrain score`."""
+        """Return the checks for the JSON of `dailytrain score`."""
         cuts = len(self._differences["prefix"])
+        cost, error = self.memory_loss()
         return {
             "prefix": {
                 "cuts": cuts,
-                "max_difference": max(self.largest("prefix"), self.largest("interior")),
+                "max_difference": self.max_difference("prefix", "interior"),
                 "mean_gain": self.mean_gain(),
                 "tolerance": TOLERANCE,
                 "catch_probability": {str(share): 1 - (1 - share) ** cuts for share in SHARES},
             },
             "causality": {
                 "changes": len(self._differences["causality"]),
-                "max_difference": max(self.largest("causality"), self.largest("before")),
+                "max_difference": self.max_difference("causality", "before"),
                 "tolerance": TOLERANCE,
             },
             "order": {
                 "rows": len(self._differences["order"]),
-                "max_difference": self.largest("order"),
+                "max_difference": self.max_difference("order"),
                 "tolerance": TOLERANCE,
             },
-            "memory": {
-                "windows": len(self._known),
-                "mean_loss": self.recited()[0],
-                "stderr": self.recited()[1],
-            },
+            "memory": {"windows": len(self._memory_losses), "mean_loss": cost, "stderr": error},
         }

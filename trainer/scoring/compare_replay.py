@@ -1,17 +1,18 @@
-"""How far is what a replay computed from what a node said it had computed? The site's own code, outside the sandbox.
+"""Distance between the weights that a replay computed and those that a node claimed; runs outside the sandbox.
 
     python -m trainer.scoring.compare_replay START CLAIMED REPLAYED [--start-is-replayed]      (files of weights)
 
-deviation = |replayed - claimed| / |claimed - start|, over all weights together: 0 where the same machine computes the
-same, small where another one rounds otherwise, about 1 and more where the stretch was not trained as the run says.
-Where the stretch begins with the first weights, these come out of the sandbox too: the distance then counts as no
-longer than the claimed weights themselves, so that false first weights cannot make it long.
+deviation = |replayed - claimed| / |claimed - start|, over all weights together: 0 for the same machine, small for one
+that rounds differently, 1 or more if the steps were not trained as claimed. If the replay starts from the initial
+weights, these come out of the sandbox too. The denominator is then at most |claimed|, so that forged initial weights
+cannot make it large.
 
-Not covered: the optimizer's half of a checkpoint, which shows in the next stretch.
+Not covered: the optimizer's part of a checkpoint, which shows in the next replay.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -22,20 +23,20 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 
 MAX_DEVIATION = 1e9
-"""Deviation of weights that have other shapes, are not finite, or differ where nothing was to move."""
+"""Deviation of weights that have other shapes, are not finite, or differ although nothing should have changed."""
 
 
 class ReplayComparison(NamedTuple):
     exact: bool
-    """The same to the last bit."""
+    """Equal to the last bit."""
     deviation: float
 
 
 def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_replayed: bool = False) -> ReplayComparison:
-    """Compare three files of weights. Raise `ValueError` if one cannot be read."""
+    """Compare three files of weights. Raise `UserError` if one cannot be read."""
     sums = sum_squares(start, claimed, replayed)
     if sums is None:
         return ReplayComparison(exact=False, deviation=MAX_DEVIATION)
@@ -49,39 +50,38 @@ def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_repl
 
 
 def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
-    """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None if names, shapes or numbers are amiss."""
+    """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None for bad names, shapes or numbers."""
     apart = moved = size = 0.0
     try:
         with safe_open(start, "pt") as a, safe_open(claimed, "pt") as b, safe_open(replayed, "pt") as r:
             if not set(a.keys()) == set(b.keys()) == set(r.keys()):
                 return None
             for name in b.keys():  # noqa: SIM118  (a file, not a dict)
-                before, said, found = (file.get_tensor(name).to(torch.float64) for file in (a, b, r))
-                if not before.shape == said.shape == found.shape:
+                initial, sent, computed = (file.get_tensor(name).to(torch.float64) for file in (a, b, r))
+                if not initial.shape == sent.shape == computed.shape:
                     return None
-                apart += float((found - said).square().sum())
-                moved += float((said - before).square().sum())
-                size += float(said.square().sum())
+                apart += float((computed - sent).square().sum())
+                moved += float((sent - initial).square().sum())
+                size += float(sent.square().sum())
     except SafetensorError as error:
-        raise ValueError(f"a checkpoint's weights cannot be read: {error}") from error
+        raise UserError(f"a checkpoint's weights cannot be read: {error}") from error
     return (apart, moved, size) if all(math.isfinite(value) for value in (apart, moved, size)) else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="trainer.scoring.compare_replay", description="Compare a replayed stretch with what was claimed."
+    parser = argparse.ArgumentParser(
+        prog="trainer.scoring.compare_replay", description="Compare replayed weights with the claimed ones."
     )
-    parser.add_argument("start", type=Path, help="weights where the stretch begins")
+    parser.add_argument("start", type=Path, help="weights before the replayed steps")
     parser.add_argument("claimed", type=Path, help="weights that the node sent")
-    parser.add_argument("replayed", type=Path, help="weights that the replay made")
-    parser.add_argument("--start-is-replayed", action="store_true", help="the start, too, came out of the replay")
+    parser.add_argument("replayed", type=Path, help="weights that the replay computed")
+    parser.add_argument("--start-is-replayed", action="store_true", help="the start was computed by the replay, too")
     options = parser.parse_args(argv)
     try:
-        found = compare_weights(**vars(options))
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"trainer.scoring.compare_replay: {' '.join(str(error).split())}\n")
-        return 2
-    sys.stdout.write(json.dumps(found._asdict()) + "\n")
+        comparison = compare_weights(**vars(options))
+    except (UserError, OSError) as error:
+        return print_error("trainer.scoring.compare_replay", error, ExitCode.USER_ERROR)
+    sys.stdout.write(json.dumps(comparison._asdict()) + "\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""What a model costs to train, as the scorer has it.
+"""The training cost of a model, as the scorer reports it.
 
-The count is made by our code, but in the process of the model, whose author could forge it there. So it is bounded by
-what the scorer knows itself, and its result must be plausible against metered time (`trainer.accounting.plausibility`).
+Our code counts, but in the model's process, where the author could forge the count. So the scorer bounds it by what it
+knows itself, and checks the result against metered time (`trainer.accounting.plausibility`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from trainer.accounting.plausibility import IMPOSSIBLE, VOID_REASONS
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """FLOPs and sizes."""
+    """FLOPs and parameter counts."""
 
     flops_per_token: float | None
-    """Forward and backward; None where the count is void."""
+    """Forward and backward; None if the count is void."""
     void: str
-    """Why: one of `trainer.accounting.plausibility.VOID_REASONS`."""
+    """Why the count is void: one of `trainer.accounting.plausibility.VOID_REASONS`."""
     embedding: int
-    """Numbers in tables that are looked up."""
+    """Parameters of lookup tables."""
     non_embedding: int
 
     @classmethod
-    def read(cls, flops: float, total: int, embedding: int, code: int, stored: int) -> Self:
-        """Judge what came through the door; `stored`: numbers in the checkpoint, counted by the scorer."""
+    def from_counts(cls, flops: float, total: int, embedding: int, code: int, *, stored: int) -> Self:
+        """Bound what the model's process reported; `stored`: parameters in the checkpoint, counted by the scorer."""
         embedding = min(embedding, stored)
         void = VOID_REASONS[code] if code < len(VOID_REASONS) else IMPOSSIBLE
         if not void and not (math.isfinite(flops) and flops > 0):

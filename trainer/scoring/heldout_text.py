@@ -1,4 +1,4 @@
-"""The text a model is scored on, in tokens: every document of a corpus, or the test split of a dataset."""
+"""The tokenized text that a model is scored on: every document of a corpus, or the test split of a dataset."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, iterate_test_documents
 from trainer.data.errors import DatasetError
 from trainer.data.tokenizer import Tokenizer
+from trainer.errors import UserError
 from trainer.scoring.run_folder import compute_sha256
 
 BATCH_BYTES = 2**22
-"""Text that is encoded at a time."""
+"""Text encoded at a time."""
 
 
-class NoTextError(ValueError):
+class NoTextError(UserError):
     """There is no text to score."""
 
 
 @dataclass(frozen=True)
 class EncodedDocument:
-    """A held-out document, in tokens."""
+    """A tokenized held-out document."""
 
     tokens: NDArray[np.int64]
     size: int
-    """Bytes of UTF-8 that the tokens stand for."""
+    """Bytes of UTF-8 that the tokens encode."""
 
 
 def load_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> list[EncodedDocument]:
-    """All documents of a corpus, in its order."""
+    """Return all documents of a corpus, in its order."""
     return encode_documents(open_corpus(spec), tokenizer, limit_tokens)
 
 
 def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedDocument]:
-    """The dataset's test documents, ordered by their SHA-256: a limit takes an even and always the same sample."""
+    """Return the dataset's test documents, ordered by SHA-256, so that a limit takes a fixed, uniform sample."""
     for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
         if compute_sha256(dataset.folder / shard["path"]) != shard["sha256"]:
             raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
@@ -51,27 +52,27 @@ def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedD
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, limit_tokens: int | None
 ) -> list[EncodedDocument]:
-    """Whole documents; only the last one is cut, where the limit falls. Raises `NothingToScore`."""
+    """Return whole documents, the last one cut at the limit. Raise `NoTextError`."""
     lengths = tokenizer.byte_lengths()
-    found: list[EncodedDocument] = []
-    left = limit_tokens if limit_tokens is not None else 2**62
-    for batch in _batches(documents):
+    encoded: list[EncodedDocument] = []
+    remaining = limit_tokens if limit_tokens is not None else 2**62
+    for batch in batch_by_size(documents):
         for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
             tokens = np.array(ids, np.int64)
             size = int(lengths[tokens].sum())
-            # What the tokens lose would not be paid for: a score in bits per byte needs them to stand for every byte.
-            assert size == len(document.text.encode()), "byte-level tokenizers keep every byte"
+            # Bits per byte is only fair if the tokens encode every byte.
+            assert size == len(document.text.encode()), "byte-level tokenizers are lossless"
             if len(tokens):
-                found.append(EncodedDocument(tokens[:left], int(lengths[tokens[:left]].sum())))
-            left -= len(tokens)
-            if left <= 0:
-                return found
-    if not found:
+                encoded.append(EncodedDocument(tokens[:remaining], int(lengths[tokens[:remaining]].sum())))
+            remaining -= len(tokens)
+            if remaining <= 0:
+                return encoded
+    if not encoded:
         raise NoTextError("There is no text to score: the documents are empty.")
-    return found
+    return encoded
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batch_by_size(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
     for document in documents:

@@ -1,7 +1,7 @@
-"""A scored run, item by item: what two runs are compared by.
+"""Scores by item: the file by which two runs are compared.
 
 `items.jsonl.gz` has a line for each held-out document (`{"task": "bits_per_byte", "item", "bits", "bytes"}`) and for
-each question of the suite (`{"task", "item", "acc", "log_likelihoods"}`, with `part` where a task has several).
+each question of the suite (`{"task", "item", "acc", "log_likelihoods"}`, with `part` if a task has several).
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from trainer.errors import UserError
+
 TEXT_TASK = "bits_per_byte"
-"""The task of held-out documents."""
+"""`task` of held-out documents."""
 
 MAX_BYTES = 2**28
-"""Unpacked."""
+"""Decompressed."""
 
 ItemKey = tuple[str, str, int]
 """(task, part, item)."""
 
 
-class ItemsError(ValueError):
-    """This file does not hold the items of a scored run."""
+class ItemsError(UserError):
+    """A file that does not contain the items of a scored run."""
 
 
 def write_items(path: Path, documents: Iterable[tuple[float, int]], questions: Iterable[dict[str, Any]]) -> None:
-    """`documents`: (bits, bytes) of each."""
+    """Write the file; `documents`: (bits, bytes) of each."""
     texts = ({"task": TEXT_TASK, "item": i, "bits": bits, "bytes": size} for i, (bits, size) in enumerate(documents))
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for lines in (texts, questions) for line in lines)
 
 
 def read_items(path: Path) -> dict[ItemKey, dict[str, Any]]:
-    """Raises `ItemsError` with one line."""
+    """Read the file; raise `ItemsError`."""
     try:
         with path.open("rb") as file:
             return parse_items(file, str(path))
@@ -45,13 +47,13 @@ def read_items(path: Path) -> dict[ItemKey, dict[str, Any]]:
         raise ItemsError(f"{path} cannot be read.") from None
 
 
-def parse_items(file: IO[bytes], name: str, most_bytes: int = MAX_BYTES) -> dict[ItemKey, dict[str, Any]]:
-    """Read the items from an open file. Raises `ItemsError`, also where unpacked they are more than `most_bytes`."""
+def parse_items(file: IO[bytes], name: str, max_bytes: int = MAX_BYTES) -> dict[ItemKey, dict[str, Any]]:
+    """Parse an open file; raise `ItemsError`, also if it unpacks to more than `max_bytes`."""
     try:
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            text = unpacked.read(most_bytes + 1)
-        if len(text) > most_bytes:
-            raise ItemsError(f"{name} unpacks to more than {most_bytes:,} bytes.")
+        with gzip.GzipFile(fileobj=file) as decompressed:
+            text = decompressed.read(max_bytes + 1)
+        if len(text) > max_bytes:
+            raise ItemsError(f"{name} unpacks to more than {max_bytes:,} bytes.")
         lines = [json.loads(line) for line in text.decode().splitlines()]
         return {(line["task"], line.get("part", ""), line["item"]): line for line in lines}
     except ItemsError:

@@ -1,4 +1,4 @@
-"""A model behind the door, as lm-eval wants one."""
+"""Adapter: a model process as an lm-eval model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
 
 
 class LmEvalModel(TemplateLM):
-    """Log-likelihoods through the door. As in lm-eval's own models a text that is too long loses its beginning."""
+    """Log-likelihoods from a model process. As in lm-eval's own models, a text that is too long is cut on the left."""
 
-    def __init__(self, door: ModelProcessClient, tokenizer: Tokenizer, progress: Callable[[str, float], None]) -> None:
+    def __init__(
+        self, client: ModelProcessClient, tokenizer: Tokenizer, progress: Callable[[str, float], None]
+    ) -> None:
         super().__init__()
-        self._door = door
+        self._client = client
         self._tokenizer = tokenizer
         self._progress = progress
-        self._length = door.run.sequence_length
+        self._length = client.run.sequence_length
 
     @property
     def eot_token_id(self) -> int:
@@ -49,8 +51,10 @@ class LmEvalModel(TemplateLM):
             counts.append(min(len(continuation), len(row) - 1))
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         sizes = [round_row_length(len(row) - 1, self._length) for row in rows]
-        for group in batch_rows(sizes, self._door.space.positions, random.Random(0)):
-            logits = self._door.ask(pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id))
+        for group in batch_rows(sizes, self._client.layout.positions, random.Random(0)):
+            logits = self._client.get_logits(
+                pad_rows([rows[i][:-1] for i in group], sizes[group[0]], self.eot_token_id)
+            )
             for i, answer in zip(group, logits, strict=True):
                 end = len(rows[i]) - 1
                 found = score_targets(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
@@ -59,7 +63,7 @@ class LmEvalModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Whole texts, in the windows that bits per byte is scored in."""
+        """Score whole texts, in the same windows as bits per byte."""
         totals = []
         for request in requests:
             tokens = np.array(self._tokenizer.encode(request.args[0]), np.int64)
@@ -69,22 +73,22 @@ class LmEvalModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Greedy, one text at a time: right, and slow."""
+        """Generate greedily, one text at a time: slow."""
         return [self._generate(*request.args) for request in requests]
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
         stops = settings.get("until") or []
         stops = [stops] if isinstance(stops, str) else list(stops)
         tokens = [self.eot_token_id, *self._tokenizer.encode(context)]
-        made: list[int] = []
+        generated: list[int] = []
         text = ""
-        while len(made) < int(settings.get("max_gen_toks", 256)):
-            logits = self._door.ask(np.array([(tokens + made)[-self._length :]], np.int64))
+        while len(generated) < int(settings.get("max_gen_toks", 256)):
+            logits = self._client.get_logits(np.array([(tokens + generated)[-self._length :]], np.int64))
             token = int(logits[0, -1].argmax())
             if token == self.eot_token_id:
                 break
-            made.append(token)
-            text = self._tokenizer.decode(made)
+            generated.append(token)
+            text = self._tokenizer.decode(generated)
             if found := [text.index(stop) for stop in stops if stop in text]:
                 return text[: min(found)]
         return text

@@ -1,4 +1,4 @@
-"""From logits to log-probabilities, on the scorer's side: float32 or better, sums in float64. Pure numpy."""
+"""Log-probabilities from logits, in the scorer: at least float32, sums in float64. Pure numpy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from trainer.scoring.misbehavior import NonFiniteLogitsError
 
 CHUNK_BYTES = 2**20
-"""Logits taken at a time: small enough to stay in the processor's cache."""
+"""Logits processed at a time: they fit in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class TargetScores:
-    """What a model thought of the tokens that came."""
+    """How a model predicted the tokens that followed."""
 
     log_probabilities: NDArray[np.float64]
-    """Of each target, in nats, never above 0."""
+    """Of each target, in nats; at most 0."""
     greedy: NDArray[np.bool_]
-    """Whether the target was the likeliest token."""
+    """Whether the target was the most likely token."""
 
 
 def score_targets(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> TargetScores:
-    """`logits`: [n, vocabulary], `targets`: [n]. Raises `NotFinite`."""
+    """Return the scores of `targets` [n] under `logits` [n, vocabulary]; raise `NonFiniteLogitsError`."""
     found = np.empty(len(targets), np.float64)
     greedy = np.empty(len(targets), np.bool_)
     for chunk, shifted, log_sum in _chunks(logits):
@@ -36,18 +36,18 @@ def score_targets(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> Ta
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[n, vocabulary] -> the same, in nats. Raises `NotFinite`. For few rows: it keeps them all."""
+    """Return log-probabilities [n, vocabulary] in nats; raise `NonFiniteLogitsError`. For few rows: memory is O(n)."""
     rows = [shifted - log_sum[:, None] for _, shifted, log_sum in _chunks(logits)]
     return np.concatenate(rows) if rows else np.empty(logits.shape, np.float64)
 
 
 def _chunks(logits: NDArray[np.float32]) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float64]]]:
-    """(which rows, their logits less the row's largest, log of the sum of their exponentials)."""
+    """Yield (rows, their logits minus the row's maximum, log of the sum of the exponentials)."""
     step = max(1, CHUNK_BYTES // (logits.shape[1] * logits.itemsize))
     for start in range(0, len(logits), step):
         chunk = slice(start, start + step)
         largest = logits[chunk].max(axis=1, keepdims=True)
-        # NaN survives max and min, so two cheap passes see everything that is not finite.
+        # max and min propagate NaN, so two cheap passes find everything that is not finite.
         if not np.isfinite(largest).all() or not np.isfinite(logits[chunk].min()):
             raise NonFiniteLogitsError
         shifted = logits[chunk] - largest

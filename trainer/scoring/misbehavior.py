@@ -1,7 +1,7 @@
-"""What can be wrong with a model that is being scored. The docstring of each is the sentence its author sees.
+"""What can be wrong with a model that is being scored. The docstring of each error is the sentence its author sees.
 
-The sentences are fixed: nothing that a model prints or says travels back through them, so a model cannot use its own
-failure to tell its author something about the held-out text.
+The sentences are fixed: nothing that the model's process writes is passed on, so a model cannot use its own failure to
+reveal something about the held-out text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class ModelMisbehaviorError(Exception):
     """The model misbehaved while it was scored."""
 
     def __init__(self, detail: str = "") -> None:
-        """`detail`: our own numbers (never the model's words), for the log of a trusted node."""
+        """`detail`: our own numbers, never text from the model, for the log of a trusted node."""
         self.sentence = inspect.cleandoc(type(self).__doc__ or "").replace("\n", " ")
         self.detail = detail
         super().__init__(self.sentence)
@@ -24,7 +24,7 @@ class ModelLoadError(ModelMisbehaviorError):
 
 
 class ModelRaisedError(ModelMisbehaviorError):
-    """The model raised an error when it was asked for logits."""
+    """The model raised an error when it computed logits."""
 
 
 class ModelTimeoutError(ModelMisbehaviorError):
@@ -36,11 +36,11 @@ class ModelProcessDiedError(ModelMisbehaviorError):
 
 
 class ResourceLimitError(ModelMisbehaviorError):
-    """The model's process went over its limits of memory, processes or time."""
+    """The model's process exceeded its limits of memory, processes or time."""
 
 
 class InvalidReplyError(ModelMisbehaviorError):
-    """The model's process answered out of turn, or with something that is no answer."""
+    """The model's process sent an unexpected or malformed reply."""
 
 
 class LogitsShapeError(ModelMisbehaviorError):
@@ -52,23 +52,23 @@ class NonFiniteLogitsError(ModelMisbehaviorError):
 
 
 class LogitsChangedError(ModelMisbehaviorError):
-    """The model changed its logits after it had handed them over."""
+    """The model changed its logits after it had returned them."""
 
 
 class NonDeterministicError(ModelMisbehaviorError):
-    """The model answers the same text differently in another order or other company: it keeps state, or is random."""
+    """The model returns different logits for the same text in a different batch or order: it is stateful or random."""
 
 
 class NonCausalError(ModelMisbehaviorError):
-    """The model's predictions depend on tokens that come after them: it looks at the future."""
+    """The model's predictions depend on tokens that come after them: it looks ahead."""
 
 
 class ProbeDetectedError(ModelMisbehaviorError):
-    """The model treats a text that ends early differently from a whole one: it tells our probes from the real thing."""
+    """The model treats a text that ends early differently from a whole one: it detects the checks."""
 
 
 class MemorizedError(ModelMisbehaviorError):
-    """The model knows the held-out text by heart: one changed word far back, and what it knew so well is forgotten."""
+    """The model has memorized the held-out text: one changed early token ruins its later predictions."""
 
 
 class ContaminationError(ModelMisbehaviorError):
@@ -76,8 +76,8 @@ class ContaminationError(ModelMisbehaviorError):
 
 
 class EmbeddedDataError(ModelMisbehaviorError):
-    """The entry's files carry more data than an architecture needs: long unbroken words or endless numbers."""
+    """The entry's files contain more data than an architecture needs: long unbroken words or thousands of numbers."""
 
 
 class MetricOverflowError(ModelMisbehaviorError):
-    """The model finds a benchmark's answers so unlikely that the benchmark's figures overflow."""
+    """The model finds a benchmark's answers so unlikely that the benchmark's metrics overflow."""

@@ -1,9 +1,9 @@
-"""The scorer's side of the door: token ids go out to a model in its own sandboxed process, logits come back.
+"""Client of a model that runs in its own sandboxed process: token ids go out, logits come back.
 
-Nothing here trusts what is behind the door. Every wait has an end, every message one size; logits are copied out of the
-shared memory before anybody looks at them, and looked at again afterwards to see that they stayed.
+Nothing here trusts that process. Every wait has a timeout and every message a fixed size. Logits are copied out of the
+shared memory before they are used, and compared with the memory afterwards to see that they were not changed.
 
-Not covered: a sandbox without descriptor passing (docker); a model behind the door that is only slow, within its time.
+Not covered: a sandbox without descriptor passing (docker); a model that is only slow, within its timeouts.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from trainer.scoring.cost import TrainingCost
 from trainer.scoring.run_folder import RunFolder
 
 MEMORY_BYTES = 64 * 2**20
-"""Logits of one question, where a single row is not larger: big enough to keep two cores busy, small to copy."""
+"""Logits of one request, unless a single row is larger: enough to keep two cores busy, cheap to copy."""
 
-WATCHED_ROWS = 16
-"""Positions of each answer that are compared again after use."""
+RECHECKED_POSITIONS = 16
+"""Positions of each reply that are compared with the shared memory again after use."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # Threads that wait sleep: where others use the cores too, spinning made a forward pass three times slower.
+    # Waiting threads sleep: on shared cores, spinning made a forward pass three times slower.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
@@ -64,13 +64,13 @@ class Timeouts:
     load: float = 300
     """From the start of the process until the model is loaded."""
     answer: float = 300
-    """For one question: 64 MiB of logits."""
+    """For the reply to one request (64 MiB of logits)."""
     wall: float = 6 * 3600
-    """The process's whole life."""
+    """Lifetime of the process."""
 
 
 class ModelProcessClient:
-    """One model process. Start with `open()`, then `wait()` until it has loaded, then `ask()`; a context manager."""
+    """One model process. Call `start()`, `wait_until_loaded()`, then `get_logits()`; also a context manager."""
 
     def __init__(
         self,
@@ -78,24 +78,24 @@ class ModelProcessClient:
         driver: SandboxDriver,
         *,
         model_source: Path | None = None,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         output: IO[bytes] | None = None,
     ) -> None:
-        """`output`: where the model's own words go; by default nowhere, as it must be where the text is secret."""
+        """`output`: receives the model's own output. By default it is dropped, as it must be for secret text."""
         self.run = run
         positions = max(run.sequence_length, MEMORY_BYTES // (run.vocabulary_size * LOGIT_BYTES))
-        self.space = SharedMemoryLayout(positions, run.vocabulary_size)
-        self.patience = patience or Timeouts()
+        self.layout = SharedMemoryLayout(positions, run.vocabulary_size)
+        self._timeouts = timeouts or Timeouts()
         self._driver = driver
         self._model_source = model_source
         self._output = output
         self._calls = 0
-        self._watched: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-        self._closing = contextlib.ExitStack()
+        self._rechecked: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+        self._resources = contextlib.ExitStack()
         self._process: SandboxProcess | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        self.start()
         return self
 
     def __exit__(
@@ -103,29 +103,29 @@ class ModelProcessClient:
     ) -> None:
         self.close()
 
-    def open(self) -> None:
-        """Start the process; it loads the model while the caller does something else."""
-        space = self.space
-        memory = create_sealed_memory(space.size())
-        self._closing.callback(os.close, memory)
-        offset = space.logits_offset()
+    def start(self) -> None:
+        """Start the process; it loads the model in the background."""
+        layout = self.layout
+        memory = create_sealed_memory(layout.size())
+        self._resources.callback(os.close, memory)
+        offset = layout.logits_offset()
         tokens = mmap.mmap(memory, offset)
-        logits = mmap.mmap(memory, space.size() - offset, prot=mmap.PROT_READ, offset=offset)
-        self._tokens = np.frombuffer(tokens, np.int64, space.positions)
+        logits = mmap.mmap(memory, layout.size() - offset, prot=mmap.PROT_READ, offset=offset)
+        self._tokens = np.frombuffer(tokens, np.int64, layout.positions)
         self._logits = np.frombuffer(logits, np.float32)
         self._copy = np.empty_like(self._logits)
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._closing.callback(self._socket.close)
-        with theirs:
-            self._process = self._start(theirs.fileno(), memory)
-        self._closing.callback(self._kill)
+        self._socket, model_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._resources.callback(self._socket.close)
+        with model_socket:
+            self._process = self._start_process(model_socket.fileno(), memory)
+        self._resources.callback(self._kill)
 
-    def _start(self, control: int, memory: int) -> SandboxProcess:
+    def _start_process(self, control: int, memory: int) -> SandboxProcess:
         root = Path(trainer.__file__).resolve().parent.parent
-        space, run = self.space, self.run
+        run = self.run
         command = [sys.executable, "-m", "trainer.scoring.model_process"]
         command += ["--control", str(control), "--memory", str(memory)]
-        command += ["--positions", str(space.positions), "--vocabulary", str(space.vocabulary)]
+        command += ["--positions", str(self.layout.positions), "--vocabulary", str(self.layout.vocabulary)]
         command += ["--run", str(run.folder), "--checkpoint", str(run.checkpoint)]
         mounts = [Mount(root / "trainer"), Mount(run.folder), Mount(run.checkpoint)]
         if self._model_source is not None:
@@ -143,85 +143,86 @@ class ModelProcessClient:
             output = self._output or stack.enter_context(Path(os.devnull).open("wb"))
             return self._driver.start(box, stdout=output, stderr=output)
 
-    def wait(self) -> None:
-        """Until the model has loaded."""
-        self._reply(0, self.patience.load, ReplyStatus.LOADED)
+    def _limits(self) -> ResourceLimits:
+        """Limit memory to three quarters of the machine's: the size of a model is not checked here."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return ResourceLimits(
+            wall_seconds=self._timeouts.wall, memory_bytes=total * 3 // 4, disk_bytes=64 * 2**20, processes=256
+        )
 
-    def ask(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Logits[rows, length, vocabulary] for token ids[rows, length].
+    def wait_until_loaded(self) -> None:
+        self._receive(0, self._timeouts.load, ReplyStatus.LOADED)
 
-        The array is the scorer's own copy, good until the next question; whether its numbers are finite is not
-        looked at here.
+    def get_logits(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return logits [rows, length, vocabulary] for token ids [rows, length].
+
+        The array is the scorer's own copy, valid until the next call. Its numbers may be NaN or infinite.
         """
-        self.check_watched()
         rows, length = tokens.shape
-        assert 0 < tokens.size <= self.space.positions
+        self._request(tokens, rows, length, ReplyStatus.ANSWERED)
+        count = tokens.size * self.layout.vocabulary
+        np.copyto(self._copy[:count], self._logits[:count])
+        chosen = np.array([secrets.randbelow(tokens.size) for _ in range(RECHECKED_POSITIONS)])
+        self._rechecked = chosen, self._copy.reshape(-1, self.layout.vocabulary)[chosen]
+        return self._copy[:count].reshape(rows, length, self.layout.vocabulary)
+
+    def measure_cost(self, row: NDArray[np.int64]) -> TrainingCost:
+        """Return the cost of training on a row like this. Must be the last call: it leaves training mode on."""
+        self._request(row, 0, len(row), ReplyStatus.COUNTED)
+        counts = COST.unpack(self._logits.view(np.uint8)[: COST.size].tobytes())
+        return TrainingCost.from_counts(*counts, stored=self.run.parameters)
+
+    def check_unchanged(self) -> None:
+        """Raise `LogitsChangedError` if the shared memory no longer holds the last reply. (Our copy was scored.)"""
+        if self._rechecked is None:
+            return
+        chosen, copied = self._rechecked
+        current = self._logits.reshape(-1, self.layout.vocabulary)[chosen]
+        # Compared as integers: NaN is not equal to itself.
+        if not np.array_equal(current.view(np.int32), copied.view(np.int32)):
+            raise misbehavior.LogitsChangedError
+
+    def _request(self, tokens: NDArray[np.int64], rows: int, length: int, expected: ReplyStatus) -> None:
+        """Send token ids and wait for the reply; `rows` 0 asks for the training cost."""
+        self.check_unchanged()
+        self._rechecked = None
+        assert 0 < tokens.size <= self.layout.positions
         assert length <= self.run.sequence_length
-        # Zero what is left: an earlier, longer question must not show what follows in this one.
+        # Zero the rest: an earlier, longer request must not show what follows in this one.
         self._tokens[: tokens.size] = tokens.ravel()
         self._tokens[tokens.size :] = 0
         self._calls += 1
         self._send(REQUEST.pack(self._calls, rows, length))
-        self._reply(self._calls, self.patience.answer, ReplyStatus.ANSWERED)
-        count = tokens.size * self.space.vocabulary
-        np.copyto(self._copy[:count], self._logits[:count])
-        self._watch(tokens.size)
-        return self._copy[:count].reshape(rows, length, self.space.vocabulary)
-
-    def cost(self, row: NDArray[np.int64]) -> TrainingCost:
-        """What training on a row like this costs. The last question: the model is in training mode afterwards."""
-        self.check_watched()
-        self._watched = None
-        assert 0 < len(row) <= self.run.sequence_length
-        self._tokens[: len(row)] = row
-        self._tokens[len(row) :] = 0
-        self._calls += 1
-        self._send(REQUEST.pack(self._calls, 0, len(row)))
-        self._reply(self._calls, self.patience.answer, ReplyStatus.COUNTED)
-        return TrainingCost.read(*COST.unpack(self._logits.view(np.uint8)[: COST.size].tobytes()), self.run.parameters)
-
-    def _watch(self, positions: int) -> None:
-        chosen = np.array([secrets.randbelow(positions) for _ in range(WATCHED_ROWS)])
-        self._watched = chosen, self._copy.reshape(-1, self.space.vocabulary)[chosen]
-
-    def check_watched(self) -> None:
-        """Raises `ChangedItsAnswer` when the last answer is no longer what was copied. (The copy is what counted.)"""
-        if self._watched is None:
-            return
-        chosen, seen = self._watched
-        now = self._logits.reshape(-1, self.space.vocabulary)[chosen]
-        # Compared as integers: NaN is not equal to itself.
-        if not np.array_equal(now.view(np.int32), seen.view(np.int32)):
-            raise misbehavior.LogitsChangedError
+        self._receive(self._calls, self._timeouts.answer, expected)
 
     def _send(self, message: bytes) -> None:
-        self._socket.settimeout(self.patience.answer)
+        self._socket.settimeout(self._timeouts.answer)
         try:
             self._socket.send(message)
         except TimeoutError:
             raise misbehavior.ModelTimeoutError from None
         except OSError:
-            raise self._ended() from None
+            raise self._explain_exit() from None
 
-    def _reply(self, call: int, seconds: float, wanted: ReplyStatus) -> None:
+    def _receive(self, call: int, seconds: float, expected: ReplyStatus) -> None:
         self._socket.settimeout(seconds)
         try:
             message = self._socket.recv(REPLY.size + 1)
         except TimeoutError:
             raise misbehavior.ModelTimeoutError from None
         except OSError:
-            raise self._ended() from None
+            raise self._explain_exit() from None
         if not message:
-            raise self._ended()
+            raise self._explain_exit()
         if len(message) != REPLY.size:
             raise misbehavior.InvalidReplyError
         answered, status = REPLY.unpack(message)
         if answered == call and status in REPORTED_ERRORS:
             raise REPORTED_ERRORS[status]
-        if (answered, status) != (call, wanted):
+        if (answered, status) != (call, expected):
             raise misbehavior.InvalidReplyError
 
-    def _ended(self) -> misbehavior.ModelMisbehaviorError:
+    def _explain_exit(self) -> misbehavior.ModelMisbehaviorError:
         assert self._process is not None
         with contextlib.suppress(Exception):
             self._process.wait(10)
@@ -235,11 +236,4 @@ class ModelProcessClient:
         self._process.wait(10)
 
     def close(self) -> None:
-        self._closing.close()
-
-    def _limits(self) -> ResourceLimits:
-        """Memory: what the machine has, less a quarter; a model's size is its own business."""
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return ResourceLimits(
-            wall_seconds=self.patience.wall, memory_bytes=total * 3 // 4, disk_bytes=64 * 2**20, processes=256
-        )
+        self._resources.close()

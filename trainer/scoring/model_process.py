@@ -1,8 +1,8 @@
-"""The model's side of the door: `python -m trainer.scoring.model_process`, started by the scorer in the sandbox.
+"""Server of the model's logits: `python -m trainer.scoring.model_process`, started by the scorer in the sandbox.
 
-It runs the entry's code, so nothing it says is believed: it loads the model from its safetensors, reads token ids from
-shared memory, writes logits to shared memory, and says which call it answered. It never sees the targets, has no
-writable storage and no network, and its output streams lead nowhere.
+It runs the entry's code, so the scorer trusts nothing it reports. It loads the model from its safetensors, reads token
+ids from shared memory, writes logits to shared memory, and reports which call it answered. It never sees the targets,
+has no writable storage and no network, and its output is dropped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     if options.models is not None:
-        # The entry's files first, everything that it does not bring from our own package.
+        # The entry's files come first; whatever they lack is imported from our own package.
         trainer.__path__.insert(0, str(options.models / "trainer"))
     control = socket.socket(fileno=options.control)
-    space = SharedMemoryLayout(options.positions, options.vocabulary)
-    memory = mmap.mmap(options.memory, space.size())
+    layout = SharedMemoryLayout(options.positions, options.vocabulary)
+    memory = mmap.mmap(options.memory, layout.size())
     try:
         model = load_model(options.run, options.checkpoint)
     except Exception:
         control.send(REPLY.pack(0, ReplyStatus.COULD_NOT_LOAD))
         raise
     control.send(REPLY.pack(0, ReplyStatus.LOADED))
-    serve_requests(model, control, memory, space)
+    serve_requests(model, control, memory, layout)
     return 0
 
 
@@ -52,9 +52,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def load_model(run: Path, checkpoint: Path) -> nn.Module:
-    """The model in float32, ready to answer. Rounding must not depend on who asks: no TF32, no reduced sums.
+    """Return the model in float32 and evaluation mode, with TF32 off so that all matrix products round alike.
 
-    The scorer has compared the files with the manifest; a scoring node has no optimizer state, so nothing asks for it.
+    The scorer has compared the files with the manifest. A scoring node has no optimizer state, so none is loaded.
     """
     import torch
 
@@ -70,28 +70,28 @@ def load_model(run: Path, checkpoint: Path) -> nn.Module:
     return model.eval().float()
 
 
-def serve_requests(model: nn.Module, control: socket.socket, memory: mmap.mmap, space: SharedMemoryLayout) -> None:
-    """Answer until the scorer hangs up."""
+def serve_requests(model: nn.Module, control: socket.socket, memory: mmap.mmap, layout: SharedMemoryLayout) -> None:
+    """Answer requests until the scorer closes the socket."""
     import torch
 
-    tokens_memory = torch.frombuffer(memory, dtype=torch.int64, count=space.positions)
-    logits_memory = torch.frombuffer(memory, dtype=torch.float32, offset=space.logits_offset())
-    while question := control.recv(REQUEST.size):
-        call, rows, length = REQUEST.unpack(question)
+    tokens_memory = torch.frombuffer(memory, dtype=torch.int64, count=layout.positions)
+    logits_memory = torch.frombuffer(memory, dtype=torch.float32, offset=layout.logits_offset())
+    while request := control.recv(REQUEST.size):
+        call, rows, length = REQUEST.unpack(request)
         if rows == 0:
             cost = count_training_cost(model, tokens_memory[:length].clone())
             logits_memory.view(torch.uint8)[: COST.size] = torch.frombuffer(bytearray(cost), dtype=torch.uint8)
             control.send(REPLY.pack(call, ReplyStatus.COUNTED))
             continue
         tokens = tokens_memory[: rows * length].view(rows, length).clone()
-        status, logits = compute_logits(model, tokens, space.vocabulary)
+        status, logits = compute_logits(model, tokens, layout.vocabulary)
         if logits is not None:
             logits_memory[: logits.numel()].view(logits.shape).copy_(logits)
         control.send(REPLY.pack(call, status))
 
 
 def compute_logits(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[ReplyStatus, Tensor | None]:
-    """`tokens`: int64[rows, length] -> logits[rows, length, vocabulary], or why there are none."""
+    """Return logits [rows, length, vocabulary] of int64 `tokens` [rows, length], or the reason why there are none."""
     import torch
 
     try:
@@ -106,7 +106,7 @@ def compute_logits(model: nn.Module, tokens: Tensor, vocabulary: int) -> tuple[R
 
 
 def count_training_cost(model: nn.Module, row: Tensor) -> bytes:
-    """What a token of this row costs in training, as `COST` has it. Our code counts, in an interpreter of theirs."""
+    """Return the training cost per token of this row, packed as `COST`."""
     from trainer.accounting import flops, plausibility
 
     numbers = flops.count_parameters(model)

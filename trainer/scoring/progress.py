@@ -1,4 +1,4 @@
-"""What the scorer is doing, on standard error: a bar on a terminal, a line per stage in a log."""
+"""Progress of the scorer on standard error: a bar on a terminal, one line per stage in a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 ProgressCallback = Callable[[str, float], None]
-"""Told what is being done, and which fraction of it is done."""
+"""Called with the current stage and the completed fraction of it."""
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def show_progress() -> Iterator[ProgressCallback]:
 
 
 def log_stages() -> ProgressCallback:
-    """One line for each stage."""
+    """Print one line per stage."""
     last = ""
 
     def progress(stage: str, fraction: float) -> None:

@@ -1,7 +1,7 @@
-"""What the scorer reads of a run's folder: plain JSON and the header of a safetensors file. Nothing is unpickled.
+"""The scorer's view of a run's folder: plain JSON and the header of a safetensors file. Nothing is unpickled.
 
-`run.json` and `result.json` were written beside a stranger's model, so what they say of compute is passed on as it is
-(advisory) and what they say of sizes is bounded and counted again here.
+`run.json` and `result.json` were written by a process that ran untrusted code. Their compute figures are passed on as
+advisory; their sizes are bounded and counted again here.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from trainer.errors import UserError
+
 MAX_SEQUENCE_LENGTH = 2**16
-"""Tokens in a row: a run that claims more is refused."""
+"""Tokens in a row."""
 
 MAX_VOCABULARY_SIZE = 2**20
 
 
-class RunFolderError(ValueError):
-    """This folder cannot be scored."""
+class RunFolderError(UserError):
+    """A folder that cannot be scored."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, read and checked."""
+    """A run's folder, validated."""
 
     folder: Path
     checkpoint: Path
-    """Folder of the checkpoint to score, its files verified against its manifest."""
+    """Folder of the checkpoint to score; its files match its manifest."""
     arch: str
     step: int
     sequence_length: int
@@ -39,17 +41,17 @@ class RunFolder:
     vocabulary_size: int
     """Logits in each position."""
     tokenizer_sha256: str
-    """As `run.json` has it; the caller compares it with the tokenizer it uses."""
+    """From `run.json`; the caller compares it with the tokenizer it uses."""
     parameters: int
-    """Numbers in the checkpoint's floating-point tensors, counted from the file's header."""
+    """Elements of the checkpoint's floating-point tensors, counted from the file's header."""
     train_tokens: float | None
-    """As the run reported, and so are the next two: advisory."""
+    """Advisory: reported by the run. So are the next two."""
     train_flops: float | None
     train_seconds: float | None
 
     @classmethod
     def open(cls, folder: Path, checkpoint: Path | None = None) -> RunFolder:
-        """Raises `RunError` with one line that says what is wrong."""
+        """Read and validate a folder; `checkpoint` defaults to the last one. Raise `RunFolderError`."""
         folder = folder.resolve()
         if not folder.is_dir():
             raise RunFolderError(f"There is no run folder {folder}.")
@@ -102,7 +104,7 @@ def parse_integer(record: dict[str, Any], key: str, least: int, most: int) -> in
 
 
 def find_latest_checkpoint(folder: Path) -> Path:
-    """The checkpoint of the highest step among the complete ones (their manifest is written last)."""
+    """Return the complete checkpoint of the highest step (the manifest is written last)."""
     complete = sorted(path.parent for path in folder.glob("checkpoints/step-*/manifest.json"))
     if not complete:
         raise RunFolderError(f"{folder} holds no complete checkpoint.")
@@ -110,9 +112,9 @@ def find_latest_checkpoint(folder: Path) -> Path:
 
 
 def verify_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    """The manifest, after comparing size and SHA-256 of what it lists.
+    """Return the manifest after comparing the SHA-256 of the files that it lists.
 
-    Only the weights must be there: a scoring node need not fetch the optimizer's state. What is there must be right.
+    Only the weights are required: a scoring node does not fetch the optimizer's state.
     """
     manifest = read_json_file(checkpoint / "manifest.json")
     files = manifest.get("files")
@@ -140,7 +142,7 @@ def compute_sha256(path: Path) -> str:
 
 
 def count_parameters(weights: Path) -> int:
-    """Numbers in the floating-point tensors; a tied tensor is stored, and counted, once."""
+    """Return the elements of all floating-point tensors; a tied tensor is stored, and counted, once."""
     try:
         with safe_open(weights, framework="numpy") as file:
             slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
@@ -150,27 +152,21 @@ def count_parameters(weights: Path) -> int:
 
 
 def read_training_compute(folder: Path, checkpoint: Path) -> tuple[float | None, float | None, float | None]:
-    """(tokens, FLOPs, seconds) of the training: as the checkpoint's own state has them, else `result.json`."""
+    """Return (tokens, FLOPs, seconds) of the training, from the checkpoint's state or else from `result.json`."""
     if (checkpoint / "state.json").is_file():
-        spent = read_json_file(checkpoint / "state.json").get("spent")
-        if isinstance(spent, dict):
-            return (
-                parse_amount(spent.get("tokens")),
-                parse_amount(spent.get("flops")),
-                parse_amount(spent.get("seconds")),
-            )
+        usage = read_json_file(checkpoint / "state.json").get("spent")
+        if isinstance(usage, dict):
+            return parse_amount(usage, "tokens"), parse_amount(usage, "flops"), parse_amount(usage, "seconds")
     if (folder / "result.json").is_file():
         result = read_json_file(folder / "result.json")
-        return (
-            parse_amount(result.get("tokens")),
-            parse_amount(result.get("train_flops")),
-            parse_amount(result.get("train_seconds")),
-        )
+        tokens, flops, seconds = (parse_amount(result, key) for key in ("tokens", "train_flops", "train_seconds"))
+        return tokens, flops, seconds
     return None, None, None
 
 
-def parse_amount(value: object) -> float | None:
-    """A finite number that is not negative, or None."""
+def parse_amount(record: dict[str, Any], key: str) -> float | None:
+    """Return a finite number that is not negative, or None."""
+    value = record.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return value
     return None

@@ -1,10 +1,10 @@
-"""One model, scored: the probe process first, then the full pass in a process of its own, then the verdict."""
+"""Scoring of one model: probes in one process, the full pass in another, then the checks."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,12 @@ from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.windows import TextWindow, batch_rows, cut_windows, pad_rows, round_row_length
 
 REPEATED_WINDOWS = 4
-"""Windows that the full pass's own process is asked again at its end."""
+"""Windows that the full pass requests again at its end."""
 
 
 @dataclass(frozen=True)
 class ModelScore:
-    """The outcome for an honest model."""
+    """The score of a model that passed all checks."""
 
     bits: BitsPerByte
     checks: dict[str, Any]
@@ -34,73 +34,71 @@ class ModelScore:
 
 
 def score_model(
-    probe: ModelProcessClient,
-    full: ModelProcessClient,
+    probe_client: ModelProcessClient,
+    full_client: ModelProcessClient,
     texts: Sequence[EncodedDocument],
     byte_lengths: NDArray[np.int64],
     end_of_text: int,
     progress: ProgressCallback,
-    dice: random.Random | None = None,
+    rng: random.Random | None = None,
 ) -> ModelScore:
-    """Score `texts`. Both doors are open and fresh; raises `verdicts.Misbehaved` where the model does."""
-    dice = dice or random.SystemRandom()
-    length = full.run.sequence_length
+    """Score `texts` with two freshly started processes. Raise a `ModelMisbehaviorError` for a misbehaving model."""
+    rng = rng or random.SystemRandom()
+    length = full_client.run.sequence_length
     windows = [window for i, text in enumerate(texts) for window in cut_windows(i, text.tokens, end_of_text, length)]
-    probe.wait()
+    probe_client.wait_until_loaded()
     progress("checking", 0)
-    sightings = cheat_detection.run_probes(probe, windows, end_of_text, dice)
-    probe.close()
-    comparison = cheat_detection.ProbeComparison(sightings, windows)
-    full.wait()
-    nats = run_full_pass(full, windows, end_of_text, comparison, progress, dice)
-    comparison.verdict()
-    documents = [np.concatenate(parts) for parts in group_by_document(windows, nats, len(texts))]
+    observations = cheat_detection.run_probes(probe_client, windows, end_of_text, rng)
+    probe_client.close()
+    comparison = cheat_detection.ProbeComparison(observations, windows)
+    full_client.wait_until_loaded()
+    nats = run_full_pass(full_client, windows, end_of_text, comparison, progress, rng)
+    comparison.check_honest()
+    documents = concatenate_by_document(windows, nats, len(texts))
     lengths = [byte_lengths[text.tokens] for text in texts]
     sizes = [text.size for text in texts]
-    needed = [float(part.sum()) / math.log(2) for part in documents]
-    return ModelScore(
-        BitsPerByte.of(documents, sizes, lengths), comparison.report(), list(zip(needed, sizes, strict=True))
-    )
+    bits = [float(part.sum()) / math.log(2) for part in documents]
+    score = BitsPerByte.from_documents(documents, sizes, lengths)
+    return ModelScore(score, comparison.report(), list(zip(bits, sizes, strict=True)))
 
 
 def run_full_pass(
-    door: ModelProcessClient,
+    client: ModelProcessClient,
     windows: Sequence[TextWindow],
-    filler: int,
+    padding: int,
     comparison: cheat_detection.ProbeComparison,
     progress: ProgressCallback,
-    dice: random.Random,
+    rng: random.Random,
 ) -> list[NDArray[np.float64]]:
-    """Nats of every target, by window. Every window is asked once; a few are asked again at the end."""
+    """Return the nats of every target, by window. Each window is requested once, and a few again at the end."""
     nats: list[NDArray[np.float64]] = [np.empty(0)] * len(windows)
-    repeated = dice.sample(range(len(windows)), min(REPEATED_WINDOWS, len(windows)))
+    repeated = rng.sample(range(len(windows)), min(REPEATED_WINDOWS, len(windows)))
     first: list[cheat_detection.Observation] = []
     done, total = 0, sum(map(len, windows))
-    sizes = [round_row_length(len(window), door.run.sequence_length) for window in windows]
-    for group in batch_rows(sizes, door.space.positions, dice):
-        logits = door.ask(pad_rows([windows[i].inputs for i in group], sizes[group[0]], filler))
-        for i, answer in zip(group, logits, strict=True):
-            rows = answer[: len(windows[i])]
+    lengths = [round_row_length(len(window), client.run.sequence_length) for window in windows]
+    for batch in batch_rows(lengths, client.layout.positions, rng):
+        logits = client.get_logits(pad_rows([windows[i].inputs for i in batch], lengths[batch[0]], padding))
+        for i, reply in zip(batch, logits, strict=True):
+            rows = reply[: len(windows[i])]
             nats[i] = -score_targets(rows, windows[i].targets).log_probabilities
-            comparison.look(i, rows)
+            comparison.compare_window(i, rows)
             if i in repeated:
-                first += cheat_detection.observe_random_rows("order", i, rows, dice)
+                first += cheat_detection.observe_random_rows("order", i, rows, rng)
             done += len(rows)
         progress("scoring", done / total)
     for i in repeated:
-        logits = door.ask(pad_rows([windows[i].inputs], sizes[i], filler))
-        for sighting in first:
-            if sighting.window == i:
-                comparison.compare(sighting, logits[0, sighting.position])
-    door.check_watched()
+        logits = client.get_logits(pad_rows([windows[i].inputs], lengths[i], padding))
+        for observation in first:
+            if observation.window == i:
+                comparison.compare_row(observation, logits[0, observation.position])
+    client.check_unchanged()
     return nats
 
 
-def group_by_document(
+def concatenate_by_document(
     windows: Sequence[TextWindow], nats: Sequence[NDArray[np.float64]], documents: int
-) -> Iterator[list[NDArray[np.float64]]]:
-    """Each document's windows, in order."""
+) -> list[NDArray[np.float64]]:
     parts: list[list[NDArray[np.float64]]] = [[] for _ in range(documents)]
     for window, part in zip(windows, nats, strict=True):
         parts[window.document].append(part)
-    yield from parts
+    return [np.concatenate(part) for part in parts]

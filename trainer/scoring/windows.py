@@ -1,4 +1,4 @@
-"""Documents cut into windows, windows put together into questions.
+"""Documents cut into windows, and windows batched into requests.
 
 The policy: a document of tokens d1..dn is read as end-of-text, d1, ..., dn, and every d is predicted exactly once. The
 windows are as long as the model's training rows, T, and do not overlap: the first sees end-of-text, d1..d(T-1), each
@@ -25,47 +25,46 @@ class TextWindow:
     document: int
     """Index of the document."""
     inputs: NDArray[np.int64]
-    """What the model sees."""
     targets: NDArray[np.int64]
-    """What follows each: the document's own tokens."""
+    """The token after each input."""
 
     def __len__(self) -> int:
         return len(self.inputs)
 
 
 def cut_windows(document: int, tokens: NDArray[np.int64], end_of_text: int, length: int) -> list[TextWindow]:
-    """A document's windows of at most `length` tokens."""
+    """Return a document's windows of at most `length` tokens."""
     line = np.concatenate([[end_of_text], tokens]).astype(np.int64)
     starts = range(0, len(tokens), length)
     return [TextWindow(document, line[i : i + length][: len(tokens) - i], line[i + 1 : i + 1 + length]) for i in starts]
 
 
 def round_row_length(count: int, length: int) -> int:
-    """Tokens to which a row of `count` is filled up, where rows have at most `length`: one of eight sizes.
+    """Return the length to which a row of `count` tokens is padded: one of eight up to `length`.
 
-    A row has the same size in whatever company it is asked, so what a model makes of the filling is one thing, and what
-    it makes of the company another. And there are few shapes, which compilers like.
+    A row has the same length in every batch, so padding and batch composition are separate effects. Few shapes also
+    suit compilers.
     """
     step = -(-length // 8)
     return min(length, -(-count // step) * step)
 
 
-def batch_rows(sizes: Sequence[int], positions: int, dice: random.Random) -> Iterator[list[int]]:
-    """Indices of rows of one size, in groups of at most `positions` tokens, in an order that nobody can foresee."""
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], dice.random()))
-    groups: list[list[int]] = []
+def batch_rows(lengths: Sequence[int], max_tokens: int, rng: random.Random) -> Iterator[list[int]]:
+    """Yield indices of rows of one length, in batches of at most `max_tokens`, in random order."""
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], rng.random()))
+    batches: list[list[int]] = []
     for i in order:
-        if groups and sizes[groups[-1][0]] == sizes[i] and (len(groups[-1]) + 1) * sizes[i] <= positions:
-            groups[-1].append(i)
+        if batches and lengths[batches[-1][0]] == lengths[i] and (len(batches[-1]) + 1) * lengths[i] <= max_tokens:
+            batches[-1].append(i)
         else:
-            groups.append([i])
-    dice.shuffle(groups)
-    yield from groups
+            batches.append([i])
+    rng.shuffle(batches)
+    yield from batches
 
 
-def pad_rows(rows: Sequence[NDArray[np.int64]], size: int, filler: int) -> NDArray[np.int64]:
-    """int64[rows, size], each filled up on the right: what comes after a token must not matter to it."""
-    block = np.full((len(rows), size), filler, np.int64)
+def pad_rows(rows: Sequence[NDArray[np.int64]], length: int, padding: int) -> NDArray[np.int64]:
+    """Return int64 [rows, length], padded on the right, where it cannot affect a causal model."""
+    padded = np.full((len(rows), length), padding, np.int64)
     for i, row in enumerate(rows):
-        block[i, : len(row)] = row
-    return block
+        padded[i, : len(row)] = row
+    return padded

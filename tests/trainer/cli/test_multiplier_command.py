@@ -63,7 +63,7 @@ def test_people_get_a_table(
     printed = capsys.readouterr().out
     assert "better than the baseline" in printed
     assert "[red]far" in printed
-    assert "* read off beyond the ladder's rungs." in printed
+    assert "* extrapolated beyond the ladder's rungs." in printed
     assert "At 1e+18 FLOPs, over the ladder of gpt: 22 runs." in printed
 
 

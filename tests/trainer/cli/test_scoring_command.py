@@ -1,4 +1,4 @@
-"""`dailytrain score`: one JSON object, one line for a mistake, and an exit code that means something."""
+"""The command `dailytrain score`: JSON, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 @needs_sandbox
-def test_it_prints_one_json_object_and_imports_no_model_code(tmp_path):
+def test_score_prints_one_json_object_and_imports_no_model(tmp_path):
     folder = write_run(tmp_path / "run")
     code = (
         "import sys; from trainer.cli.score import main; code = main(sys.argv[1:]);"
@@ -53,16 +53,16 @@ def test_it_prints_one_json_object_and_imports_no_model_code(tmp_path):
 
 
 @needs_sandbox
-def test_a_cheat_is_named_and_nothing_else_is_told(tmp_path, capsys):
+def test_cheat_prints_its_error_and_nothing_else(tmp_path, capsys):
     folder = write_run(tmp_path / "run", "return self.push(self.honest(tokens), tokens, 5.0)")
     assert main(arguments(folder, "--json")) == 3
     output, errors = capsys.readouterr()
     assert list(json.loads(output)) == ["failed"]
-    assert "looks at the future" in json.loads(output)["failed"]
-    assert "looks at the future" in errors
+    assert "looks ahead" in json.loads(output)["failed"]
+    assert "looks ahead" in errors
 
 
-def test_people_get_a_table(tmp_path, capsys):
+def test_score_without_json_prints_table(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     assert main(arguments(folder, "--sandbox", "none", "--limit-tokens", "500")) == 0
     output = capsys.readouterr().out
@@ -85,13 +85,13 @@ MISTAKES = {
     "a limit of nothing": ("RUN TEXT --limit-tokens 0", "at least 1"),
     "a limit that is no number": ("RUN TEXT --limit-tokens some", "some"),
     "no model source": ("RUN TEXT --model-source RUN/nowhere", "no trainer/ package"),
-    "a job without a sandbox": ("RUN TEXT --job", "names its sandbox"),
+    "a job without a sandbox": ("RUN TEXT --job", "requires --sandbox"),
     "no such checkpoint": ("RUN TEXT --checkpoint RUN/nowhere", "manifest.json is missing"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line(name, tmp_path, capsys):
+def test_bad_option_is_one_line_error(name, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     line, sentence = MISTAKES[name]
     line = line.replace("TEXT", f"--corpus files:{held_out_file(folder)}").replace("RUN", str(folder))
@@ -149,7 +149,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_run_is_one_line(name, tmp_path, capsys):
+def test_damaged_run_is_one_line_error(name, tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     damage(folder, name)
     assert main(arguments(folder, "--json", "--sandbox", "none")) == 2

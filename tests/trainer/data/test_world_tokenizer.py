@@ -151,8 +151,8 @@ def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path:
     """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
     dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
     run = untrained(tmp_path / "run", dataset.tokenizer)
-    options = score.parse([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
-    tokenizer, texts = score.read(RunFolder.open(run), options)
+    options = score.parse_arguments([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
+    tokenizer, texts = score.load_text(RunFolder.open(run), options)
     assert isinstance(tokenizer, world.WorldTokenizer)
     assert sum(text.tokens.size for text in texts) >= 200
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""An honest model passes, and its score is its loss."""
+"""Honest models pass all checks, and their score is their loss."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.support.in_process_scorer import Nearby, written_run
-from tests.support.scoring_models import documents, examined, held_out, needs_sandbox, write_run
+from tests.support.in_process_scorer import InProcessModel, write_and_open_run
+from tests.support.scoring_models import documents, encode_held_out, needs_sandbox, score_in_sandbox, write_run
 from trainer.checkpoint import store
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.sandbox import get_driver
@@ -22,7 +22,7 @@ from trainer.scoring.run_folder import RunFolder
 from trainer.scoring.scorer import score_model
 
 
-def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
+def write_real_run(folder: Path, arch: str, seed: int = 3) -> Path:
     """A run of one of our own architectures, with weights that are not at rest."""
     write_run(folder)
     run = json.loads((folder / "run.json").read_text())
@@ -37,10 +37,10 @@ def real_run(folder: Path, arch: str, seed: int = 3) -> Path:
     return folder
 
 
-def loss(folder: Path) -> tuple[float, int]:
+def compute_loss(folder: Path) -> tuple[float, int]:
     """(nats per token, tokens), computed here and now: windows of T behind an end-of-text, T the training length."""
     model = store.load_model(folder)
-    tokenizer, found = held_out(folder)
+    tokenizer, found = encode_held_out(folder)
     length = RunFolder.open(folder).sequence_length
     total = 0.0
     with torch.inference_mode():
@@ -55,11 +55,11 @@ def loss(folder: Path) -> tuple[float, int]:
 
 @needs_sandbox
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
-def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
-    folder = real_run(tmp_path / "run", arch)
-    nats, tokens = loss(folder)
+def test_score_of_our_architectures_equals_their_loss(arch, tmp_path):
+    folder = write_real_run(tmp_path / "run", arch)
+    nats, tokens = compute_loss(folder)
     run = RunFolder.open(folder)
-    tokenizer, found = held_out(folder)
+    tokenizer, found = encode_held_out(folder)
     with (
         ModelProcessClient(run, get_driver("bubblewrap")) as probe,
         ModelProcessClient(run, get_driver("bubblewrap")) as full,
@@ -74,8 +74,8 @@ def test_the_score_of_our_architectures_is_their_loss(arch, tmp_path):
 
 
 @needs_sandbox
-def test_an_honest_model_passes_and_the_report_says_what_was_asked(tmp_path):
-    outcome = examined(write_run(tmp_path / "run"))
+def test_honest_model_passes_and_report_counts_probes(tmp_path):
+    outcome = score_in_sandbox(write_run(tmp_path / "run"))
     prefix, causality, order = (outcome.checks[name] for name in ("prefix", "causality", "order"))
     assert prefix["cuts"] == 64
     assert prefix["catch_probability"]["0.05"] == pytest.approx(1 - 0.95**64)
@@ -87,9 +87,9 @@ def test_an_honest_model_passes_and_the_report_says_what_was_asked(tmp_path):
 
 
 @needs_sandbox
-def test_a_model_that_knows_nothing_needs_the_uniform_rate(tmp_path):
+def test_uniform_model_needs_log_vocabulary_nats(tmp_path):
     folder = write_run(tmp_path / "run", "return self.honest(tokens) * 0")
-    outcome = examined(folder)
+    outcome = score_in_sandbox(folder)
     assert outcome.bits.nats_per_token == pytest.approx(math.log(RunFolder.open(folder).vocabulary_size), abs=1e-6)
 
 
@@ -109,18 +109,18 @@ RANGES = {
 """What is drawn: one of these values for each field that an architecture's configuration has."""
 
 
-def drawn(arch: str, run: RunFolder, dice: random.Random) -> torch.nn.Module:
+def build_random_model(arch: str, run: RunFolder, rng: random.Random) -> torch.nn.Module:
     """A small model of random shape, its weights far from rest."""
     module = load_architecture(arch)
     config = module.Config.sized(2, run.vocabulary_size, run.sequence_length)
     known = {field.name for field in dataclasses.fields(config)}
     chosen = {
-        name: dice.choice(values)
+        name: rng.choice(values)
         for name, values in RANGES.items()
         if name in known and type(getattr(config, name)) is type(values[0])
     }
     model = module.Model(dataclasses.replace(config, **chosen)).eval()
-    scale = dice.choice((0.02, 0.1, 0.4))
+    scale = rng.choice((0.02, 0.1, 0.4))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=scale)
     return model
@@ -137,17 +137,17 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
-def test_no_honest_model_is_accused(arch, tmp_path):
-    run = written_run(tmp_path / "run")
-    tokenizer, found = held_out(run.folder)
+def test_random_honest_models_pass_all_checks(arch, tmp_path):
+    run = write_and_open_run(tmp_path / "run")
+    tokenizer, found = encode_held_out(run.folder)
     lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
     for seed in range(MODELS[arch]):
         torch.manual_seed(seed)
-        door = Nearby(run, drawn(arch, run, random.Random(seed)))
-        outcome = score_model(door, door, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
+        model = InProcessModel(run, build_random_model(arch, run, random.Random(seed)))
+        outcome = score_model(model, model, found[:4], lengths, end, lambda stage, done: None, random.Random(seed))
         # The scorer's own limit is 1e-4.
         assert abs(outcome.checks["prefix"]["mean_gain"]) < 3e-5
 
 
-def test_these_are_two_hundred_models():
+def test_random_honest_models_are_two_hundred():
     assert sum(MODELS.values()) >= 200

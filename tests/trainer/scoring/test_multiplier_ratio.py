@@ -12,14 +12,14 @@ from trainer.scoring.multiplier import RunResult, TrackComparison, compare_entri
 
 @pytest.fixture(scope="module")
 def board() -> TrackComparison:
-    dice = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
 
     def runs(name: str, cm: float, part: float, count: int) -> list[RunResult]:
         x = math.log(part * cm)
         return [
             RunResult(
                 entry=name, seed=seed, flops=1e13 * part, seconds=None,
-                bits_per_byte=2 - 0.1 * x + 0.01 * x * x + float(dice.normal(0, 0.002)),
+                bits_per_byte=2 - 0.1 * x + 0.01 * x * x + float(rng.normal(0, 0.002)),
             )
             for seed in range(count)
         ]  # fmt: skip

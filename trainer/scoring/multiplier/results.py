@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from trainer.errors import UserError, to_one_line
+
 Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
 MAX_COMPUTE = 1e300
@@ -22,8 +24,8 @@ MAX_BITS_PER_BYTE = 1e6
 FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
 
 
-class ResultsError(ValueError):
-    """These results cannot be compared."""
+class ResultsError(UserError):
+    """Results that cannot be compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def load_results(path: Path) -> list[RunResult]:
     except OSError as error:
         raise ResultsError(f"{path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        detail = "the file is empty" if path.stat().st_size == 0 else " ".join(str(error).split())
+        detail = "the file is empty" if path.stat().st_size == 0 else to_one_line(error)
         raise ResultsError(f"{path} is not JSON: {detail}.") from error
     try:
         return parse_results(document)
@@ -108,5 +110,5 @@ def parse_positive(value: object, field: str, number: int, most: float) -> float
 
 def format_value(value: object) -> str:
     """Return a value of unknown size and kind for a message of one line."""
-    text = " ".join(repr(value).split())
+    text = to_one_line(repr(value))
     return text if len(text) <= 40 else f"{text[:37]}..."

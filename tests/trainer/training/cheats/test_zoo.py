@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.in_process_scorer import Nearby, written_run
-from tests.support.scoring_models import documents, held_out, lay_out_models, words
+from tests.support.in_process_scorer import InProcessModel, write_and_open_run
+from tests.support.scoring_models import documents, encode_held_out, lay_out_models, words
 from tests.support.tiny import TINY
 from trainer.accounting import plausibility
 from trainer.models import ARCHITECTURES
@@ -30,15 +30,15 @@ from trainer.training import entry_integrity
 
 def scored(name: str, folder: Path) -> ModelScore:
     """Examine two fresh copies of a cheat, as the two processes would have them."""
-    run = written_run(folder)
+    run = write_and_open_run(folder)
     cheat = importlib.import_module(name)
-    doors = []
+    clients = []
     for _ in range(2):
         torch.manual_seed(1)
-        doors.append(Nearby(run, cheat.Model(cheat.Config(run.vocabulary_size, run.sequence_length)).eval()))
-    tokenizer, texts = held_out(run.folder)
+        clients.append(InProcessModel(run, cheat.Model(cheat.Config(run.vocabulary_size, run.sequence_length)).eval()))
+    tokenizer, texts = encode_held_out(run.folder)
     lengths, end = tokenizer.byte_lengths(), tokenizer.end_of_text
-    return score_model(*doors, texts, lengths, end, lambda stage, done: None, random.Random(2))
+    return score_model(*clients, texts, lengths, end, lambda stage, done: None, random.Random(2))
 
 
 WHILE_SCORED = {
@@ -55,7 +55,7 @@ WHILE_SCORED = {
 @pytest.mark.parametrize("name", WHILE_SCORED)
 def test_a_cheat_is_caught_when_it_is_scored(name, tmp_path):
     if name == "recites":
-        tokenizer, texts = held_out(written_run(tmp_path / "known").folder)
+        tokenizer, texts = encode_held_out(write_and_open_run(tmp_path / "known").folder)
         for text in texts:
             line = [tokenizer.end_of_text, *text.tokens.tolist()]
             for start in range(0, len(line), 32):

@@ -1,4 +1,4 @@
-"""How held-out text is cut into questions: every token once, and nothing shown before its time."""
+"""Windows, probes and batches: every token once, and no target shown early."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ END = 0
 
 
 def windows_of(lengths: list[int], row: int) -> list[TextWindow]:
-    dice = np.random.default_rng(0)
-    return [window for i, n in enumerate(lengths) for window in cut_windows(i, dice.integers(1, 99, n), END, row)]
+    rng = np.random.default_rng(0)
+    return [window for i, n in enumerate(lengths) for window in cut_windows(i, rng.integers(1, 99, n), END, row)]
 
 
 @given(count=st.integers(1, 100), row=st.integers(1, 20))
-def test_every_token_is_predicted_once_from_what_came_before(count, row):
+def test_windows_predict_every_token_once(count, row):
     tokens = np.arange(1, count + 1)
     windows = cut_windows(0, tokens, END, row)
     assert np.concatenate([window.targets for window in windows]).tolist() == tokens.tolist()
@@ -34,13 +34,13 @@ def test_every_token_is_predicted_once_from_what_came_before(count, row):
 
 @given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), seed=st.integers(0, 999))
 @settings(max_examples=60)
-def test_a_prefix_question_never_shows_what_a_later_one_asks_for(lengths, seed):
+def test_prefix_probe_never_contains_later_targets(lengths, seed):
     windows = windows_of(lengths, 16)
     places = np.cumsum([0] + [len(window) for window in windows])
     shown: dict[int, int] = {}
     asked = set()
     for question in cheat_detection.build_prefix_probes(windows, random.Random(seed)):
-        check, position = question.kept[0]
+        check, position = question.observed[0]
         assert check == "prefix"
         assert len(question.tokens) == position + 1
         document = windows[question.window].document
@@ -52,10 +52,10 @@ def test_a_prefix_question_never_shows_what_a_later_one_asks_for(lengths, seed):
     assert len(asked) == min(cheat_detection.PREFIX_PROBES, sum(lengths))
 
 
-def test_cuts_fall_evenly_and_cannot_be_foreseen():
+def test_prefix_cuts_are_uniform_and_random():
     windows = windows_of([400, 800], 16)
     drawn = Counter(
-        question.kept[0][1]
+        question.observed[0][1]
         for seed in range(40)
         for question in cheat_detection.build_prefix_probes(windows, random.Random(seed))
     )
@@ -64,13 +64,13 @@ def test_cuts_fall_evenly_and_cannot_be_foreseen():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_changed_window_keeps_what_came_before_and_nothing_after(seed):
+def test_causality_probe_keeps_tokens_before_position(seed):
     windows = windows_of([100, 3, 1, 60], 16)
     questions = list(cheat_detection.build_causality_probes(windows, 99, random.Random(seed)))
     assert len(questions) == min(cheat_detection.CAUSALITY_PROBES, sum(len(window) > 1 for window in windows))
     for question in questions:
         inputs = windows[question.window].inputs
-        (check, position), *before = question.kept
+        (check, position), *before = question.observed
         assert check == "causality"
         assert len(question.tokens) == len(inputs)
         assert question.tokens[: position + 1].tolist() == inputs[: position + 1].tolist()
@@ -78,7 +78,7 @@ def test_a_changed_window_keeps_what_came_before_and_nothing_after(seed):
 
 
 @given(sizes=st.lists(st.sampled_from([4, 8, 12, 32]), min_size=1, max_size=60), seed=st.integers(0, 99))
-def test_batches_hold_every_row_once_and_fit(sizes, seed):
+def test_batches_contain_every_row_once_and_fit(sizes, seed):
     groups = list(batch_rows(sizes, 64, random.Random(seed)))
     assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
     for group in groups:
@@ -87,12 +87,12 @@ def test_batches_hold_every_row_once_and_fit(sizes, seed):
 
 
 @given(count=st.integers(1, 300), length=st.integers(1, 300))
-def test_rows_have_one_of_eight_sizes(count, length):
+def test_rounded_row_lengths_are_at_most_eight(count, length):
     if count <= length:
         assert count <= round_row_length(count, length) <= length
         assert len({round_row_length(n, length) for n in range(1, length + 1)}) <= 8
 
 
-def test_rows_are_filled_up_on_the_right():
+def test_rows_are_padded_on_the_right():
     block = pad_rows([np.array([5, 6]), np.array([7])], 3, END)
     assert block.tolist() == [[5, 6, END], [7, END, END]]

@@ -1,4 +1,4 @@
-"""Models that do not play along, each in a real sandbox, each ending with a fixed sentence."""
+"""Misbehaving models, each in a real sandbox, each with a fixed error message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.scoring_models import examined, needs_sandbox, write_run
+from tests.support.scoring_models import needs_sandbox, score_in_sandbox, write_run
 from trainer.sandbox import get_driver
 from trainer.scoring import misbehavior
 from trainer.scoring.model_client import ModelProcessClient, Timeouts
@@ -64,59 +64,59 @@ MODELS = {
 }
 
 
-def ask_once(folder, **patience):
+def get_logits_once(folder, **limits):
     run = RunFolder.open(folder)
-    source, limits = folder / "source", Timeouts(load=60, **patience)
-    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=source, patience=limits) as door:
-        door.wait()
-        return door.ask(np.zeros((2, 8), np.int64)).copy()
+    source, timeouts = folder / "source", Timeouts(load=60, **limits)
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=source, timeouts=timeouts) as client:
+        client.wait_until_loaded()
+        return client.get_logits(np.zeros((2, 8), np.int64)).copy()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_does_not_play_along_ends_with_a_sentence(name, tmp_path):
+def test_misbehaving_model_raises_error_without_its_text(name, tmp_path):
     from trainer.scoring.logits import log_softmax
 
-    forward, verdict = MODELS[name]
+    forward, error_type = MODELS[name]
     with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
-        log_softmax(ask_once(write_run(tmp_path / "run", forward)).reshape(-1, 300))
-    assert type(caught.value) is verdict
+        log_softmax(get_logits_once(write_run(tmp_path / "run", forward)).reshape(-1, 300))
+    assert type(caught.value) is error_type
     assert caught.value.detail == "", "nothing that the model said comes through"
 
 
-def test_a_model_that_hangs_is_given_up_on_in_time(tmp_path):
+def test_hanging_model_times_out(tmp_path):
     folder = write_run(tmp_path / "run", "time.sleep(600)")
     began = time.monotonic()
     with pytest.raises(misbehavior.ModelTimeoutError):
-        ask_once(folder, answer=1)
+        get_logits_once(folder, answer=1)
     assert time.monotonic() - began < 30
 
 
-def test_a_model_that_cannot_be_loaded_is_told_apart(tmp_path):
+def test_unloadable_model_raises_load_error(tmp_path):
     folder = write_run(tmp_path / "run", setup="raise OSError('no network')")
     with pytest.raises(misbehavior.ModelLoadError):
-        ask_once(folder)
+        get_logits_once(folder)
 
 
-def test_an_answer_that_is_changed_later_is_noticed_and_does_not_count(tmp_path):
+def test_logits_changed_later_are_detected_and_not_used(tmp_path):
     folder = write_run(tmp_path / "run", CHANGES_ITS_ANSWER)
     honest = write_run(tmp_path / "honest")
-    expected = ask_once(honest)
-    with ModelProcessClient(RunFolder.open(folder), get_driver("bubblewrap"), model_source=folder / "source") as door:
-        door.wait()
-        answer = door.ask(np.zeros((2, 8), np.int64))
+    expected = get_logits_once(honest)
+    with ModelProcessClient(RunFolder.open(folder), get_driver("bubblewrap"), model_source=folder / "source") as client:
+        client.wait_until_loaded()
+        answer = client.get_logits(np.zeros((2, 8), np.int64))
         time.sleep(1)
         np.testing.assert_array_equal(answer, expected)
         with pytest.raises(misbehavior.LogitsChangedError):
-            door.ask(np.zeros((2, 8), np.int64))
+            client.get_logits(np.zeros((2, 8), np.int64))
 
 
-def test_a_model_that_prints_is_scored_and_not_heard(tmp_path, capfd):
+def test_printing_model_is_scored_and_its_output_dropped(tmp_path, capfd):
     loud = "print('tokens', tokens.tolist()); sys.stderr.write('x' * 100_000)\nreturn self.honest(tokens)"
-    assert examined(write_run(tmp_path / "run", loud)).bits.tokens > 1000
+    assert score_in_sandbox(write_run(tmp_path / "run", loud)).bits.tokens > 1000
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_model_sees_no_more_of_an_earlier_longer_question(tmp_path):
+def test_earlier_longer_request_is_erased(tmp_path):
     leak = """
     maps = [line for line in open("/proc/self/maps") if "dailytrain-logits" in line]
     start = int(maps[0].split("-")[0], 16)
@@ -125,7 +125,7 @@ def test_the_model_sees_no_more_of_an_earlier_longer_question(tmp_path):
     return self.honest(tokens) * 0 + sum(beyond)
     """
     run = RunFolder.open(write_run(tmp_path / "run", leak))
-    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=run.folder / "source") as door:
-        door.wait()
-        door.ask(np.full((1, 20), 7, np.int64))
-        assert door.ask(np.full((1, 5), 7, np.int64)).max() == 0
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=run.folder / "source") as client:
+        client.wait_until_loaded()
+        client.get_logits(np.full((1, 20), 7, np.int64))
+        assert client.get_logits(np.full((1, 5), 7, np.int64)).max() == 0

@@ -1,4 +1,4 @@
-"""lm-eval's tasks, asked through the door."""
+"""lm-eval's tasks on a model process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
+def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     run, data = write_run(tmp_path / "run"), write_data(tmp_path / "data")
     (data / "lambada_openai" / "test.jsonl.gz").unlink()
     done = score_suite(run, data, "blimp,lambada_openai,hellaswag", ITEMS)
@@ -101,19 +101,19 @@ def test_every_metric_has_a_standard_error_and_missing_data_is_named(tmp_path):
             assert error > 0
 
 
-def test_log_likelihoods_are_those_of_the_logits(tmp_path):
+def test_log_likelihoods_match_the_logits(tmp_path):
     folder = write_run(tmp_path / "run")
     run, tokenizer = RunFolder.open(folder), Tokenizer.load(folder / "tokenizer.json")
-    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=folder / "source") as door:
-        door.wait()
-        model = LmEvalModel(door, tokenizer, lambda stage, done: None)
+    with ModelProcessClient(run, get_driver("bubblewrap"), model_source=folder / "source") as client:
+        client.wait_until_loaded()
+        model = LmEvalModel(client, tokenizer, lambda stage, done: None)
         pairs = [(words(i, 3 + 4 * i).strip(), " " + words(50 + i, 1 + i).strip()) for i in range(8)]
         found = model.loglikelihood([Request(pair) for pair in pairs])
         for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
             start, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
             tail = min(len(whole) - len(start), run.sequence_length)
             row = np.array(whole[-run.sequence_length - 1 :])
-            logits = door.ask(row[None, :-1])[0, -tail:]
+            logits = client.get_logits(row[None, :-1])[0, -tail:]
             exact = score_targets(logits, row[-tail:])
             assert value == pytest.approx(exact.log_probabilities.sum(), abs=1e-4)
             assert greedy == exact.greedy.all()
@@ -143,7 +143,7 @@ def test_real_benchmarks_are_read_from_local_files(tmp_path):
     assert set(record["suite"]["lambada_openai"]) == {"perplexity", "acc"}
 
 
-def test_the_average_takes_off_what_guessing_is_worth():
+def test_average_subtracts_chance():
     found = {"copa": {"acc": (0.75, 0.02)}, "lambada_openai": {"acc": (0.1, 0.01), "perplexity": (90.0, 3.0)}}
     value, error = benchmark_suite.average_normalized_scores(found)
     assert value == pytest.approx((0.5 + 0.1) / 2)
@@ -151,7 +151,7 @@ def test_the_average_takes_off_what_guessing_is_worth():
     assert benchmark_suite.average_normalized_scores({}) is None
 
 
-def test_from_the_hub_the_same_tasks_are_asked_for_by_name():
+def test_hub_tasks_are_requested_by_name():
     assert benchmark_suite.split_by_available_data(list(benchmark_suite.SUITE), benchmark_suite.HUB) == (
         list(benchmark_suite.SUITE),
         [],

@@ -1,11 +1,11 @@
-"""litgpt's Pythia through our door, and the same weights through lm-eval's own HFLM: the same log-likelihoods."""
+"""litgpt's Pythia in our lm-eval adapter and in lm-eval's own HFLM has the same log-likelihoods."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.support.in_process_scorer import Nearby, written_run
+from tests.support.in_process_scorer import InProcessModel, write_and_open_run
 from tests.support.scoring_models import words
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import litgpt
@@ -21,7 +21,7 @@ class Request:
         self.args = args
 
 
-def outside(model: litgpt.Model, vocabulary: int, length: int) -> torch.nn.Module:
+def convert_to_transformers(model: litgpt.Model, vocabulary: int, length: int) -> torch.nn.Module:
     """The same weights as transformers' GPT-NeoX, by litgpt's own converter."""
     from litgpt.scripts.convert_lit_checkpoint import copy_weights_gpt_neox
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
@@ -53,11 +53,11 @@ def outside(model: litgpt.Model, vocabulary: int, length: int) -> torch.nn.Modul
     return found.eval()
 
 
-def test_pythia_14m_through_our_door_and_through_hflm_agree_item_by_item(tmp_path):
+def test_pythia_14m_log_likelihoods_equal_hflm_item_by_item(tmp_path):
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 
-    run = written_run(tmp_path / "run")
+    run = write_and_open_run(tmp_path / "run")
     torch.manual_seed(1)
     model = litgpt.Model(litgpt.Config(run.vocabulary_size, run.sequence_length, name="pythia-14m")).eval()
     for parameter in model.parameters():
@@ -67,13 +67,13 @@ def test_pythia_14m_through_our_door_and_through_hflm_agree_item_by_item(tmp_pat
     theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
     theirs.pad_token = theirs.eos_token
     reference = HFLM(
-        pretrained=outside(model, run.vocabulary_size, run.sequence_length),
+        pretrained=convert_to_transformers(model, run.vocabulary_size, run.sequence_length),
         tokenizer=theirs,
         max_length=run.sequence_length,
         batch_size=4,
         device="cpu",
     )
-    ours = LmEvalModel(Nearby(run, model), tokenizer, lambda stage, done: None)
+    ours = LmEvalModel(InProcessModel(run, model), tokenizer, lambda stage, done: None)
     pairs = [(words(i, 1 + i).strip(), " " + words(70 + i, 1 + i % 4).strip()) for i in range(24)]
     pairs.append(("", words(99, 3).strip()))
     requests = [Request(pair) for pair in pairs]

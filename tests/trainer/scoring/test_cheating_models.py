@@ -1,10 +1,10 @@
-"""Models that try to look better than they are, each in a real sandbox, each caught with its own sentence."""
+"""Cheating models, each in a real sandbox, each caught with its own error."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.scoring_models import examined, needs_sandbox, write_run
+from tests.support.scoring_models import needs_sandbox, score_in_sandbox, write_run
 from trainer.scoring import misbehavior
 
 pytestmark = needs_sandbox
@@ -47,7 +47,7 @@ return logits
 
 LOOKS_AT_ITS_COMPANY = "return self.honest(tokens) + 0.1 * self.honest(tokens).mean(0, keepdim=True)"
 
-ROLLS_DICE = "return self.honest(tokens) + 0.05 * torch.randn(self.config.vocabulary_size)"
+ADDS_NOISE = "return self.honest(tokens) + 0.05 * torch.randn(self.config.vocabulary_size)"
 
 CHEATS = {
     "peeks at the next token": (PEEKS, "", misbehavior.NonCausalError),
@@ -58,13 +58,13 @@ CHEATS = {
     "counts its calls": (COUNTS_CALLS, "self.calls = 0", misbehavior.NonDeterministicError),
     "remembers the texts it saw": (REMEMBERS_TEXTS, "self.seen = {}", misbehavior.NonDeterministicError),
     "looks at what shares its batch": (LOOKS_AT_ITS_COMPANY, "", misbehavior.NonDeterministicError),
-    "rolls dice": (ROLLS_DICE, "", misbehavior.NonDeterministicError),
+    "is random": (ADDS_NOISE, "", misbehavior.NonDeterministicError),
 }
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_cheat_is_caught(name, tmp_path):
-    forward, setup, verdict = CHEATS[name]
+def test_cheating_model_raises_its_error(name, tmp_path):
+    forward, setup, error_type = CHEATS[name]
     with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
-        examined(write_run(tmp_path / "run", forward, setup))
-    assert type(caught.value) is verdict, caught.value.detail
+        score_in_sandbox(write_run(tmp_path / "run", forward, setup))
+    assert type(caught.value) is error_type, caught.value.detail

@@ -1,4 +1,4 @@
-"""From logits to bits per byte and its standard error."""
+"""Log-probabilities, bits per byte and its standard error."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.scoring.logits import log_softmax, score_targets
 from trainer.scoring.misbehavior import NonFiniteLogitsError
 
 
-def test_log_probabilities_agree_with_a_softmax_in_double_precision():
-    dice = np.random.default_rng(1)
-    logits = (dice.normal(size=(300, 5000)) * 20).astype(np.float32)
-    targets = dice.integers(0, 5000, 300)
+def test_log_probabilities_match_softmax_in_double_precision():
+    rng = np.random.default_rng(1)
+    logits = (rng.normal(size=(300, 5000)) * 20).astype(np.float32)
+    targets = rng.integers(0, 5000, 300)
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
     found = score_targets(logits, targets)
@@ -33,7 +33,7 @@ def test_unnormalised_logits_gain_nothing():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_single_number_that_is_not_finite_is_seen(bad):
+def test_logits_with_one_non_finite_number_are_refused(bad):
     logits = np.zeros((200, 1000), np.float32)
     logits[173, 311] = bad
     with pytest.raises(NonFiniteLogitsError):
@@ -44,29 +44,29 @@ def test_a_single_number_that_is_not_finite_is_seen(bad):
 
 def test_bits_per_byte_is_nats_over_bytes_and_ln_2():
     nats = [np.full(10, math.log(2)), np.full(30, 2 * math.log(2))]
-    bits = BitsPerByte.of(nats, [20, 50], [np.full(10, 2), np.full(30, 1)])
+    bits = BitsPerByte.from_documents(nats, [20, 50], [np.full(10, 2), np.full(30, 1)])
     assert bits.bits_per_byte == pytest.approx(1.0)
     assert bits.nats_per_token == pytest.approx(70 / 40 * math.log(2))
     assert (bits.tokens, bits.bytes, bits.documents) == (40, 70, 2)
 
 
-def test_the_standard_error_is_the_spread_over_repeated_draws_of_documents():
-    dice = np.random.default_rng(3)
-    sizes = dice.integers(100, 3000, (2000, 80)).astype(float)
-    bits = sizes * (1.2 + 0.2 * dice.normal(size=sizes.shape)) + 50
+def test_stderr_equals_spread_over_repeated_draws_of_documents():
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(100, 3000, (2000, 80)).astype(float)
+    bits = sizes * (1.2 + 0.2 * rng.normal(size=sizes.shape)) + 50
     spread = (bits.sum(1) / sizes.sum(1)).std()
-    told = np.mean([ratio_stderr(b, s) for b, s in zip(bits[:300], sizes[:300], strict=True)])
-    assert told == pytest.approx(spread, rel=0.05)
+    estimate = np.mean([ratio_stderr(b, s) for b, s in zip(bits[:300], sizes[:300], strict=True)])
+    assert estimate == pytest.approx(spread, rel=0.05)
 
 
-def test_one_document_is_judged_by_its_blocks():
-    dice = np.random.default_rng(4)
-    drawn = dice.exponential(2, (300, 6400))
+def test_stderr_of_one_document_comes_from_its_blocks():
+    rng = np.random.default_rng(4)
+    drawn = rng.exponential(2, (300, 6400))
     lengths = np.full(6400, 4)
     spread = (drawn.sum(1) / math.log(2) / (4 * 6400)).std()
-    told = np.mean([block_stderr(row, lengths) for row in drawn])
-    assert told == pytest.approx(spread, rel=0.1)
+    estimate = np.mean([block_stderr(row, lengths) for row in drawn])
+    assert estimate == pytest.approx(spread, rel=0.1)
 
 
-def test_one_token_has_no_standard_error():
-    assert BitsPerByte.of([np.ones(1)], [3], [np.array([3])]).stderr is None
+def test_stderr_of_one_token_is_none():
+    assert BitsPerByte.from_documents([np.ones(1)], [3], [np.array([3])]).stderr is None

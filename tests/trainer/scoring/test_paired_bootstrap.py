@@ -1,4 +1,4 @@
-"""Two scored runs compared item by item: the interval covers the truth, and mistakes are one line."""
+"""Paired bootstrap over items, and the command `dailytrain compare`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainer.scoring import items, paired_bootstrap
 
 def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 1000):
     """A run's items; the documents and questions are as hard for every run."""
-    dice, own = np.random.default_rng(0), np.random.default_rng(seed)
-    hard, questions = dice.normal(1.0, 0.2, count), dice.random(count)
+    rng, own = np.random.default_rng(0), np.random.default_rng(seed)
+    hard, questions = rng.normal(1.0, 0.2, count), rng.random(count)
     bits = (hard + own.normal(0, 0.01, count) - quality) * size
     suite = [{"task": "piqa", "item": i, "acc": float(q < 0.5 + quality)} for i, q in enumerate(questions)]
     items.write_items(path, [(float(b), size) for b in bits], suite)
     return path
 
 
-def test_a_small_difference_is_resolved_though_documents_differ_far_more(tmp_path, capsys):
+def test_small_difference_is_resolved_despite_document_spread(tmp_path, capsys):
     first, second = write(tmp_path / "a.gz", 0.0, seed=1), write(tmp_path / "b.gz", 0.005, seed=2)
     assert main([str(first), str(second), "--json"]) == 0
     text, piqa = json.loads(capsys.readouterr().out)["differences"]
@@ -34,20 +34,20 @@ def test_a_small_difference_is_resolved_though_documents_differ_far_more(tmp_pat
     assert "bits_per_byte" in capsys.readouterr().out
 
 
-def test_a_run_does_not_differ_from_itself(tmp_path):
+def test_run_compared_with_itself_has_no_difference(tmp_path):
     lines = items.read_items(write(tmp_path / "a.gz", 0.1))
     for difference in paired_bootstrap.compare_items(lines, lines):
         assert (difference.difference, difference.low, difference.high, difference.p) == (0, 0, 0, 1)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-    dice = np.random.default_rng(3)
+def test_interval_has_nominal_coverage():
+    rng = np.random.default_rng(3)
     hits = 0
     for seed in range(150):
-        weights = dice.integers(500, 2000, 60).astype(float)
-        first = weights * dice.normal(1, 0.2, 60)
-        second = first + weights * dice.normal(0.02, 0.05, 60)
-        found = paired_bootstrap.MetricDifference.of("text", "bits", first, second, weights, seed)
+        weights = rng.integers(500, 2000, 60).astype(float)
+        first = weights * rng.normal(1, 0.2, 60)
+        second = first + weights * rng.normal(0.02, 0.05, 60)
+        found = paired_bootstrap.MetricDifference.from_sums("text", "bits", first, second, weights, seed)
         hits += found.low < 0.02 < found.high
     assert 0.88 < hits / 150 <= 1
 
@@ -65,7 +65,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         ),
     ],
 )
-def test_a_mistake_is_one_line(content, sentence, tmp_path, capsys):
+def test_bad_items_file_is_one_line_error(content, sentence, tmp_path, capsys):
     if content is not None:
         (tmp_path / "b.gz").write_bytes(content)
     assert main([str(write(tmp_path / "a.gz", 0.1)), str(tmp_path / "b.gz"), "--json"]) == 2
