@@ -1,5 +1,5 @@
-"""`dailytrain bench`: our systems and other people's on one shape, side by side in one run.
+"""`dailytrain bench`: training speed of our implementation and of others, on one shape.
 
-Each contender is a process of its own (`contender`), told in turns (`turns`) to make some steps, so that all of them
-meet the same state of the machine and none sees another's threads or allocator. `command` is the way in.
+Each contender runs in its own process (`contender`). They take turns (`round_robin`), so that all of them meet the same
+state of the machine and none shares threads or an allocator with another.
 """

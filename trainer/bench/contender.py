@@ -1,8 +1,8 @@
-"""One contender's process: builds a model and an optimizer, then makes steps when it is told to.
+"""The process of a contender: build a model and an optimizer, then train steps on command.
 
-`python -m trainer.bench.contender SPEC`, SPEC being JSON of `Spec`. One line of JSON answers each line of standard
-input: `first` makes the first steps, `run N` times N more, `report` says what it cost. The first line, before any
-question, says that the model is built. What anything else prints goes to standard error.
+`python -m trainer.bench.contender SPEC`, where SPEC is a `ContenderSpec` as JSON. Each command, a line on standard
+input, is answered by a line of JSON: `warm_up` trains the first steps, `run N` times N more, `report` returns costs.
+A first line of JSON, before any command, describes the model. All other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.accounting import flops
-from trainer.bench.peers import BUILT
-from trainer.bench.spec import Shape, Spec
+from trainer.bench.peers import PEER_BUILDERS
+from trainer.bench.spec import ContenderSpec, Shape
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.devices import memory_bytes
+from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import muon, optimizers
 from trainer.training import precision
 
-Step = Callable[[], object]
+StepFunction = Callable[[], object]
 Batch = tuple[Tensor, Tensor]
-"""Inputs and targets `[B, T]`, in main memory: pinned, for a GPU."""
+"""Inputs and targets [B, T] in main memory, pinned if they go to a GPU."""
 
 BATCHES = 8
-"""Different batches of random tokens, taken in turn."""
+"""Distinct batches of random tokens, used in rotation."""
 
 
-# --- the two kinds ----------------------------------------------------------------------------------------------------
+# --- the two kinds of contenders --------------------------------------------------------------------------------------
 
 
-class Answers(LanguageModel):
-    """A peer's model as FLOPs are counted."""
+class PeerModel(LanguageModel):
+    """A peer's model as a `LanguageModel`, for counting FLOPs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -60,8 +61,8 @@ class Answers(LanguageModel):
         return features
 
 
-class WithLoss(nn.Module):
-    """A peer's model with its loss, to be compiled as one."""
+class PeerWithLoss(nn.Module):
+    """A peer's model with its loss, compiled as one graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -71,18 +72,18 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
 
 
-def peer(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
-    """torch's fused AdamW over everything, the loss over all logits at once, nothing measured on the way."""
+def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
+    """Build a peer with torch's fused AdamW for all parameters and the loss over all logits at once."""
     device = torch.device(spec.shape.device)
-    model = BUILT[spec.name](spec.shape).to(device)
-    loss_of = torch.compile(WithLoss(model)) if spec.compiled else WithLoss(model)
+    model = PEER_BUILDERS[spec.name](spec.shape).to(device)
+    compute_loss = torch.compile(PeerWithLoss(model)) if spec.compiled else PeerWithLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     rows = itertools.cycle(batches)
 
     def step() -> None:
         inputs, targets = (half.to(device, non_blocking=True) for half in next(rows))
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = loss_of(inputs, targets)
+            loss = compute_loss(inputs, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -90,28 +91,27 @@ def peer(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
     return model, step
 
 
-def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
-    """The architecture with its own recipe in the training loop's own hands: `trainer.train.train_step` of a run that
-    has no folder and takes random tokens for text."""
+def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
+    """Build an architecture with its recipe, trained by `trainer.train.train_step` on random tokens."""
     from trainer.distributed.devices import make_fabric
     from trainer.train import train_step
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.run import Run
     from trainer.training.setup import prepare_objective
 
-    resolved = resolution(spec)
+    resolved = build_resolved_config(spec)
     module = load_architecture(spec.name)
-    config = sized(module, spec.shape)
+    config = build_model_config(module, spec.shape)
     fabric = make_fabric(resolved, None)
     model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
     objective, resolved = prepare_objective(model, recipe, resolved, batches[0][0], undecided=False)
-    nothing: Any = None  # what a step does not look at
+    unused: Any = None  # fields that a step does not read
     run = Run(
         config=TrainConfig(out=Path(os.devnull), arch=spec.name),
         resolved=resolved,
         fabric=fabric,
-        dataset=nothing,
+        dataset=unused,
         raw_model=model,
         objective=objective,
         model=fabric.setup_module(objective),
@@ -119,21 +119,21 @@ def ours(spec: Spec, batches: Sequence[Batch]) -> tuple[nn.Module, Step]:
             fabric.setup_optimizers(optimizer) for optimizer in optimizers.build(model, recipe, resolved.muon_precision)
         ],
         recipe=recipe,
-        flop_count=nothing,
-        integrity=nothing,
+        flop_count=unused,
+        integrity=unused,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=cast(Any, SimpleNamespace(next_batch=itertools.cycle(batches).__next__)),
         identity={},
     )
-    # As the loop does.
+    # As in the training loop.
     gc.collect()
     gc.freeze()
     gc.disable()
     return model, lambda: train_step(run, 0.5)
 
 
-def resolution(spec: Spec) -> ResolvedConfig:
-    """Return the shape in the words of a run."""
+def build_resolved_config(spec: ContenderSpec) -> ResolvedConfig:
+    """Return the shape as the configuration of a run."""
     shape = spec.shape
     return ResolvedConfig(
         device=shape.device,
@@ -148,15 +148,15 @@ def resolution(spec: Spec) -> ResolvedConfig:
         compile=spec.compiled,
         activation_checkpointing=False,
         strategy="single",
-        spike_filter="skip",
+        spikes="skip",
         evaluations=1,
         dev_tokens=1,
         sample_tokens=0,
     )
 
 
-def sized(module: Any, shape: Shape) -> Any:
-    """Return an architecture's configuration at this shape: by its dial, or else by the width and heads given."""
+def build_model_config(module: Any, shape: Shape) -> Any:
+    """Return an architecture's configuration of this shape, by its depth alone if that gives the width."""
     config = module.Config.sized(shape.depth, shape.vocabulary_size, shape.sequence_length)
     if getattr(config, "width", shape.width) == shape.width:
         return config
@@ -166,72 +166,72 @@ def sized(module: Any, shape: Shape) -> Any:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-class Contender:
-    def __init__(self, spec: Spec) -> None:
+class ContenderWorker:
+    def __init__(self, spec: ContenderSpec) -> None:
         shape = spec.shape
         torch.set_num_threads(shape.threads)
         torch.set_float32_matmul_precision("high")  # as the loop: TF32 where there is no autocast
         torch.manual_seed(0)
         self.spec, self.device = spec, torch.device(shape.device)
-        import_what_it_needs(spec)
-        self.before = memory_bytes(self.device)
+        import_libraries(spec)
+        self.initial_memory = memory_bytes(self.device)
         rows = torch.randint(0, shape.vocabulary_size, (BATCHES, shape.batch, shape.sequence_length + 1))
         batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
         if self.device.type == "cuda":
             batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
-        self.model, self.step = (ours if spec.ours else peer)(spec, batches)
+        self.model, self.step = (build_own if spec.is_ours else build_peer)(spec, batches)
         self.row = batches[0][0][:1].to(self.device)
 
-    def built(self) -> dict[str, Any]:
+    def describe_model(self) -> dict[str, Any]:
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
         }
 
-    def first(self) -> dict[str, Any]:
-        """Make the first steps, which compile, allocate and fill optimizer states."""
+    def warm_up(self) -> dict[str, Any]:
+        """Train the first steps, which compile, allocate memory and create optimizer states."""
         started = time.perf_counter()
-        self.steps(2)
-        self.settle()
+        self.train_steps(2)
+        self.release_memory()
         return {"first_steps_seconds": time.perf_counter() - started}
 
-    def steps(self, number: int) -> None:
+    def train_steps(self, number: int) -> None:
         for _ in range(number):
             self.step()
 
-    def settle(self) -> None:
-        """Wait for a GPU and give back what only the next step needs, to whose turn it is now."""
+    def release_memory(self) -> None:
+        """Wait for the GPU and free its cached memory for the next contender."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
     def run(self, number: int) -> dict[str, Any]:
-        """Make timed steps. On a GPU one goes before them, which takes back the memory that `settle` gave away."""
+        """Time `number` steps. On a GPU one untimed step first allocates the memory again."""
         if self.device.type == "cuda":
-            self.steps(1)
+            self.train_steps(1)
             torch.cuda.synchronize()
         started = time.perf_counter()
-        self.steps(number)
+        self.train_steps(number)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-        self.settle()
+        self.release_memory()
         return {"seconds": seconds}
 
     def report(self) -> dict[str, Any]:
-        """Memory above what the process had before the model was built; FLOPs of a forward and backward pass; the
-        FLOP/s that MFU is a part of."""
-        counted = self.model if isinstance(self.model, LanguageModel) else Answers(self.model)
+        """Return the memory used since before the model was built, FLOPs per token of a forward and backward pass, and
+        the peak FLOP/s for MFU."""
+        counted = self.model if isinstance(self.model, LanguageModel) else PeerModel(self.model)
         return {
-            "memory_bytes": memory_bytes(self.device) - self.before,
+            "memory_bytes": memory_bytes(self.device) - self.initial_memory,
             "flops_per_token": flops.count_flops(counted, self.row).per_token,
             "peak": precision.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }
 
 
-def import_what_it_needs(spec: Spec) -> None:
-    """Have libraries in memory before it is measured: litgpt alone brings two hundred megabytes."""
-    if spec.ours:
+def import_libraries(spec: ContenderSpec) -> None:
+    """Import libraries before memory is measured: litgpt alone takes 200 MB."""
+    if spec.is_ours:
         load_architecture(spec.name)
         importlib.import_module("trainer.training.setup")
         importlib.import_module("lightning.fabric")
@@ -239,38 +239,35 @@ def import_what_it_needs(spec: Spec) -> None:
         importlib.import_module("litgpt")
 
 
-def serve(spec: Spec, questions: TextIO, answers: TextIO) -> None:
-    """Answer questions until there are no more."""
+def serve_commands(spec: ContenderSpec, commands: TextIO, output: TextIO) -> None:
+    """Execute commands until the input ends."""
 
-    def say(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
-        answers.flush()
+    def write(content: dict[str, Any]) -> None:
+        output.write(json.dumps(content) + "\n")
+        output.flush()
 
-    contender = Contender(spec)
-    say(contender.built())
-    for line in questions:
+    worker = ContenderWorker(spec)
+    write(worker.describe_model())
+    for line in commands:
         name, *number = line.split()
-        say(getattr(contender, name)(*map(int, number)))
+        write(getattr(worker, name)(*map(int, number)))
 
 
 def main() -> int:
-    """Serve over standard input and output; 1, with one line on standard error, if it cannot."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library that prints must not spoil the answers
+    """Serve commands on standard input and output. Report an error in one line."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of libraries must not mix with the results
     try:
-        serve(Spec.from_json(sys.argv[1]), sys.stdin, answers)
+        serve_commands(ContenderSpec.from_json(sys.argv[1]), sys.stdin, output)
     except (torch.OutOfMemoryError, MemoryError):
-        return complain("out of memory at this shape")
+        sys.stderr.write("out of memory at this shape\n")
     except BrokenPipeError:
-        return 1
+        pass
     except Exception as error:
-        return complain(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return 0
-
-
-def complain(sentence: str) -> int:
-    sys.stderr.write(f"{sentence}\n")
-    return 1
+        sys.stderr.write(f"{type(error).__name__}: {to_one_line(error)[:300]}\n")
+    else:
+        return ExitCode.OK
+    return ExitCode.INFRASTRUCTURE
 
 
 if __name__ == "__main__":

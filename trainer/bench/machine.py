@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine and the packages of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 PACKAGES = ("torch", "litgpt", "dailytrain")
 
 
-def described(device: str, threads: int) -> dict[str, Any]:
-    """Return processor, cores, memory, operating system; `device` is the GPU's name, or `cpu`."""
+def describe_machine(device: str, threads: int) -> dict[str, Any]:
+    """Return processor, cores, memory and operating system. `device` is the GPU's name or `cpu`."""
     return {
         "device": device,
-        "processor": processor(),
+        "processor": find_processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": threads,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -23,22 +23,22 @@ def described(device: str, threads: int) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Return the processor's name as Linux has it, else what Python knows."""
+def find_processor_name() -> str:
+    """Return the processor's name from Linux, else from Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what was compared, of those that are installed."""
-    found = {"python": platform.python_version()}
+def find_versions() -> dict[str, str]:
+    """Return the versions of the compared packages, of those that are installed."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

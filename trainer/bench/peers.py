@@ -1,4 +1,4 @@
-"""What others would train this shape with: not ours, and none of our systems in it."""
+"""Other implementations of the shape, without any code of ours in the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trainer.bench.spec import Shape
 
 
-class Block(nn.Module):
+class PeerBlock(nn.Module):
     """Pre-norm attention and MLP, as in GPT-2."""
 
     def __init__(self, shape: Shape) -> None:
@@ -35,13 +35,13 @@ class Block(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """GPT-2 out of torch's own modules: learned positions, LayerNorm, biases, GELU, a tied head."""
+    """GPT-2 built from torch's modules: learned positions, LayerNorm, biases, GELU, a tied head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary_size, shape.width)
         self.positions = nn.Embedding(shape.sequence_length, shape.width)
-        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.depth)))
+        self.blocks = nn.Sequential(*(PeerBlock(shape) for _ in range(shape.depth)))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.vocabulary_size, bias=False)
         for parameter in self.parameters():
@@ -54,8 +54,8 @@ class PlainGPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(positions))))
 
 
-def litgpt(shape: Shape) -> nn.Module:
-    """litgpt's own GPT in GPT-2's arrangement; it has no learned positions, and its head is not tied."""
+def build_litgpt(shape: Shape) -> nn.Module:
+    """Build litgpt's GPT in GPT-2's configuration, but without learned positions and with an untied head."""
     from litgpt import GPT, Config
 
     model = GPT(
@@ -78,4 +78,4 @@ def litgpt(shape: Shape) -> nn.Module:
     return model
 
 
-BUILT = {"torch": PlainGPT, "litgpt": litgpt}
+PEER_BUILDERS = {"torch": PlainGPT, "litgpt": build_litgpt}

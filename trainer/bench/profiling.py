@@ -1,7 +1,6 @@
-"""Where the time of a training step goes: its parts by the clock, its operators by torch's profiler.
+"""Profile a training step: its parts with a clock, its operators with torch's profiler.
 
-The loop is watched from outside, through the objects that it calls (loader, model, Fabric, optimizers): it is the loop
-itself that is measured.
+The methods that a step calls (loader, model, Fabric, optimizers) are wrapped, so that the real step is measured.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from trainer.train import train_step
 from trainer.training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
-"""The loss over chunks (`trainer.training.objective`) finds the gradient of the head in the forward pass."""
+"""The chunked loss (`trainer.training.objective`) computes the head's gradient in the forward pass."""
 
 WARM_UP = 3
-"""Steps before anything is measured."""
+"""Steps before the measurement."""
 
 
 @dataclass
-class Watch:
-    """A clock on each part of a step. On a GPU it waits for the device at both ends, which costs some overlap."""
+class StepTimer:
+    """Time each part of a step. On a GPU it synchronizes at both ends, which costs some overlap."""
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    running: bool = False
+    is_running: bool = False
 
     @contextmanager
-    def on(self, part: str) -> Iterator[None]:
+    def time_part(self, part: str) -> Iterator[None]:
         with record_function(part):
-            if not self.running:
+            if not self.is_running:
                 yield
                 return
             synchronize(self.device)
@@ -49,12 +48,12 @@ class Watch:
             synchronize(self.device)
             self.seconds[part] += time.perf_counter() - started
 
-    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **options: Any) -> Any:
-            with self.on(part):
+    def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_call(*arguments: Any, **options: Any) -> Any:
+            with self.time_part(part):
                 return function(*arguments, **options)
 
-        return watched
+        return timed_call
 
 
 def synchronize(device: torch.device) -> None:
@@ -62,35 +61,35 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def attach(watch: Watch, run: Run) -> None:
-    """Put the clock around everything that a step calls."""
-    spot: Any
-    for spot, name, part in (
+def attach_timer(timer: StepTimer, run: Run) -> None:
+    """Wrap everything that a step calls."""
+    target: Any
+    for target, name, part in (
         (run.loader, "next_batch", "data"),
         (run.objective, "forward", "forward"),
         (run.fabric, "backward", "backward"),
         *((optimizer, name, "optimizer") for optimizer in run.optimizers for name in ("step", "zero_grad")),
     ):
-        setattr(spot, name, watch.around(part, getattr(spot, name)))
+        setattr(target, name, timer.wrap(part, getattr(target, name)))
 
 
-def measure(run: Run, steps: int, trace: Path) -> dict[str, Any]:
-    """Train some steps three times over: for the speed, for the parts, and for the operators; write the trace.
+def profile_run(run: Run, steps: int, trace: Path) -> dict[str, Any]:
+    """Train `steps` three times: for the speed, the parts and the operators. Write the trace.
 
-    `idle` is the part of an unwatched step in which a GPU had nothing to do; None on a CPU.
+    `idle` is the share of an untimed step in which the GPU had no work; None on a CPU.
     """
-    watch = Watch(run.fabric.device)
-    attach(watch, run)
-    timed(run, WARM_UP)
-    wall = timed(run, steps) / steps
-    watch.running = True
-    watched = timed(run, steps)
-    watch.running = False
+    timer = StepTimer(run.fabric.device)
+    attach_timer(timer, run)
+    time_steps(run, WARM_UP)
+    wall = time_steps(run, steps) / steps
+    timer.is_running = True
+    timed_wall = time_steps(run, steps)
+    timer.is_running = False
     memory = memory_bytes(run.fabric.device)
-    with profile(activities=activities(run.fabric.device), acc_events=True) as profiler:
-        timed(run, steps)
+    with profile(activities=list_activities(run.fabric.device), acc_events=True) as profiler:
+        time_steps(run, steps)
     profiler.export_chrome_trace(str(trace))
-    shares = {part: watch.seconds[part] / watched for part in PARTS}
+    shares = {part: timer.seconds[part] / timed_wall for part in PARTS}
     tokens_per_second = run.resolved.tokens_per_step / wall
     return {
         "seconds_per_step": wall,
@@ -98,13 +97,13 @@ def measure(run: Run, steps: int, trace: Path) -> dict[str, Any]:
         "mfu": tokens_per_second * run.flops_per_token / run.peak_flops if run.peak_flops else None,
         "shares": {**shares, "other": 1 - sum(shares.values())},
         "peak_memory_bytes": memory,
-        "idle": idle(profiler, steps * wall) if run.fabric.device.type == "cuda" else None,
-        "operators": operators(profiler, steps),
+        "idle": compute_idle_share(profiler, steps * wall) if run.fabric.device.type == "cuda" else None,
+        "operators": list_operators(profiler, steps),
     }
 
 
-def timed(run: Run, steps: int) -> float:
-    """Train some steps in the middle of the schedule; return the seconds."""
+def time_steps(run: Run, steps: int) -> float:
+    """Train some steps in the middle of the schedule and return the seconds."""
     synchronize(run.fabric.device)
     started = time.perf_counter()
     for _ in range(steps):
@@ -113,21 +112,21 @@ def timed(run: Run, steps: int) -> float:
     return time.perf_counter() - started
 
 
-def activities(device: torch.device) -> list[ProfilerActivity]:
+def list_activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
 
 
-def idle(profiler: profile, wall: float) -> float:
-    """Return the part of `wall` seconds that no kernel fills. Kernels take as long whether they are watched or not."""
+def compute_idle_share(profiler: profile, wall: float) -> float:
+    """Return the share of `wall` seconds without a kernel. The profiler does not slow down kernels."""
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
         if event.device_type == DeviceType.CUDA and event.name not in PARTS
     ]
-    return max(0.0, 1 - covered(kernels) / 1e6 / wall)
+    return max(0.0, 1 - compute_union_length(kernels) / 1e6 / wall)
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def compute_union_length(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of spans."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -136,19 +135,19 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def operators(profiler: profile, steps: int, most: int = 20) -> list[dict[str, Any]]:
-    """Return the operators that take most of the time themselves: on the GPU where there is one."""
+def list_operators(profiler: profile, steps: int, most: int = 20) -> list[dict[str, Any]]:
+    """Return the operators with the largest own time, on the GPU if there is one."""
     rows = [row for row in profiler.key_averages() if row.key not in PARTS]
     on_gpu = any(row.self_device_time_total for row in rows)
-    spent = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows}
-    whole = sum(spent.values()) or 1.0
-    rows.sort(key=lambda row: spent[row.key], reverse=True)
+    own_time = {row.key: row.self_device_time_total if on_gpu else row.self_cpu_time_total for row in rows}
+    total = sum(own_time.values()) or 1.0
+    rows.sort(key=lambda row: own_time[row.key], reverse=True)
     return [
         {
             "name": row.key,
             "calls_per_step": row.count / steps,
-            "seconds_per_step": spent[row.key] / 1e6 / steps,
-            "share": spent[row.key] / whole,
+            "seconds_per_step": own_time[row.key] / 1e6 / steps,
+            "share": own_time[row.key] / total,
         }
         for row in rows[:most]
     ]

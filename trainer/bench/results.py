@@ -1,4 +1,4 @@
-"""What a benchmark says: speed, MFU and memory of every contender, and ours over the fastest peer."""
+"""Results of a benchmark: speed, MFU and memory of each contender, and our speed relative to the fastest peer."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from trainer.bench.turns import Row, Turns
+from trainer.bench.round_robin import ContenderResult, RoundRobin
 
 
-def results(turns: Turns, peak: float | None) -> dict[str, Any]:
-    """Return the figures as plain values. `peak` is in FLOP/s; without one no MFU is told.
+def build_results(round_robin: RoundRobin, peak: float | None) -> dict[str, Any]:
+    """Return the results as plain values. `peak` is in FLOP/s; without it there is no MFU.
 
-    A ratio is the median, over the repeats, of a contender's speed over the best peer's in the same repeat: what slowed
-    a whole repeat slowed both. The best peer is the one with the best median.
+    A ratio is the median, over all repeats, of a contender's speed divided by the best peer's in the same repeat, so
+    that it is independent of slow repeats. The best peer has the highest median.
     """
-    measured = [row for row in turns.rows if row.tokens_per_second]
-    best = max((row for row in measured if not row.spec.ours), key=lambda row: row.median, default=None)
+    measured = [row for row in round_robin.results if row.tokens_per_second]
+    best = max((row for row in measured if not row.spec.is_ours), key=lambda row: row.median, default=None)
     return {
-        "contenders": [figures(row, best, peak) for row in turns.rows],
+        "contenders": [build_contender_row(row, best, peak) for row in round_robin.results],
         "best_peer": best and best.spec.title,
-        "ratio_to_best_peer": best_ratio(measured, "nanogpt", best),
-        "modern_ratio_to_best_peer": best_ratio(measured, "gpt", best),
+        "ratio_to_best_peer": compute_best_ratio(measured, "nanogpt", best),
+        "modern_ratio_to_best_peer": compute_best_ratio(measured, "gpt", best),
     }
 
 
-def figures(row: Row, best: Row | None, peak: float | None) -> dict[str, Any]:
+def build_contender_row(row: ContenderResult, best: ContenderResult | None, peak: float | None) -> dict[str, Any]:
     speeds = row.tokens_per_second
     flops_per_token = row.facts.get("flops_per_token")
     return {
         "name": row.spec.title,
-        "ours": row.spec.ours,
+        "ours": row.spec.is_ours,
         "tokens_per_second": row.median if speeds else None,
         "tokens_per_second_each": speeds,
         "mfu": row.median * flops_per_token / peak if speeds and flops_per_token and peak else None,
-        "ratio_to_best_peer": ratio(row, best),
+        "ratio_to_best_peer": compute_ratio(row, best),
         "parameters": row.facts.get("parameters"),
         "flops_per_token": flops_per_token,
         "peak_memory_bytes": row.facts.get("memory_bytes"),
@@ -45,20 +45,20 @@ def figures(row: Row, best: Row | None, peak: float | None) -> dict[str, Any]:
     }
 
 
-def ratio(row: Row, best: Row | None) -> float | None:
+def compute_ratio(row: ContenderResult, best: ContenderResult | None) -> float | None:
     if best is None or not row.tokens_per_second:
         return None
     pairs = zip(row.tokens_per_second, best.tokens_per_second, strict=False)
     return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
-def best_ratio(measured: list[Row], name: str, best: Row | None) -> float | None:
-    """Return the ratio of an architecture's better form, eager or compiled."""
-    found = [ratio(row, best) for row in measured if row.spec.name == name]
-    return max((value for value in found if value is not None), default=None)
+def compute_best_ratio(measured: list[ContenderResult], name: str, best: ContenderResult | None) -> float | None:
+    """Return the ratio of an architecture's faster form, eager or compiled."""
+    ratios = [compute_ratio(row, best) for row in measured if row.spec.name == name]
+    return max((value for value in ratios if value is not None), default=None)
 
 
-def show(content: dict[str, Any], console: Console) -> None:
+def print_results(content: dict[str, Any], console: Console) -> None:
     shape, machine = content["shape"], content["machine"]
     console.print(
         f"{content['described']}; forward, backward and optimizer; {content['repeats']} repeats of "
@@ -67,17 +67,17 @@ def show(content: dict[str, Any], console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    figures = ("tokens/s", "from", "to", "MFU", "memory", "to best peer")
-    table = Table("contender", *(Column(name, justify="right") for name in figures))
+    columns = ("tokens/s", "from", "to", "MFU", "memory", "to best peer")
+    table = Table("contender", *(Column(name, justify="right") for name in columns))
     for row in content["contenders"]:
-        table.add_row(row["name"], *(cells(row) if row["tokens_per_second"] else [row["error"] or "no figure"]))
+        table.add_row(row["name"], *(format_cells(row) if row["tokens_per_second"] else [row["error"] or "no result"]))
     console.print(table)
     if content["peak_flops"]:
         source = content["peak_source"]
         console.print(f"MFU is of {content['peak_flops'] / 1e12:.3g} TFLOP/s: {source}", highlight=False)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def format_cells(row: dict[str, Any]) -> list[str]:
     speeds = row["tokens_per_second_each"]
     return [
         f"{row['tokens_per_second']:,.0f}",

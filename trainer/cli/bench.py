@@ -1,4 +1,4 @@
-"""`dailytrain bench`: tokens per second of our systems and of peers, on one shape, in one run."""
+"""`dailytrain bench`: tokens per second of our implementation and of others, on one shape."""
 
 from __future__ import annotations
 
@@ -15,122 +15,128 @@ from typing import Any
 from rich.console import Console
 
 from trainer.bench import machine
-from trainer.bench.results import results, show
-from trainer.bench.spec import ON_GPU, PEERS, Shape, Spec
-from trainer.bench.turns import Turns, timed_turns
+from trainer.bench.results import build_results, print_results
+from trainer.bench.round_robin import RoundRobin, run_repeats
+from trainer.bench.spec import GPU_SHAPE, PEERS, ContenderSpec, Shape, ShapeError
 from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 
 OURS = ("nanogpt", "gpt")
-"""GPT-2's arrangement through our systems, and the baseline, which does more element-wise work."""
+"""GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
 
 SECONDS = {"cpu": 40.0, "cuda": 120.0}
-"""Of the whole benchmark, unless told otherwise."""
+"""Default duration of the whole benchmark."""
 
 ENDING = 2.0
-"""Seconds kept for the last questions and the end of the processes."""
+"""Seconds reserved for the reports and the end of the processes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or JSON; return 2, with one line on standard error, for bad input, 1 if everyone failed."""
+    """Print the table or JSON. The exit code is 1 if all contenders failed."""
     started = time.monotonic()
-    options = arguments(argv)
+    options = parse_arguments(argv)
     try:
-        specs = contenders(options, shape_of(options))
-    except ValueError as error:
-        sys.stderr.write(f"dailytrain bench: {error}\n")
-        return 2
-    content = measured(specs, options, started)
+        specs = build_specs(options, build_shape(options))
+    except UserError as error:
+        return print_error("dailytrain bench", error, ExitCode.USER_ERROR)
+    content = run_benchmark(specs, options, started)
     if options.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
-        show(content, Console())
+        print_results(content, Console())
     for row in content["contenders"]:
         if row["error"]:
-            sys.stderr.write(f"dailytrain bench: {row['name']}: {row['error']}\n")
-    return 0 if any(row["tokens_per_second"] for row in content["contenders"]) else 1
+            print_error("dailytrain bench", f"{row['name']}: {row['error']}", ExitCode.INFRASTRUCTURE)
+    succeeded = any(row["tokens_per_second"] for row in content["contenders"])
+    return ExitCode.OK if succeeded else ExitCode.INFRASTRUCTURE
 
 
-def measured(specs: Sequence[Spec], options: argparse.Namespace, started: float) -> dict[str, Any]:
-    """Start everyone, give out turns until the time is over, and return all figures as plain values."""
+def run_benchmark(specs: Sequence[ContenderSpec], options: argparse.Namespace, started: float) -> dict[str, Any]:
+    """Start the contenders, run repeats until the time is over, and return all results as plain values."""
     shape = specs[0].shape
     seconds = options.seconds or SECONDS[shape.device] * (4 if options.compile else 1)
-    with Turns(specs) as turns:
+    with RoundRobin(specs) as round_robin:
         deadline = started + seconds - ENDING
-        repeats = timed_turns(turns, steps=options.steps, repeats=options.repeats, deadline=deadline)
-        turns.report()
-    device = next((row.facts["device"] for row in turns.rows if "device" in row.facts), shape.device)
-    peak, source = peak_of(turns, device)
+        repeats = run_repeats(round_robin, steps=options.steps, repeats=options.repeats, deadline=deadline)
+        round_robin.report()
+    device = next((row.facts["device"] for row in round_robin.results if "device" in row.facts), shape.device)
+    peak, source = find_peak_flops(round_robin, device)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.described(device, shape.threads),
-        "versions": machine.versions(),
+        "machine": machine.describe_machine(device, shape.threads),
+        "versions": machine.find_versions(),
         "shape": dataclasses.asdict(shape),
-        "described": shape.described(),
+        "described": shape.describe(),
         "steps_per_repeat": options.steps,
         "repeats": repeats,
         "peak_flops": peak,
         "peak_source": source,
-        **results(turns, peak),
+        **build_results(round_robin, peak),
         "seconds": time.monotonic() - started,
     }
 
 
-def peak_of(turns: Turns, device: str) -> tuple[float | None, str]:
-    """Return the FLOP/s that MFU is told of, and where they are from."""
-    peak = max((row.facts["peak"] for row in turns.rows if row.facts.get("peak")), default=None)
+def find_peak_flops(round_robin: RoundRobin, device: str) -> tuple[float | None, str]:
+    """Return the peak FLOP/s for MFU and their source."""
+    peak = max((row.facts["peak"] for row in round_robin.results if row.facts.get("peak")), default=None)
     if device == "cpu":
         return peak, "the fastest fp32 product of two matrices of 1024 x 1024 in this run"
     return peak, "dense bf16, from the vendor's data sheet"
 
 
-def shape_of(options: argparse.Namespace) -> Shape:
-    """Return the device's shape with what was given. Raises ValueError."""
+def build_shape(options: argparse.Namespace) -> Shape:
+    """Return the default shape of the device, changed by the options."""
     device = options.device
     if device == "auto":
         device = "cuda" if shutil.which("nvidia-smi") else "cpu"
-    start = ON_GPU if device == "cuda" else Shape()
+    start = GPU_SHAPE if device == "cuda" else Shape()
     names = [field.name for field in dataclasses.fields(Shape) if field.name != "device"]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.shape:
-        given = {**parsed(options.shape), **given}
+        given = {**parse_shape(options.shape), **given}
     return dataclasses.replace(start, **given)
 
 
-def parsed(text: str) -> dict[str, int]:
-    """Read `LAYERSxWIDTH`, with the usual heads of 64."""
+def parse_shape(text: str) -> dict[str, int]:
+    """Parse `LAYERSxWIDTH`; the size of heads is 64."""
     depth, _, width = text.partition("x")
     if not (depth.isdigit() and width.isdigit()):
-        raise ValueError(f"--shape is LAYERSxWIDTH, such as 12x768, not {text!r}")
+        raise ShapeError(f"--shape is LAYERSxWIDTH, such as 12x768, not {text!r}")
     return {"depth": int(depth), "width": int(width), "heads": max(1, int(width) // 64)}
 
 
-def contenders(options: argparse.Namespace, shape: Shape) -> list[Spec]:
-    """Return who takes part, in the order of the turns. Raises ValueError for a name that there is not."""
+def build_specs(options: argparse.Namespace, shape: Shape) -> list[ContenderSpec]:
+    """Return the contenders in the order of their turns."""
     from trainer.models import ARCHITECTURES
 
     names = options.only.split(",") if options.only else [*OURS, *PEERS]
     unknown = next((name for name in names if name not in (*ARCHITECTURES, *PEERS)), None)
     if unknown is not None:
         known = ", ".join(dict.fromkeys((*OURS, *PEERS, *ARCHITECTURES)))
-        raise ValueError(f"there is no contender {unknown!r}; they are {known}")
+        raise UserError(f"there is no contender {unknown!r}; they are {known}")
     forms = [*([] if options.compiled_only else [False]), *([True] if options.compile or options.compiled_only else [])]
-    return [Spec(name, compiled, shape) for compiled in forms for name in names]
+    return [ContenderSpec(name, compiled, shape) for compiled in forms for name in names]
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="dailytrain bench", description="Our systems beside litgpt's and torch's, on one shape.")
+def build_parser() -> Parser:
+    parser = Parser(prog="dailytrain bench", description="Compare our speed with litgpt and plain torch.")
     parser.add_argument("--shape", help="LAYERSxWIDTH (4x256; on a GPU 12x768)")
     for field in dataclasses.fields(Shape):
         if field.name != "device":
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help=f"(on a CPU {field.default})")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--compile", action="store_true", help="also everyone compiled by torch.compile")
+    parser.add_argument("--compile", action="store_true", help="also compiled by torch.compile")
     parser.add_argument("--compiled-only", action="store_true", help="only the compiled forms")
-    parser.add_argument("--only", help="contenders, with commas between them")
+    parser.add_argument("--only", help="contenders, separated by commas")
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a turn (%(default)s)")
     parser.add_argument("--repeats", type=int, default=10, help="turns of each, at most (%(default)s)")
     parser.add_argument("--seconds", type=float, help="end by then (40; on a GPU 120; x4 compiled)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = build_parser()
     options = parser.parse_args(argv)
     if options.steps < 1 or options.repeats < 1:
         parser.error("--steps and --repeats must be at least 1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -114,15 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
     """Import the command's module and call it. Report a missing package in one line."""
-    module, _, function = command.entry_point.partition(":")
     try:
         if command.package and importlib.util.find_spec(command.package) is None:
             raise ModuleNotFoundError(name=command.package)
-        call = getattr(importlib.import_module(module), function)
+        function = load_function(command)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package == "trainer":
             raise
         message = f"needs the package {package}: pip install 'dailytrain[{command.extra}]'"
         return print_error(prog, message, ExitCode.USER_ERROR)
-    return int(call(argv))
+    return int(function(argv))
+
+
+def load_function(command: Command) -> Callable[[Sequence[str]], int]:
+    module, _, function = command.entry_point.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 
 from trainer import errors
 from trainer.bench import machine
-from trainer.bench.profiling import WARM_UP, measure
+from trainer.bench.profiling import WARM_UP, profile_run
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
@@ -63,7 +63,7 @@ def profiled(config: TrainConfig, steps: int) -> dict[str, Any]:
     with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
         run = build_run(config, Console(stderr=True), guard)
         try:
-            return {**described(run), "steps": steps, **measure(run, steps, trace), "trace": str(trace)}
+            return {**described(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}
         finally:
             run.loader.close()
 
@@ -74,8 +74,8 @@ def described(run: Run) -> dict[str, Any]:
     resolved = run.resolved
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.described(name, torch.get_num_threads()),
-        "versions": machine.versions(),
+        "machine": machine.describe_machine(name, torch.get_num_threads()),
+        "versions": machine.find_versions(),
         "arch": run.config.arch,
         "model": run.identity["model"],
         "precision": resolved.precision,

@@ -1,4 +1,4 @@
-"""`dailytrain bench`: contenders in turns, and what it says of them."""
+"""`dailytrain bench`: contenders, their turns and the results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.bench.contender import Contender
-from trainer.bench.peers import BUILT
-from trainer.bench.results import results
-from trainer.bench.spec import PEERS, Shape, Spec
-from trainer.bench.turns import Row, Turns
+from trainer.bench.contender import ContenderWorker
+from trainer.bench.peers import PEER_BUILDERS
+from trainer.bench.results import build_results
+from trainer.bench.round_robin import ContenderResult, RoundRobin
+from trainer.bench.spec import PEERS, ContenderSpec, Shape
 from trainer.cli import bench
 
 SMALL = Shape(depth=2, width=32, heads=2, sequence_length=16, batch=2, vocabulary_size=300, threads=1)
@@ -30,10 +30,10 @@ def threads_as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["nanogpt", "gpt", *PEERS])
 def test_every_contender_trains_the_shape(name: str) -> None:
-    contender = Contender(Spec(name, False, SMALL))
+    contender = ContenderWorker(ContenderSpec(name, False, SMALL))
     before = [parameter.detach().clone() for parameter in contender.model.parameters()]
-    assert contender.built()["parameters"] > 300 * 32
-    assert contender.first()["first_steps_seconds"] > 0
+    assert contender.describe_model()["parameters"] > 300 * 32
+    assert contender.warm_up()["first_steps_seconds"] > 0
     assert contender.run(2)["seconds"] > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, contender.model.parameters(), strict=True))
     # 6 FLOPs a weight of the matrices (12 of 32 x 32 a block, and the head), and attention's two products.
@@ -42,18 +42,18 @@ def test_every_contender_trains_the_shape(name: str) -> None:
 
 
 def test_peers_are_torch_and_litgpt() -> None:
-    assert set(BUILT) == set(PEERS)
+    assert set(PEER_BUILDERS) == set(PEERS)
 
 
-def row(name: str, *speeds: float) -> Row:
-    made = Row(Spec(name, False, SMALL), process=None, facts={"flops_per_token": 10.0})  # type: ignore[arg-type]
+def row(name: str, *speeds: float) -> ContenderResult:
+    made = ContenderResult(ContenderSpec(name, False, SMALL), process=None, facts={"flops_per_token": 10.0})  # type: ignore[arg-type]
     made.tokens_per_second = list(speeds)
     return made
 
 
 def test_ratios_compare_with_best_peer_per_repeat() -> None:
     rows = [row("nanogpt", 110, 55, 120), row("gpt", 90, 45, 80), row("torch", 80, 40, 90), row("litgpt", 100, 50, 90)]
-    content = results(SimpleNamespace(rows=rows), peak=2000.0)  # type: ignore[arg-type]
+    content = build_results(SimpleNamespace(results=rows), peak=2000.0)  # type: ignore[arg-type]
     assert content["best_peer"] == "litgpt"
     assert content["ratio_to_best_peer"] == pytest.approx(1.1)
     assert content["modern_ratio_to_best_peer"] == pytest.approx(0.9)
@@ -83,12 +83,12 @@ def test_two_repeats_run_in_separate_processes(capfd: pytest.CaptureFixture[str]
 
 
 def test_failed_contender_reports_error_and_others_continue() -> None:
-    broken = dataclasses.replace(Spec("torch", False, SMALL), name="absent")
-    with Turns([broken]) as turns:
+    broken = dataclasses.replace(ContenderSpec("torch", False, SMALL), name="absent")
+    with RoundRobin([broken]) as turns:
         assert turns.running == []
-    assert "absent" in turns.rows[0].error
-    content = results(turns, peak=None)
-    assert content["contenders"][0]["error"] == turns.rows[0].error
+    assert "absent" in turns.results[0].error
+    content = build_results(turns, peak=None)
+    assert content["contenders"][0]["error"] == turns.results[0].error
     assert content["best_peer"] is None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.bench.profiling import PARTS, covered
+from trainer.bench.profiling import PARTS, compute_union_length
 from trainer.cli import profile
 
 
@@ -37,8 +37,8 @@ def test_profile_writes_trace_and_table(
 
 
 def test_overlapping_kernels_count_once() -> None:
-    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
-    assert covered([]) == 0
+    assert compute_union_length([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+    assert compute_union_length([]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Generate the reference of all commands and flags: `python -m trainer.cli.reference > docs/cli.md`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from unittest import mock
+
+from trainer.cli.main import COMMANDS, Command, CommandGroup, load_function
+
+HEADER = """# Commands
+
+Every command explains itself with `--help`. This page is generated from the parsers by `make docs-cli`.
+
+"""
+FLAGS_HEADER = """## Flags
+
+A flag has one meaning in all commands. `train` also takes every field of its configuration, see
+[training.md](training.md).
+
+| flag | value | meaning | commands |
+|---|---|---|---|
+"""
+
+
+def main() -> int:
+    sys.stdout.write(build_page())
+    return 0
+
+
+def build_page() -> str:
+    commands = dict(iterate_commands(COMMANDS))
+    rows = "".join(f"| `dailytrain {name}` | {command.help} |\n" for name, command in commands.items())
+    return f"{HEADER}| command | what it does |\n|---|---|\n{rows}\n{FLAGS_HEADER}{build_flag_rows(commands)}"
+
+
+def iterate_commands(commands: Mapping[str, Command | CommandGroup], prefix: str = "") -> Iterator[tuple[str, Command]]:
+    for name, command in commands.items():
+        if isinstance(command, CommandGroup):
+            yield from iterate_commands(command.commands, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+def build_flag_rows(commands: Mapping[str, Command]) -> str:
+    """Return a row for each flag and meaning, in alphabetical order."""
+    users: dict[tuple[str, str, str], list[str]] = {}
+    for name, command in commands.items():
+        for action in iterate_flags(find_parser(command)):
+            users.setdefault((describe_flag(action), describe_value(action), describe_meaning(action)), []).append(name)
+    return "".join(f"| {' | '.join((*key, ', '.join(users[key])))} |\n" for key in sorted(users))
+
+
+def find_parser(command: Command) -> argparse.ArgumentParser:
+    """Return the parser whose help the command prints, so that commands need no function for it."""
+    parsers: list[argparse.ArgumentParser] = []
+
+    def capture(parser: argparse.ArgumentParser, *_: object) -> None:
+        parsers.append(parser)
+
+    with mock.patch.object(argparse.ArgumentParser, "print_help", capture), suppress(SystemExit):
+        load_function(command)(["--help"])
+    return parsers[0]
+
+
+def iterate_flags(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield all flags but --help, hidden ones and fields of a configuration (`--train.batch`)."""
+    for action in parser._actions:  # argparse has no public way to list them
+        flags = action.option_strings
+        if flags and flags[0] != "-h" and action.help != argparse.SUPPRESS and "." not in flags[-1]:
+            yield action
+
+
+def describe_flag(action: argparse.Action) -> str:
+    return ", ".join(f"`{flag}`" for flag in action.option_strings)
+
+
+def describe_value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices is not None:
+        return " or ".join(f"`{choice}`" for choice in action.choices)
+    return f"`{action.metavar or action.dest.upper()}`"
+
+
+def describe_meaning(action: argparse.Action) -> str:
+    """Return the help without defaults, some of which depend on the machine."""
+    text = re.sub(r"\s*\([^()]*%\(default\)s[^()]*\)|%\(default\)s", "", action.help or "")
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|").replace("%%", "%")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
