@@ -17,7 +17,7 @@ from scheduler import jobs
 from scheduler.matching import swarm_track
 from scheduler.models import Job
 from trainer import protocol
-from trainer.swarm.credentials import credential
+from trainer.swarm.credentials import make_credential
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ Peer = Annotated[str, Field(max_length=16)]
 
 
 class Told(BaseModel):
-    """A row of kind "swarm" (`trainer.swarm.told`)."""
+    """A row of kind "swarm" (`trainer.swarm.metrics_reporter`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -98,7 +98,7 @@ def seat_order(seat: Seat) -> protocol.SeatOrder:
         title=f"{run.entry.title} (run {run.pk}) on {run.track.name}"[:200],
         coordinator=tuple(swarm.addresses),
         label=seat.label,
-        credential=credential(swarm.secret, seat.label),
+        credential=make_credential(swarm.secret, seat.label),
     )
 
 

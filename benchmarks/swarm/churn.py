@@ -33,8 +33,8 @@ from typing import Any, Literal
 
 from benchmarks.swarm.churn_best import COSTS, evenly, hindsight, slowest
 from benchmarks.swarm.churn_trace import HOUR, Visit, trace
-from trainer.swarm.rebalance import EVERY, place, propose
-from trainer.swarm.router import NoPeers, Router
+from trainer.swarm.rebalance import REBALANCE_SECONDS, choose_stage, propose_move
+from trainer.swarm.router import NoPeersError, Router
 
 LOADING = 60.0
 """Seconds to load a stage's state, before a peer works there."""
@@ -88,7 +88,7 @@ class Churn:
             self.at(visit.stop, self.die, visit.name)
         self.fixed = hindsight(visits) if way == "static" else {}
         if way == "with":
-            self.at(EVERY, self.look)
+            self.at(REBALANCE_SECONDS, self.look)
 
     def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self.events, (when, next(self.number), what, arguments))
@@ -121,7 +121,7 @@ class Churn:
 
     def arrive(self, visit: Visit) -> None:
         self.seen.add(visit.name)
-        stage = self.fixed.get(visit.name, place(self.speeds(), costs=COSTS))
+        stage = self.fixed.get(visit.name, choose_stage(self.speeds(), costs=COSTS))
         self.settle(visit.name, visit.speed, stage, self.now + LOADING)
         self.perfect()
 
@@ -177,18 +177,18 @@ class Churn:
 
     def look(self) -> None:
         self.rebalance()
-        self.at(self.now + EVERY, self.look)
+        self.at(self.now + REBALANCE_SECONDS, self.look)
 
     def rebalance(self) -> None:
         """Make the move that is proposed: it does what it has, then loads its new stage."""
-        if (move := propose(self.speeds(), costs=COSTS)) is not None:
+        if (move := propose_move(self.speeds(), costs=COSTS)) is not None:
             peer = self.leave(move.peer)
             assert peer is not None
             self.moves += 1
             self.settle(peer.name, peer.speed, move.target, max(self.now, peer.free_at) + LOADING)
 
     def perfect(self) -> None:
-        """Have everybody where they should be, if this is the ideal world and it makes a difference."""
+        """Have everybody where they should be, if this is the ideal swarm and it makes a difference."""
         if self.way != "ideal":
             return
         speeds = {peer.name: peer.speed for peer in self.peers.values()}
@@ -218,7 +218,7 @@ class Churn:
         router = batch.path[-1].router if batch.path else self.entrance
         try:
             name = router.pick(COSTS[stage], self.now)
-        except NoPeers:
+        except NoPeersError:
             self.waiting.append((batch, attempt))
             return
         peer = self.peers[name]

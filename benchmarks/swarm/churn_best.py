@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.swarm.churn_trace import Visit
-from trainer.swarm.rebalance import place
+from trainer.swarm.rebalance import choose_stage
 
 COSTS = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.4}
 """Of a micro-batch at each stage, both ways; the last one has the head, too."""
@@ -19,7 +19,7 @@ def evenly(speeds: Mapping[str, float]) -> dict[str, int]:
     """Place everybody, the fastest first, where they are wanted most: near the best there is."""
     stages: dict[int, dict[str, float]] = {stage: {} for stage in COSTS}
     for name in sorted(speeds, key=lambda name: (-speeds[name], name)):
-        stages[place(stages, costs=COSTS)][name] = speeds[name]
+        stages[choose_stage(stages, costs=COSTS)][name] = speeds[name]
     return {name: stage for stage, peers in stages.items() for name in peers}
 
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.swarm.efficiency import configured
 from trainer.data.dataset import prepare_dataset
-from trainer.swarm.world import Started, World
+from trainer.swarm.local_swarm import LocalSwarm, WorkerProcess
 
 QUIET = 1.5
 """Seconds of undisturbed training before each kill."""
@@ -39,19 +39,19 @@ def noticed(folder: Path, victim: str, after: float) -> float | None:
     return min((at for at in found if at >= after - 0.001), default=None)
 
 
-def disturbed(world: World, victim: Started) -> tuple[float, float, float]:
+def disturbed(swarm: LocalSwarm, victim: WorkerProcess) -> tuple[float, float, float]:
     """Kill a worker; return the seconds until it was gone, until that was noticed, and until the next step was made.
 
     A process that is killed gives back its memory before its connections: until then nobody can know.
     """
-    steps, killed = world.step(), time.time()
+    steps, killed = swarm.count_steps(), time.time()
     victim.process.kill()
     victim.process.join()
     gone = time.time()
-    while world.step() == steps:
+    while swarm.count_steps() == steps:
         time.sleep(0.01)
-    resumed = next(line["time"] for line in world.journal() if line["kind"] == "commit" and line["step"] == steps)
-    return gone - killed, (noticed(world.folder, victim.name, killed) or resumed) - killed, resumed - killed
+    resumed = next(line["time"] for line in swarm.read_journal() if line["kind"] == "commit" and line["step"] == steps)
+    return gone - killed, (noticed(swarm.folder, victim.name, killed) or resumed) - killed, resumed - killed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,18 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         vocabulary = prepare_dataset(args.corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
         config = configured(128, 2, 8, vocabulary).model_copy(update={"steps": 10**6, "checkpoint_every": 10**6})
         found = []
-        with World(config, place, [0, 1, 0, 1], patience=10, out=Path(folder) / "run") as world:
+        with LocalSwarm(config, place, [0, 1, 0, 1], timeout=10, out=Path(folder) / "run") as swarm:
             for number in range(args.kills):
                 # Both stages have two again, and work.
-                while len(world.belonging()) < 4 or not world.step():
-                    world.look_after()
+                while len(swarm.get_member_stages()) < 4 or not swarm.count_steps():
+                    swarm.replace_killed()
                     time.sleep(0.05)
                 time.sleep(QUIET)
-                member = world.belonging()
-                victims = [w for w in world.workers if member.get(w.name) == number % 2]
-                found.append(disturbed(world, victims[0]))
-                world.look_after()
-            usual = median(line["seconds"] for line in world.journal() if line["kind"] == "commit")
+                member = swarm.get_member_stages()
+                victims = [w for w in swarm.workers if member.get(w.name) == number % 2]
+                found.append(disturbed(swarm, victims[0]))
+                swarm.replace_killed()
+            usual = median(line["seconds"] for line in swarm.read_journal() if line["kind"] == "commit")
     result = {
         "gone_ms": [round(1000 * seconds, 1) for seconds, _, _ in found],
         "noticed_ms": [round(1000 * seconds, 1) for _, seconds, _ in found],

@@ -28,9 +28,9 @@ from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.heap import keep_freed
-from trainer.swarm.reference import Reference
-from trainer.swarm.stage import whole_model
-from trainer.swarm.world import World
+from trainer.swarm.local_swarm import LocalSwarm
+from trainer.swarm.single_process import SingleProcessRun
+from trainer.swarm.stage import build_model
 
 LINKS = {
     "loopback": Shape(),
@@ -78,11 +78,11 @@ def alone(config: SwarmConfig, dataset: Path) -> float:
     """Return one process's seconds for a step."""
     torch.set_num_threads(1)
     keep_freed()  # as workers do
-    reference = Reference(config, Batches(Dataset.open(dataset), config))
+    reference = SingleProcessRun(config, Batches(Dataset.open(dataset), config))
     took = []
     for _ in range(3):
         started = time.perf_counter()
-        reference.step()
+        reference.run_step()
         took.append(time.perf_counter() - started)
     return min(took)
 
@@ -91,8 +91,8 @@ def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
     """Return the seconds of a step of two stages of one worker each, over such links."""
     with Links(shape) as links:
         before = links.before if shape != Shape() else None
-        with World(config, dataset, [0, 1], patience=120, links=before) as world:
-            lines = world.run(1200)
+        with LocalSwarm(config, dataset, [0, 1], timeout=120, links=before) as swarm:
+            lines = swarm.run(1200)
         return min([line["seconds"] for line in lines if line["kind"] == "commit"][1:])
 
 
@@ -106,7 +106,7 @@ def measure(corpus: str, widths: Sequence[int], links: Sequence[str], out: Path)
             row = story.setdefault(str(width), {})
             if name not in row:
                 few, many = (configured(width, 2, count, vocabulary) for count in (FEW, MANY))
-                row["parameters"] = sum(p.numel() for p in whole_model(few).parameters())
+                row["parameters"] = sum(p.numel() for p in build_model(few).parameters())
                 row[name] = costs(*(seconds(config, place, name) for config in (few, many)))
                 out.write_text(json.dumps(story, indent=1))
                 sys.stderr.write(f"width {width}, {name}: {row[name]}\n")

@@ -18,7 +18,7 @@ from scheduler.matching import Seeker
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import hand_back, lease, train_row, upload
 from trainer import protocol
-from trainer.swarm.credentials import credential
+from trainer.swarm.credentials import make_credential
 
 ADDRESS = "/ip4/127.0.0.1/tcp/7000/p2p/12D3KooWQn1yPtGwGVnB6DTbQ3bRyPPGbtLwWYvKp3cQPbqhsUfE"
 
@@ -118,7 +118,7 @@ def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     order = kind_of(seat.job).order(seat.job, None)
     assert isinstance(order, protocol.SeatOrder)
     assert order.coordinator == (ADDRESS,)
-    assert order.credential == credential(led.swarm.secret, order.label)
+    assert order.credential == make_credential(led.swarm.secret, order.label)
     assert led.swarm.secret not in protocol.encode_message(order)
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 

@@ -1,14 +1,16 @@
-"""A swarm's stages one behind another in one process, and a configuration small enough for milliseconds a step."""
+"""A swarm's stages chained in one process, and a configuration with steps of milliseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.stage import Passage, Stage, squared_norm
+from trainer.swarm.stage import ForwardRecord, Stage, squared_norm
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {"depth": 4, "width": 32, "heads": 2},
@@ -35,43 +37,50 @@ def tiny(dataset: Dataset, arch: str = "gpt", **changes: Any) -> SwarmConfig:
     return SwarmConfig(arch=arch, **{**settings, **changes})
 
 
-def descend(stages: list[Stage], batches: Batches, step: int, micro_batch: int) -> list[Passage]:
-    """Let a micro-batch pass all stages."""
-    tokens, targets = batches.tokens(step, micro_batch)
-    passages: list[Passage] = []
+def run_forward(stages: list[Stage], batches: Batches, step: int, micro_batch: int) -> list[ForwardRecord]:
+    """Run a micro-batch through all stages."""
+    tokens, targets = batches.get_batch(step, micro_batch)
+    records: list[ForwardRecord] = []
     for stage in stages:
-        hidden = passages[-1].output if passages else None
-        passages.append(stage.forward(tokens, hidden, targets if stage.last else None))
-    return passages
+        hidden = records[-1].output if records else None
+        records.append(stage.forward(tokens, hidden, targets if stage.is_last else None))
+    return records
 
 
-def ascend(stages: list[Stage], passages: list[Passage]) -> None:
-    """Take its gradients back up, and add them."""
+def run_backward(stages: list[Stage], records: list[ForwardRecord]) -> None:
+    """Run its backward passes, and accumulate the gradients."""
     gradient = None
-    for stage, passage in zip(reversed(stages), reversed(passages), strict=True):
-        gradient, mine = stage.backward(passage, gradient)
+    for stage, record in zip(reversed(stages), reversed(records), strict=True):
+        gradient, mine = stage.backward(record, gradient)
         stage.add(mine)
 
 
-def update(stages: list[Stage], step: int) -> None:
+def apply_update(stages: list[Stage], step: int) -> None:
     config = stages[0].config
-    means = [stage.total * (1 / config.micro_batches) for stage in stages]
+    means = [stage.gradient_sum * (1 / config.micro_batches) for stage in stages]
     scale = config.clip_scale(sum(map(squared_norm, means)))
     for stage, mean in zip(stages, means, strict=True):
         stage.apply(mean, config.rate(step), scale)
 
 
-def chained(stages: list[Stage], batches: Batches, steps: int) -> Iterator[float]:
-    """Train the stages, which are level; yield each step's loss."""
+def train_stages(stages: list[Stage], batches: Batches, steps: int) -> Iterator[float]:
+    """Train the stages, which are at the same version; yield each step's loss."""
     for step in range(stages[0].version, stages[0].version + steps):
         nats = count = 0.0
         for micro_batch in range(stages[0].config.micro_batches):
-            passages = descend(stages, batches, step, micro_batch)
-            ascend(stages, passages)
-            nats, count = nats + passages[-1].nats, count + passages[-1].count
-        update(stages, step)
+            records = run_forward(stages, batches, step, micro_batch)
+            run_backward(stages, records)
+            nats, count = nats + records[-1].nats, count + records[-1].count
+        apply_update(stages, step)
         yield nats / count
 
 
-def all_stages(config: SwarmConfig, **settings: Any) -> list[Stage]:
+class RepeatedStep(Batches):
+    """The first step's rows in every step: a model that can learn memorizes them."""
+
+    def get_sample_ids(self, step: int, micro_batch: int) -> np.ndarray:
+        return super().get_sample_ids(0, micro_batch)
+
+
+def build_stages(config: SwarmConfig, **settings: Any) -> list[Stage]:
     return [Stage(config, index, **settings) for index in range(config.stages)]

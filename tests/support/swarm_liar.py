@@ -1,6 +1,6 @@
-"""A worker that joins as any other and, from some step on, lies: a process of its own, for tests of trust.
+"""A worker that joins like any other and, from some step on, sends wrong results: a process for tests of trust.
 
-What it does is the point of a fault that never happens otherwise: `Fault(kind="drop", point="lie:nan", step=3)`.
+Its kind of lie is the point of a fault that never triggers: `Fault(kind="drop", point="lie:nan", step=3)`.
 """
 
 from __future__ import annotations
@@ -12,55 +12,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.swarm import wire, worker
-from trainer.swarm.frames import Frame
-from trainer.swarm.stage import Passage
+from trainer.swarm import messages, worker_main
+from trainer.swarm.frames import RpcFrame
+from trainer.swarm.stage import ForwardRecord
+from trainer.swarm.sum_exchange import SumExchange
+from trainer.swarm.worker import Worker
 
-GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "nan": lambda found: found * float("nan"),
-    "shape": lambda found: found[:, :-1],
-    "huge": lambda found: found * 1e6,
-    "turned": lambda found: -found,
+GRADIENT_LIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nan": lambda gradient: gradient * float("nan"),
+    "shape": lambda gradient: gradient[:, :-1],
+    "huge": lambda gradient: gradient * 1e6,
+    "turned": lambda gradient: -gradient,
 }
-"""What happens to the gradient that it answers with."""
-SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "huge sum": lambda found, before: found * 1e6,
-    "stale sum": lambda found, before: before[: len(found)],
-    "turned sum": lambda found, before: -found,
+"""Changes of the gradient in its answer."""
+SUM_LIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "huge sum": lambda part, before: part * 1e6,
+    "stale sum": lambda part, before: before[: len(part)],
+    "turned sum": lambda part, before: -part,
 }
-"""What happens to its sum, which its own vote is made of, too."""
+"""Changes of its gradient sum, which its own vote uses, too."""
 
 
-class Liar(worker.Worker):
-    old: Tensor | None = None
+class LyingSumExchange(SumExchange):
+    last_part: Tensor | None = None
+    get_lie: Callable[[int], str]
 
-    def lie(self, step: int) -> str:
-        due = [fault for fault in self.chaos.faults if fault.point.startswith("lie:") and step >= fault.step]
+    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
+        tensor = super().get_own_part(which, part)
+        change = SUM_LIES.get(self.get_lie(part.step))
+        before = self.last_part if self.last_part is not None else torch.zeros_like(tensor)
+        if change is None:
+            self.last_part = tensor.clone()
+        return change(tensor, before) if change else tensor
+
+
+class LyingWorker(Worker):
+    exchange_type = LyingSumExchange
+
+    def handle_welcome(self, welcome: messages.Welcome) -> float:
+        interval = super().handle_welcome(welcome)
+        exchange: Any = self.exchange
+        exchange.get_lie = self.get_lie
+        return interval
+
+    def get_lie(self, step: int) -> str:
+        due = [fault for fault in self.faults.faults if fault.point.startswith("lie:") and step >= fault.step]
         return due[0].point.removeprefix("lie:") if due else ""
 
-    async def way_back(self, ask: wire.Run, passage: Passage, gradient: Tensor | None, ran: wire.Ran) -> Frame:
-        answer = await super().way_back(ask, passage, gradient, ran)
-        change = GRADIENTS.get(self.lie(ask.step))
-        return Frame(answer.body, tuple(map(change, answer.tensors))) if change else answer
+    async def backward(
+        self,
+        request: messages.RunRequest,
+        record: ForwardRecord,
+        gradient: Tensor | None,
+        result: messages.RunResult,
+    ) -> RpcFrame:
+        answer = await super().backward(request, record, gradient, result)
+        change = GRADIENT_LIES.get(self.get_lie(request.step))
+        return RpcFrame(answer.body, tuple(map(change, answer.tensors))) if change else answer
 
-    async def through_the_next(self, ask: wire.Run, passage: Passage, targets: Tensor | None) -> Frame:
-        if self.lie(ask.step) == "hidden":
-            passage.output = passage.output * float("nan")
-        return await super().through_the_next(ask, passage, targets)
-
-    def own_part(self, which: str, part: wire.Part) -> Tensor:
-        found = super().own_part(which, part)
-        change = SUMS.get(self.lie(part.step))
-        before = self.old if self.old is not None else torch.zeros_like(found)
-        if change is None:
-            self.old = found.clone()
-        return change(found, before) if change else found
+    async def run_next_stages(
+        self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
+    ) -> RpcFrame:
+        if self.get_lie(request.step) == "hidden":
+            record.output = record.output * float("nan")
+        return await super().run_next_stages(request, record, targets)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    changed: Any = worker
-    changed.Worker = Liar
-    return worker.main(argv)
+    return worker_main.main(argv, LyingWorker)
 
 
 if __name__ == "__main__":

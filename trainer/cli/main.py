@@ -56,7 +56,12 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "node": Command("trainer.cli.node:main", "lend this machine to a site"),
     "swarm": CommandGroup(
         "train one model together with other people's machines",
-        {"join": Command("trainer.cli.swarm:main", "take a part of one run")},
+        {
+            "join": Command("trainer.cli.swarm:main", "take a part of one run"),
+            "local": Command(
+                "trainer.cli.swarm_local:main", "train with processes on this machine, with faults", "swarm", "hivemind"
+            ),
+        },
     ),
     "rephrase": CommandGroup(
         "rephrase texts for a site's datasets",

@@ -1,9 +1,9 @@
-"""AdamW (arXiv 1711.05101, algorithm 2) in operations that every machine rounds alike.
+"""AdamW (arXiv 1711.05101, algorithm 2) with operations that every machine rounds equally.
 
-Replicas of a stage each make the update by themselves and must stay equal to the last bit, whatever they run on. IEEE
-754 pins the result of one addition, product, division or square root, but not of kernels that do several at once and
-may or may not round in between (torch's own `addcmul_`, its fused AdamW, division by a number on a GPU). So here each
-operation is one. On a CPU the price is next to nothing: they pass over pieces that stay in the cache.
+Replicas of a stage compute the update independently and must stay equal to the last bit on any hardware. IEEE 754
+determines the result of one addition, product, division or square root, but not of kernels that combine several and may
+or may not round in between (torch's `addcmul_`, its fused AdamW, division by a scalar on a GPU). So each operation is
+separate here. On a CPU the cost is small, because the operations work on chunks that stay in the cache.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-PIECE = 2**16
-"""Numbers that are worked on at a time on a CPU."""
+CHUNK = 2**16
+"""Numbers per chunk on a CPU."""
 
 
 class AdamW:
-    """Momenta of named parameters. `decayed` are the names whose weights decay."""
+    """`decayed` are the names of parameters with weight decay."""
 
     def __init__(
         self,
@@ -36,13 +36,14 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], factor: float, number: int, scale: float = 1.0) -> None:
-        """Make update `number`, counted from 1, at `factor` times the learning rate. Gradients are in the parameters'
-        order, taken times `scale`, and not changed."""
+        """Make update `number`, counted from 1, with `factor` times the learning rate.
+
+        Gradients are in the order of the parameters, multiplied by `scale`, and not changed."""
         for (name, weight), gradient in zip(self.parameters.items(), gradients, strict=True):
             rows = (weight, gradient, self.averages[name], self.squares[name])
-            size = PIECE if weight.device.type == "cpu" else max(1, weight.numel())
-            for piece in zip(*(tensor.view(-1).split(size) for tensor in rows), strict=True):
-                self.update(*piece, scale, rate=self.learning_rate * factor, number=number, decays=name in self.decayed)
+            size = CHUNK if weight.device.type == "cpu" else max(1, weight.numel())
+            for chunk in zip(*(tensor.view(-1).split(size) for tensor in rows), strict=True):
+                self.update(*chunk, scale, rate=self.learning_rate * factor, number=number, decays=name in self.decayed)
 
     def update(
         self,
@@ -60,16 +61,16 @@ class AdamW:
         gradient = gradient * scale
         average.mul_(slow).add_(gradient * (1 - slow))
         square.mul_(slower).add_((gradient * gradient).mul_(1 - slower))
-        size = root(square * (1 / (1 - slower**number))).add_(self.epsilon)
+        size = compute_root(square * (1 / (1 - slower**number))).add_(self.epsilon)
         move = (average * (1 / (1 - slow**number))).div_(size).mul_(rate)
         if decays:
             weight.mul_(1 - rate * self.weight_decay)
         weight.sub_(move)
 
 
-def root(x: Tensor) -> Tensor:
-    """Return the square root as IEEE 754 rounds it, which torch's own on a CPU is not always (MKL's, an ulp off).
+def compute_root(x: Tensor) -> Tensor:
+    """Return the correctly rounded square root. torch's on a CPU (from MKL) may be off by one ulp.
 
-    In fp64 an ulp's error is harmless: a root of an fp32 number is never so near the middle of two.
+    In fp64 that error is harmless: the root of an fp32 number is never so close to the midpoint of two fp32 numbers.
     """
     return x.double().sqrt_().float()

@@ -1,7 +1,7 @@
-"""Somebody's share of a step computed again by another peer of its stage, while all hold still, and compared.
+"""Audits: while a step is frozen, another peer of a stage recomputes one peer's gradient sum, and the two are compared.
 
-Done where a sum looks strange, and now and then by chance (`SwarmConfig.audit`). It is the sum that is compared, which
-its owner cannot change any more: being honest only while watched does not help.
+Suspicious sums are audited, and others at random (`SwarmConfig.audit`). The compared sum is final when the audit is
+announced, so a peer cannot behave well only while it is audited.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainer.swarm import trust, wire
-from trainer.swarm.frames import CallFailed
-from trainer.swarm.membership import Member
-from trainer.swarm.transport import short
+from trainer.swarm import messages, trust
+from trainer.swarm.frames import CallError
+from trainer.swarm.membership import SwarmMember
+from trainer.swarm.transport import shorten
 
 if TYPE_CHECKING:
     from trainer.swarm.transaction import Transaction
@@ -23,96 +23,107 @@ log = logging.getLogger(__name__)
 
 
 class Audit:
+    """The audit of one attempt of a step's transaction."""
+
     def __init__(
         self,
-        step: Transaction,
+        transaction: Transaction,
         attempt: int,
-        ledgers: Mapping[int, Mapping[str, wire.Ledger]],
-        votes: Mapping[str, wire.Vote],
+        ledgers: Mapping[int, Mapping[str, messages.Ledger]],
+        votes: Mapping[str, messages.Vote],
     ) -> None:
-        self.step, self.attempt, self.ledgers, self.votes = step, attempt, ledgers, votes
-        self.membership, self.config = step.membership, step.config
+        self.transaction, self.attempt, self.ledgers, self.votes = transaction, attempt, ledgers, votes
+        self.membership, self.config = transaction.membership, transaction.config
 
-    async def found(self) -> bool:
-        """Look at all who are suspected, then at others by chance, until one is found guilty; that one is doubted, or
-        banned."""
-        for name, why in self.to_look_at().items():
-            guilty = await self.verdict(name)
-            if guilty is not None:
-                await self.judged(guilty, why if guilty == name else "blamed another peer wrongly")
+    async def run(self) -> bool:
+        """Audit all suspects, then others at random. Sanction the first culprit and return whether there was one."""
+        for name, reason in self.select_peers().items():
+            culprit = await self.find_culprit(name)
+            if culprit is not None:
+                await self.sanction(culprit, reason if culprit == name else "blamed another peer wrongly")
                 return True
         return False
 
-    async def judged(self, name: str, why: str) -> None:
-        """Ban who is wrong. The first time it only has to forget its sum, and to be more careful: somebody further
-        down may have sent it a gradient that is wrong. At the last stage there is nobody further down."""
-        last = self.membership.members[name].stage == self.config.stages - 1
-        if last or name in self.membership.doubted:
-            self.membership.ban(name, why)
+    async def sanction(self, name: str, reason: str) -> None:
+        """Ban a culprit at its second offense; at the first, have it drop its sum and verify more gradients.
+
+        The first offense may be the fault of a later stage. A peer of the last stage has no such excuse.
+        """
+        is_last_stage = self.membership.members[name].stage == self.config.stages - 1
+        if is_last_stage or name in self.membership.first_strikes:
+            self.membership.ban(name, reason)
             return
-        self.membership.doubt(name, why)
-        ask = wire.Drop(attempt=self.membership.next_attempt(), step=self.step.version, doubted=True)
-        self.step.evict_failed(await self.membership.ask_each({name: ask}, "drop"))
+        self.membership.record_first_strike(name, reason)
+        order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.transaction.version, doubted=True)
+        self.transaction.evict_failed(await self.membership.call_members({name: order}, "drop"))
 
-    def to_look_at(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+    def select_peers(self) -> dict[str, str]:
+        """Return the peers to audit, suspects first, and the reason."""
+        suspects: dict[str, str] = {}
         for peers in self.ledgers.values():
-            read = {name: dict(self.votes[name].norms) for name in peers}
-            found |= trust.suspects(read, {name: len(ledger.held) for name, ledger in peers.items()})
-        chance = random.SystemRandom()
-        drawn = [name for name in self.votes if chance.random() < self.config.audit]
-        found = {**found, **{n: "computed again, its sum is another one" for n in drawn if n not in found}}
-        return {name: why for name, why in found.items() if name in self.membership.members}
+            norms = {name: dict(self.votes[name].norms) for name in peers}
+            suspects |= trust.find_suspects(norms, {name: len(ledger.held) for name, ledger in peers.items()})
+        rng = random.SystemRandom()
+        drawn = [name for name in self.votes if rng.random() < self.config.audit]
+        reasons = suspects | {name: "its recomputed gradient sum differs" for name in drawn if name not in suspects}
+        return {name: reason for name, reason in reasons.items() if name in self.membership.members}
 
-    async def verdict(self, name: str) -> str | None:
-        """Return who is wrong about this peer's sum: it, or whoever computed that again; None: nobody, or not known."""
+    async def find_culprit(self, name: str) -> str | None:
+        """Return who is wrong about a peer's sum: that peer, or the one that recomputed it. None: unknown."""
         stage = self.membership.members[name].stage
-        others = [m for m in self.membership.at_stage(stage) if m.name != name]
+        others = [m for m in self.membership.get_stage_members(stage) if m.name != name]
         random.shuffle(others)
-        if not others or await self.same(name, others[0].name) is not False:
+        if not others or await self.is_reproduced(name, others[0].name) is not False:
             return None
         if len(others) == 1:
-            return self.less_believed(self.membership.members[name], others[0])
-        again = await self.same(name, others[1].name)
-        return None if again is None else others[0].name if again else name
+            return self.choose_less_trusted(self.membership.members[name], others[0])
+        is_reproduced = await self.is_reproduced(name, others[1].name)
+        return None if is_reproduced is None else others[0].name if is_reproduced else name
 
-    def less_believed(self, one: Member, other: Member) -> str:
-        """Of two that contradict each other: who came later, or at the same time has the longer sum."""
+    def choose_less_trusted(self, one: SwarmMember, other: SwarmMember) -> str:
+        """Return the later of two members that contradict each other; if they joined together, the one with the
+        longer sum."""
 
-        def doubt(member: Member) -> tuple[int, float]:
+        def rank(member: SwarmMember) -> tuple[int, float]:
             norms = [dict(vote.norms).get(member.name, 0.0) for vote in self.votes.values()]
-            return member.since, max(n if n == n else float("inf") for n in norms)
+            return member.since, max(norm if norm == norm else float("inf") for norm in norms)
 
-        return max(one, other, key=doubt).name
+        return max(one, other, key=rank).name
 
-    async def same(self, name: str, by: str) -> bool | None:
-        """Whether `by` gets the same sum as this peer; None if it could not be found out."""
+    async def is_reproduced(self, name: str, auditor: str) -> bool | None:
+        """Return whether `auditor` computes the same sum as this peer; None if the audit failed."""
         ledger = self.ledgers[self.membership.members[name].stage][name]
         number = self.membership.next_attempt()
         try:
             for held in ledger.held:
-                await self.replay(held.micro_batch, wire.Aside(peer=by, number=number))
+                await self.replay_micro_batch(held.micro_batch, messages.ReplayTarget(peer=auditor, number=number))
             if not ledger.held:
                 return all(dict(vote.norms).get(name, 0.0) == 0 for vote in self.votes.values())
-            ask = wire.Replayed(
+            order = messages.CompareReplay(
                 attempt=self.attempt,
-                step=self.step.version,
+                step=self.transaction.version,
                 peer=name,
                 number=number,
-                patience=self.step.patience,
+                patience=self.transaction.timeout,
             )
-            wait = self.step.patience + self.step.reading_seconds()
-            answer = wire.read(wire.Distance, await self.membership.ask(by, "replayed", ask, wait))
-        except CallFailed as error:
-            log.info("%s could not be looked at: %s", short(name), error)
+            timeout = self.transaction.timeout + self.transaction.get_reduce_seconds()
+            answer = await self.membership.call_member(auditor, "replayed", order, timeout)
+            distance = messages.parse_message(messages.ReplayDistance, answer)
+        except CallError as error:
+            log.info("the audit of %s failed: %s", shorten(name), error)
             return None
-        log.info("%s's sum, computed again by %s: %.1e apart", short(name), short(by), answer.of)
-        if not answer.finite:  # the model itself is
+        log.info("audit of %s by %s: relative distance %.1e", shorten(name), shorten(auditor), distance.of)
+        if not distance.finite:  # the model itself has diverged
             return True
-        return answer.of <= trust.close(self.config.precision, self.config.wire)
+        return distance.of <= trust.get_tolerance(self.config.precision, self.config.wire)
 
-    async def replay(self, micro_batch: int, aside: wire.Aside) -> None:
-        x, y = self.step.batches.tokens(self.step.version, micro_batch)
-        ask = wire.Run(step=self.step.version, micro_batch=micro_batch, aside=aside, patience=self.step.patience)
-        request, only = wire.written(ask, x, y), aside.peer
-        await self.step.top.run(request, self.config.stages, self.step.patience, x.numel(), only=only)
+    async def replay_micro_batch(self, micro_batch: int, aside: messages.ReplayTarget) -> None:
+        transaction = self.transaction
+        x, y = transaction.batches.get_batch(transaction.version, micro_batch)
+        request = messages.RunRequest(
+            step=transaction.version, micro_batch=micro_batch, aside=aside, patience=transaction.timeout
+        )
+        frame = messages.to_frame(request, x, y)
+        await transaction.first_stage.call_stage(
+            frame, self.config.stages, transaction.timeout, x.numel(), pinned=aside.peer
+        )

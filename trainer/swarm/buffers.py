@@ -1,7 +1,7 @@
-"""How many micro-batches a worker may hold at once, between their way forward and back: what its free memory takes.
+"""Slots: how many micro-batches fit into a worker's free memory between their forward and backward passes.
 
-A worker that holds as many says so, and its caller asks another or waits; the coordinator starts no more micro-batches
-than the tightest stage has room for. That is all the back-pressure there is.
+Calls beyond a worker's slots wait. The coordinator starts no more micro-batches than the stage with the fewest slots
+has. There is no other back-pressure.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from trainer.distributed.devices import free_bytes
 from trainer.swarm.stage import Stage
 from trainer.training.micro_batch import MEMORY_SHARE, measure_saved_bytes
 
-WEIGHTS = 3
-"""Copies of the weights' size left free: a micro-batch's gradients, and twice what an update needs on its way."""
+RESERVED_COPIES = 3
+"""Multiples of the weights' size to leave free: for a micro-batch's gradients, and two for temporaries of an update."""
 
-MOST = 1024
-"""More is never waited for at once; also the answer where nobody knows the free memory."""
+MAX_SLOTS = 1024
+"""Upper limit of slots, and the default where the free memory is unknown."""
 
 
-def passage_bytes(stage: Stage) -> tuple[int, int]:
-    """Return the bytes that a micro-batch keeps at a stage while it is further down, and those that its own way back
-    takes in addition. Found by a forward pass over zeros."""
+def measure_micro_batch(stage: Stage) -> tuple[int, int]:
+    """Return the bytes that a micro-batch occupies while it is at later stages, and the additional bytes of its
+    backward pass. Measured by a forward pass over zeros."""
     config = stage.config
     tokens = torch.zeros(config.micro_batch, config.sequence_length, dtype=torch.int64)
-    hidden = None if stage.first else torch.zeros(*tokens.shape, stage.input_width)
+    hidden = None if stage.is_first else torch.zeros(*tokens.shape, stage.input_width)
     given = 2 * tokens.nbytes + (0 if hidden is None else hidden.nbytes)
 
     def compute() -> Tensor:
         inputs = None if hidden is None else hidden.to(stage.device).requires_grad_()
-        return stage.compute(tokens.to(stage.device), inputs, tokens.to(stage.device) if stage.last else None)
+        return stage.compute_output(tokens.to(stage.device), inputs, tokens.to(stage.device) if stage.is_last else None)
 
-    graph = measure_saved_bytes(compute, stage.parameters.values()) + head_bytes(stage)
+    graph = measure_saved_bytes(compute, stage.parameters.values()) + count_head_bytes(stage)
     output = tokens.numel() * stage.output_width * 4
     return (given + output, graph) if stage.recompute else (given + output + graph, 0)
 
 
-def head_bytes(stage: Stage) -> int:
-    """Return the bytes of the head's gradients, computed with the loss (`trainer.training.objective`)."""
-    if not stage.last:
+def count_head_bytes(stage: Stage) -> int:
+    """Return the bytes of the head's gradients, which are computed with the loss (`trainer.training.objective`)."""
+    if not stage.is_last:
         return 0
-    _, behind = stage.cut.ends(stage.model)
+    _, behind = stage.partition.get_end_parts(stage.model)
     parts = (getattr(holder, name) for holder, name in behind)
     return sum(p.nbytes for part in parts if isinstance(part, nn.Module) for p in part.parameters())
 
 
-def room(stage: Stage, free: int | None = None) -> int:
-    """Return how many micro-batches fit into so many free bytes (default: what the device has), at least 1."""
-    free = free_memory(stage.device) if free is None else free
+def count_slots(stage: Stage, free: int | None = None) -> int:
+    """Return how many micro-batches fit into `free` bytes (default: the device's free memory), at least 1."""
+    free = get_free_bytes(stage.device) if free is None else free
     if free is None:
-        return MOST
-    weights = WEIGHTS * sum(parameter.nbytes for parameter in stage.parameters.values())
-    held, transient = passage_bytes(stage)
-    return max(1, min(MOST, int((MEMORY_SHARE * free - weights - transient) / held)))
+        return MAX_SLOTS
+    weights = RESERVED_COPIES * sum(parameter.nbytes for parameter in stage.parameters.values())
+    held, transient = measure_micro_batch(stage)
+    return max(1, min(MAX_SLOTS, int((MEMORY_SHARE * free - weights - transient) / held)))
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free on a device, None where nobody knows."""
+def get_free_bytes(device: torch.device) -> int | None:
+    """Return the free bytes of a device; None if unknown."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
 
 
-def in_flight(rooms: Mapping[int, Iterable[int]], wanted: int) -> int:
-    """Return how many micro-batches to keep under way, given each stage's peers' room: at most `wanted`.
+def limit_in_flight(slots: Mapping[int, Iterable[int]], wanted: int) -> int:
+    """Return the number of micro-batches to run at once, at most `wanted`, given the slots of each stage's peers.
 
-    One that has got down to a stage is held by all those above, so each stage must have room for all.
+    A micro-batch occupies a slot at its stage and at all stages before it, so each stage needs a slot for all.
     """
-    return max(1, min(wanted, *(sum(peers) for peers in rooms.values())))
+    return max(1, min(wanted, *(sum(peers) for peers in slots.values())))

@@ -1,4 +1,4 @@
-"""What all peers of a run agree on. Whoever has it can make any stage, and any step's data, by themselves."""
+"""The configuration that all peers of a run share. It determines every stage and every step's data."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from trainer.protocol import Message
 class SwarmConfig(Message):
     version: Literal[1] = 1
     arch: str = Field(pattern=r"^[a-z0-9_]{1,40}$")
-    """A name of `trainer.swarm.cuts`."""
+    """A name of `trainer.swarm.partitions`."""
     model: dict[str, Any]
-    """Fields of the architecture's own Config."""
+    """Fields of the architecture's Config."""
     stages: int = Field(ge=1, le=64)
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the first weights and of the order of the data."""
+    """Seed of the initial weights and of the data order."""
     micro_batch: int = Field(default=2, ge=1, le=4096)
-    """Rows that travel together."""
+    """Rows per micro-batch."""
     micro_batches: int = Field(default=8, ge=1, le=4096)
-    """Micro-batches of one step; the gradient is their sum over this number."""
+    """Micro-batches per step; the gradient is their mean."""
     sequence_length: int = Field(default=64, ge=2, le=2**20)
 
     learning_rate: float = Field(default=1e-3, gt=0, lt=1)
-    """AdamW's, at the schedule's top."""
+    """AdamW's peak learning rate."""
     weight_decay: float = Field(default=0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = Field(default=1e-8, gt=0)
     clip: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the whole model's gradient, over all stages."""
+    """Maximum norm of the whole model's gradient, over all stages."""
     warmup_steps: int = Field(default=10, ge=0)
     final: float = Field(default=0.1, ge=0, le=1)
-    """What is left of the rate at the last step: half a cosine leads there."""
+    """Factor on the learning rate at the last step, after cosine decay."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    """What matrix products are computed in; weights, sums of gradients and the optimizer are fp32."""
+    """Precision of matrix products; weights, gradient sums and the optimizer are fp32."""
     wire: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What hidden states and their gradients are sent in."""
+    """Dtype in which hidden states and their gradients are sent."""
     sums: Literal["fp32", "bf16"] = "fp32"
-    """What peers of a stage send each other their sums of gradients in."""
+    """Dtype in which peers of a stage exchange gradient sums."""
     audit: float = Field(default=0.02, ge=0, le=1)
-    """Chance of each peer, each step, that its share is computed again by another of its stage, and compared."""
+    """Probability, per peer and step, that another peer of its stage recomputes its share."""
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints."""
 
     @model_validator(mode="after")
-    def _fits(self) -> SwarmConfig:
+    def _check_betas(self) -> SwarmConfig:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be at least 0 and below 1, not {self.betas}")
         return self
 
     def rate(self, step: int) -> float:
-        """Return the factor on the learning rate for the update after step `step`, counted from 0."""
+        """Return the factor on the learning rate for the update of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
     def clip_scale(self, squared_norm: float) -> float:
-        """Return the factor on the mean gradient, given the sum of all stages' squared norms of it."""
+        """Return the factor on the mean gradient, given the sum of all stages' squared norms."""
         norm = math.sqrt(squared_norm)
         return 1.0 if self.clip is None or norm <= self.clip else self.clip / norm

@@ -1,46 +1,54 @@
-"""One per run: who belongs, which micro-batches are missing, and when a step counts.
+"""The coordinator of a run: it owns the membership, the data order, the journal and the commits.
 
-    python -m trainer.swarm.coordinator --folder RUN --dataset DATASET --config config.json --port 7000
-
-Between two steps machines come and go, move and are saved (`boundary`); a step is a transaction (`trainer.swarm.
-transaction`). Before a step's line in the journal nothing has happened that could not be taken back, and after it
-nothing that could not be made up for: the coordinator may be killed at any point and started again.
+Between two steps workers join, leave and move, and checkpoints are written (`prepare_step`). A step is a transaction
+(`trainer.swarm.transaction`). Everything before the journal's commit line can be undone and everything after it can be
+repeated, so the coordinator may be killed at any point and restarted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.cli.parser import Parser
-from trainer.data.dataset import Dataset
-from trainer.swarm import checkpoint, rebalance, wire
-from trainer.swarm.asking import evaluate
-from trainer.swarm.calls import Below
-from trainer.swarm.chaos import Chaos
+from trainer.errors import UserError
+from trainer.swarm import checkpoint, messages, rebalance
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
-from trainer.swarm.journal import History, Journal, read
-from trainer.swarm.membership import SLOW, Guest, Member, Membership, as_peer, now
-from trainer.swarm.transaction import StageLost, Transaction
-from trainer.swarm.transport import Route, Transport
-from trainer.swarm.worker import STATE_BYTES
+from trainer.swarm.fault_injection import FaultInjector
+from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
+from trainer.swarm.inference import evaluate_dev
+from trainer.swarm.journal import Journal, JournalLine, JournalState, read_journal
+from trainer.swarm.membership import LOAD_SECONDS, Admit, Guest, Membership, member_from_line
+from trainer.swarm.stage_client import StageClient
+from trainer.swarm.state_transfer import fetch_state, send_state
+from trainer.swarm.transaction import StageLostError, Transaction
+from trainer.swarm.transport import Route, Transport, loop_time
 
-ADDRESS = "address.json"
-"""In the run's folder: where this coordinator can be reached."""
+ADDRESS_FILE = "address.json"
+"""File in the run's folder with this coordinator's addresses."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    timeout: float = 30.0
+    """Seconds after which a peer that does not answer is evicted."""
+    peers: int = 0
+    """Members to wait for before the first step, at least one for each stage."""
+    rebalance_seconds: float = rebalance.REBALANCE_SECONDS
+    evaluation_interval: int = 0
+    """Steps between evaluations; 0: never."""
+    required_members: Mapping[int, int] = field(default_factory=dict)
+    """For tests: before these steps, wait for exactly so many members."""
 
 
 class Coordinator:
@@ -50,335 +58,258 @@ class Coordinator:
         config: SwarmConfig,
         batches: Batches,
         transport: Transport,
+        options: CoordinatorOptions,
         *,
-        patience: float = 30.0,
-        peers: int = 0,
-        rebalance_every: float = rebalance.EVERY,
-        evaluate_every: int = 0,
-        waits: Mapping[int, int] | None = None,
-        chaos: Chaos | None = None,
+        faults: FaultInjector | None = None,
+        first_stage: StageClient | None = None,
+        admit: Admit = lambda peer, hello: True,
+        on_journal_line: Callable[[JournalLine], None] = lambda line: None,
     ) -> None:
-        """`peers`: how many are waited for before the first step, at least one for each stage. `waits`: steps before
-        which it waits until exactly so many belong, for tests."""
+        """`first_stage`: the client of the first stage's peers; `admit`: which workers may join."""
         self.folder, self.config, self.batches, self.transport = folder, config, batches, transport
-        self.patience, self.peers, self.chaos = patience, max(peers, config.stages), chaos or Chaos()
-        self.waits = waits or {}
-        self.rebalance_every, self.evaluate_every = rebalance_every, evaluate_every
-        self.journal = Journal(folder)
-        self.membership = Membership(transport, config, self.journal, patience)
-        self.membership.before_join = lambda step: self.chaos.at("loaded", step)
-        self.top = Below(transport)
+        self.options, self.timeout, self.faults = options, options.timeout, faults or FaultInjector()
+        self.journal = Journal(folder, on_journal_line)
+        self.membership = Membership(transport, config, self.journal, options.timeout, admit, self.faults)
+        self.first_stage = first_stage or StageClient(transport)
         self.version = 0
-        self.looked = time.monotonic()
-        """When it was last looked whether somebody should change stages."""
+        self.last_rebalance = time.monotonic()
         self.resumed = False
-        """Whether an earlier start of this process has begun this step."""
+        """Whether an earlier process of this run has begun the current step."""
         self.stopping = False
 
     # --- the run ---
 
     async def train(self) -> None:
-        """Begin, or go on where the journal ends, until the last step or `stop`."""
+        """Start the run, or resume it from the journal, and train until the last step or `stop`."""
         await self.transport.serve(
             {
                 "hello": Route(self.membership.on_hello, lambda peer: True, 2**16),
                 "state": Route(self.on_state, self.is_known, 2**16),
             }
         )
-        atomic_write_json(self.folder / ADDRESS, {"peer": self.transport.peer, "addresses": self.transport.addresses})
+        address = {"peer": self.transport.peer, "addresses": self.transport.addresses}
+        atomic_write_json(self.folder / ADDRESS_FILE, address)
         await self.recover()
         while self.version < self.config.steps and not self.stopping:
             try:
-                await self.boundary()
-                await self.step()
+                await self.prepare_step()
+                await self.build_transaction().run(resumed=self.resumed)
+                self.resumed = False
                 self.version += 1
-            except StageLost:
+            except StageLostError:
                 self.roll_back()
-        await self.end()
+        await self.finish()
 
     def stop(self) -> None:
-        """End after the step that is being made."""
+        """Stop after the current step."""
         self.stopping = True
 
     def is_known(self, peer: str) -> bool:
         return peer in self.membership.guests or peer in self.membership.members
 
-    async def recover(self) -> None:
-        """Go on from the journal: make up for a commit that not everybody has heard of, and find who is still there."""
-        history = History.of(read(self.folder))
-        config = self.config.model_dump(mode="json")
-        if history.config is None:
-            self.journal.write("run", config=config)
-        elif history.config != config:
-            raise ValueError(f"{self.folder} holds another run: take another folder, or the configuration it has")
-        self.membership.generation = history.generation + 1
-        self.journal.write("start", generation=self.membership.generation)
-        self.version, self.resumed = history.version, bool(history.members)
-        if history.config is None:  # what another machine's coordinator saved may have been laid out here
-            self.version = checkpoint.latest(self.folder, self.config) or 0
-        for line in history.members.values():
-            peer = as_peer(line)
-            self.transport.know(peer.name, peer.addresses)
-            hello = wire.Hello(run="", label=line["label"], addresses=peer.addresses)
-            self.membership.guests.setdefault(peer.name, Guest(hello, now()))
-            about = (line["stage"], line["step"], line["label"], line["slots"], line["parameters"])
-            self.membership.members[peer.name] = Member(peer, *about)
-        await asyncio.gather(*(self.found_again(name, history) for name in history.members))
+    def build_transaction(self) -> Transaction:
+        return Transaction(self.version, self.config, self.batches, self.membership, self.first_stage, self.faults)
 
-    async def found_again(self, name: str, history: History) -> None:
-        """Keep a member if it is where the journal says, or can be brought there."""
+    # --- restart ---
+
+    async def recover(self) -> None:
+        """Restore the state from the journal, complete an unfinished commit and evict members that are gone."""
+        state = JournalState.from_lines(read_journal(self.folder))
+        config = self.config.model_dump(mode="json")
+        if state.config is None:
+            self.journal.write("run", config=config)
+        elif state.config != config:
+            raise UserError(f"{self.folder} holds another run: use another folder, or that run's configuration")
+        self.membership.generation = state.generation + 1
+        self.journal.write("start", generation=self.membership.generation)
+        self.version, self.resumed = state.version, bool(state.members)
+        if state.config is None:  # another machine's checkpoint may have been placed here
+            self.version = checkpoint.find_latest(self.folder, self.config) or 0
+        for line in state.members.values():
+            member = member_from_line(line)
+            self.transport.add_addresses(member.name, member.peer.addresses)
+            hello = messages.Hello(run="", label=member.label, addresses=member.peer.addresses)
+            self.membership.guests.setdefault(member.name, Guest(hello, loop_time()))
+            self.membership.members[member.name] = member
+        await asyncio.gather(*(self.restore_member(name, state.commit) for name in state.members))
+
+    async def restore_member(self, name: str, commit: JournalLine | None) -> None:
+        """Keep a member that is at the journal's step, or can be brought there by the last commit."""
         member = self.membership.members[name]
         try:
-            where = wire.read(wire.Where, await self.asked_again(name, "where", wire.AskWhere()))
-            if (where.stage, where.step) == (member.stage, self.version - 1) and history.commit is not None:
-                order = order_of(history.commit)
-                answer = await self.asked_again(name, "commit", order)
-                where = where.model_copy(update={"step": wire.read(wire.Committed, answer).step})
-            if (where.stage, where.step) != (member.stage, self.version):
-                raise Refused("elsewhere", f"at stage {where.stage}, step {where.step}")
-        except CallFailed as error:
-            self.membership.evict(name, f"not found again: {error}")
+            answer = await self.call_with_retries(name, "where", messages.PositionRequest())
+            position = messages.parse_message(messages.Position, answer)
+            stage, step = position.stage, position.step
+            if (stage, step) == (member.stage, self.version - 1) and commit is not None:
+                answer = await self.call_with_retries(name, "commit", commit_from_line(commit))
+                step = messages.parse_message(messages.Committed, answer).step
+            if (stage, step) != (member.stage, self.version):
+                raise CallRefusedError("elsewhere", f"at stage {stage}, step {step}")
+        except CallError as error:
+            self.membership.evict(name, f"lost at a restart of the coordinator: {error}")
 
-    async def asked_again(self, name: str, method: str, message: Any) -> Frame:
-        """Ask, and where nobody answers wait a moment: it may first have to find its way to the new coordinator."""
+    async def call_with_retries(self, name: str, method: str, message: Any) -> RpcFrame:
+        """Call a worker, with pauses if it is unreachable: it may have to connect to the new coordinator first."""
         for pause in (0.3, 0.7, 1.5):
             try:
-                return await self.membership.ask(name, method, message)
-            except Unreachable:
+                return await self.membership.call_member(name, method, message)
+            except PeerUnreachableError:
                 await asyncio.sleep(pause)
-        return await self.membership.ask(name, method, message)
+        return await self.membership.call_member(name, method, message)
 
     # --- between two steps ---
 
-    async def boundary(self) -> None:
-        """Let come and go who wants to, until every stage has somebody; then save and evaluate what is due."""
+    async def prepare_step(self) -> None:
+        """Update the membership until every stage has a member; then save and evaluate if due."""
         while True:
-            if self.membership.empty() and not self.recoverable():
-                raise StageLost
-            await self.rearrange()
-            if not self.membership.empty() and self.are_enough(len(self.membership.members)):
+            if self.membership.list_empty_stages() and not self.is_recoverable():
+                raise StageLostError
+            await self.update_members()
+            if not self.membership.list_empty_stages() and self.has_enough_members():
                 break
             await asyncio.sleep(0.05)
         if self.version % self.config.checkpoint_every == 0:
             await self.save()
-        if self.evaluate_every and self.version % self.evaluate_every == 0:
+        if self.options.evaluation_interval and self.version % self.options.evaluation_interval == 0:
             await self.evaluate()
 
-    def are_enough(self, members: int) -> bool:
-        if self.version in self.waits:
-            return members == self.waits[self.version]
-        return self.version > 0 or members >= self.peers
+    def has_enough_members(self) -> bool:
+        count = len(self.membership.members)
+        if self.version in self.options.required_members:
+            return count == self.options.required_members[self.version]
+        return self.version > 0 or count >= self.first_step_members
 
-    def recoverable(self) -> bool:
-        """Is there another way to this version of a stage that nobody holds?"""
-        return self.version in (0, checkpoint.latest(self.folder, self.config))
+    @property
+    def first_step_members(self) -> int:
+        return max(self.options.peers, self.config.stages)
 
-    async def rearrange(self) -> None:
+    def is_recoverable(self) -> bool:
+        """Return whether a stage without members can be restored at this version: from the seed or a checkpoint."""
+        return self.version in (0, checkpoint.find_latest(self.folder, self.config))
+
+    async def update_members(self) -> None:
+        """Let members that are leaving go, let waiting workers join, and rebalance."""
         members = self.membership
         for name in [n for n in members.members if n in members.guests and members.guests[n].hello.leaving]:
-            if len(members.at_stage(members.members[name].stage)) > 1 or self.recoverable():
+            if len(members.get_stage_members(members.members[name].stage)) > 1 or self.is_recoverable():
                 members.evict(name, "wants to leave")
-        waiting: dict[str, int | None] = {name: guest.hello.wish for name, guest in members.waiting().items()}
-        enough = self.version > 0 or len(waiting) + len(members.members) >= self.peers
-        if waiting and enough:
-            await members.seat(waiting, self.version, self.sources)
+        waiting = {name: guest.hello.wish for name, guest in members.list_waiting().items()}
+        is_enough = self.version > 0 or len(waiting) + len(members.members) >= self.first_step_members
+        if waiting and is_enough:
+            await members.add_workers(waiting, self.version, self.get_sources)
         await members.publish()
         await self.rebalance()
-        self.top.now_are(member.name for member in members.at_stage(0))
+        self.first_stage.set_peers(member.name for member in members.get_stage_members(0))
 
     async def rebalance(self) -> None:
-        """Move one member to where it helps more, when it is time or a stage has fewer than two."""
+        """Move one member to a stage that needs it more, if the interval is over or a stage has fewer than two."""
         members = self.membership
-        speeds = members.speeds()
-        urgent = min(len(peers) for peers in speeds.values()) < 2
-        if not urgent and time.monotonic() - self.looked < self.rebalance_every:
+        speeds = members.estimate_speeds()
+        is_urgent = min(len(peers) for peers in speeds.values()) < 2
+        if not is_urgent and time.monotonic() - self.last_rebalance < self.options.rebalance_seconds:
             return
-        self.looked = time.monotonic()
-        move = rebalance.propose(speeds)
-        if move is not None and (speeds[move.target] or self.recoverable()):
+        self.last_rebalance = time.monotonic()
+        move = rebalance.propose_move(speeds)
+        if move is not None and (speeds[move.target] or self.is_recoverable()):
             self.journal.write("move", peer=move.peer, source=move.source, target=move.target, step=self.version)
             members.evict(move.peer, f"moves to stage {move.target}")
-            await members.seat({move.peer: move.target}, self.version, self.sources)
+            await members.add_workers({move.peer: move.target}, self.version, self.get_sources)
 
-    def sources(self, stage: int) -> tuple[wire.Peer, ...]:
-        """Return who has a stage's state at this version: its members, else this process, else nobody."""
-        peers = tuple(member.peer for member in self.membership.at_stage(stage))
-        if peers or self.version not in checkpoint.versions(self.folder, self.config):
+    def get_sources(self, stage: int) -> tuple[messages.Peer, ...]:
+        """Return the peers that have a stage's state at this version: its members, or else this process, or none."""
+        peers = tuple(member.peer for member in self.membership.get_stage_members(stage))
+        if peers or self.version not in checkpoint.list_versions(self.folder, self.config):
             return peers
-        return (wire.Peer(name=self.transport.peer, addresses=self.transport.addresses),)
+        return (messages.Peer(name=self.transport.peer, addresses=self.transport.addresses),)
 
-    async def on_state(self, _: str, frame: Frame) -> AsyncIterator[Frame]:
-        ask = wire.read(wire.StateOf, frame)
+    async def on_state(self, _: str, frame: RpcFrame) -> AsyncIterator[RpcFrame]:
+        request = messages.parse_message(messages.StateRequest, frame)
         try:
-            state = await asyncio.to_thread(checkpoint.read_stage, self.folder, self.config, ask.stage, ask.step)
+            state = await asyncio.to_thread(
+                checkpoint.load_stage, self.folder, self.config, request.stage, request.step
+            )
         except ValueError as error:
-            raise Refused("unread", str(error)) from error
-        for name, tensor in state.items():
-            yield wire.written(wire.Named(name=name), tensor)
+            raise CallRefusedError("unread", str(error)) from error
+        async for part in send_state(state):
+            yield part
+
+    # --- checkpoints and evaluation ---
 
     async def save(self) -> None:
         """Write a checkpoint of this version, each stage's state from one of its members."""
-        if self.version in checkpoint.versions(self.folder, self.config):
+        if self.version in checkpoint.list_versions(self.folder, self.config):
             return
         for stage in range(self.config.stages):
             if stage:
-                await self.chaos.at("checkpoint", self.version)
-            state = await self.state_of(stage)
-            await asyncio.to_thread(checkpoint.write_stage, self.folder, self.config, stage, self.version, state)
-        checkpoint.prune(self.folder, self.config, keep=2)
+                await self.faults.trigger("checkpoint", self.version)
+            state = await self.fetch_stage_state(stage)
+            await asyncio.to_thread(checkpoint.save_stage, self.folder, self.config, stage, self.version, state)
+        checkpoint.prune_versions(self.folder, self.config, keep=2)
         self.journal.write("checkpoint", step=self.version)
 
-    async def state_of(self, stage: int) -> dict[str, Tensor]:
-        """Read a stage's state from one of its members; who cannot give it goes."""
-        for member in self.membership.at_stage(stage):
-            state: dict[str, Tensor] = {}
+    async def fetch_stage_state(self, stage: int) -> dict[str, Tensor]:
+        """Read a stage's state from one of its members. Evict members that fail to send it."""
+        for member in self.membership.get_stage_members(stage):
             try:
-                body = wire.written(wire.StateOf(stage=stage, step=self.version))
-                async for part in self.transport.stream(member.name, "state", body, self.patience, STATE_BYTES):
-                    (state[wire.read(wire.Named, part).name],) = part.tensors
-                return state
-            except (CallFailed, ValueError) as error:
-                self.membership.evict(member.name, f"gave no state: {error}")
-        raise StageLost
+                return await fetch_state(self.transport, member.name, stage, self.version, self.timeout)
+            except (CallError, ValueError) as error:
+                self.membership.evict(member.name, f"sent no state: {error}")
+        raise StageLostError
 
     def roll_back(self) -> None:
-        """Go back to the last checkpoint, with all who are left: the weights of a stage are gone."""
-        lost, target = self.membership.empty(), checkpoint.latest(self.folder, self.config) or 0
+        """Return to the last checkpoint with the remaining members, because a stage has lost its weights."""
+        lost, target = self.membership.list_empty_stages(), checkpoint.find_latest(self.folder, self.config) or 0
         log.warning("stages %s are lost: back from step %d to %d", lost, self.version, target)
         self.journal.write("rollback", to=target, lost=lost, **{"from": self.version})
         self.version = target
-        left = self.membership.members.copy()
-        for member in left.values():
+        remaining = self.membership.members.copy()
+        for member in remaining.values():
             self.membership.evict(member.name, f"goes back to step {target}")
-        for member in left.values():  # each to the stage it had, whose blocks it has made already
+        for member in remaining.values():  # they request the same stage: its blocks are already built
             guest = self.membership.guests[member.name]
-            guest.hello, guest.seen = guest.hello.model_copy(update={"wish": member.stage}), now()
+            guest.hello, guest.seen = guest.hello.model_copy(update={"wish": member.stage}), loop_time()
 
     async def evaluate(self) -> None:
-        """Note the loss on dev. If somebody is lost meanwhile it is found out who, and begun again."""
+        """Record the loss on dev. If a peer fails meanwhile, find out which and start over."""
         while True:
             try:
-                loss, targets = await evaluate(self.top, self.config, self.batches, self.version, self.patience)
+                loss, targets = await evaluate_dev(
+                    self.first_stage, self.config, self.batches, self.version, self.timeout
+                )
                 self.journal.write("evaluation", step=self.version, loss=loss, targets=targets)
                 return
-            except Refused as error:
-                log.info("the evaluation broke off: %s", error)
-                await self.transaction().ledgers()
-
-    def transaction(self) -> Transaction:
-        return Transaction(self.version, self.config, self.batches, self.membership, self.top, self.chaos)
-
-    async def step(self) -> None:
-        await self.transaction().make(resumed=self.resumed)
-        self.resumed = False
+            except CallRefusedError as error:
+                log.info("the evaluation failed: %s", error)
+                await self.build_transaction().collect_ledgers()
 
     # --- the end ---
 
-    async def end(self) -> None:
-        """Save the last version and send everybody home."""
+    async def finish(self) -> None:
+        """Save the last version and shut down all workers."""
         try:
             await self.save()
-        except StageLost:
-            log.warning("the last version could not be saved: the checkpoint before it is what there is")
-        digests = await self.final_digests()
+        except StageLostError:
+            log.warning("the last version could not be saved; the previous checkpoint remains")
+        digests = await self.collect_digests()
         self.membership.finished = self.version >= self.config.steps
         self.journal.write("end", step=self.version, digests=digests)
-        bye = wire.Bye(why="The run is finished." if self.membership.finished else "The run has been stopped.")
-        everybody = dict.fromkeys({*self.membership.members, *self.membership.waiting()}, bye)
-        await self.membership.ask_each(everybody, "bye", 2)
+        why = "The run is finished." if self.membership.finished else "The run has been stopped."
+        workers = {*self.membership.members, *self.membership.list_waiting()}
+        await self.membership.call_members(dict.fromkeys(workers, messages.Shutdown(why=why)), "bye", 2)
         self.journal.close()
 
-    async def final_digests(self) -> dict[str, dict[str, str | None]]:
+    async def collect_digests(self) -> dict[str, dict[str, str | None]]:
         """Return the digest of each member's weights, by stage."""
-        ask = wire.AskWhere(digest=True)
-        answers = await self.membership.ask_each(dict.fromkeys(self.membership.members, ask), "where", SLOW)
-        found: dict[str, dict[str, str | None]] = {str(stage): {} for stage in range(self.config.stages)}
-        for name, answer in answers.items():
-            if isinstance(answer, Frame):
-                found[str(self.membership.members[name].stage)][name] = wire.read(wire.Where, answer).digest
-        return found
+        request = messages.PositionRequest(digest=True)
+        calls = dict.fromkeys(self.membership.members, request)
+        digests: dict[str, dict[str, str | None]] = {str(stage): {} for stage in range(self.config.stages)}
+        for name, answer in (await self.membership.call_members(calls, "where", LOAD_SECONDS)).items():
+            if isinstance(answer, RpcFrame):
+                stage = str(self.membership.members[name].stage)
+                digests[stage][name] = messages.parse_message(messages.Position, answer).digest
+        return digests
 
 
-def order_of(line: Mapping[str, Any]) -> wire.Commit:
-    """Return the order that a journal's line stands for."""
-    return wire.Commit(**{name: line[name] for name in ("attempt", "step", "factor", "clip_scale")})
-
-
-# --- the process -----------------------------------------------------------------------------------------------------
-
-
-async def coordinate(args: argparse.Namespace) -> None:
-    config = SwarmConfig.model_validate_json(args.config.read_bytes())
-    batches = Batches(Dataset.open(args.dataset), config)
-    transport = await started(args)
-    coordinator = Coordinator(
-        args.folder,
-        config,
-        batches,
-        transport,
-        patience=args.patience,
-        peers=args.peers,
-        rebalance_every=args.rebalance_every,
-        evaluate_every=args.evaluate_every,
-        waits=dict(map(int, wait.split(":")) for wait in args.wait_for),
-        chaos=Chaos.of(args.faults),
-    )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, coordinator.stop)
-    try:
-        await coordinator.train()
-    finally:
-        await transport.close()
-
-
-async def started(args: argparse.Namespace, attempts: int = 20) -> Transport:
-    """Return a transport at the address asked for; one that was killed there may take a moment to be gone.
-
-    Raise `Led`, before anything of this one's can be seen outside, if the run has a coordinator.
-    """
-    Journal(args.folder).close()
-    host, _, port = args.listen.rpartition(":")
-    for attempt in range(attempts):
-        transport = Transport(args.folder)
-        try:
-            await transport.start(host, int(port), args.announce, serves_as_relay=args.serve_as_relay)
-            return transport
-        except Unreachable:
-            await transport.close()
-            if attempt + 1 == attempts:
-                raise
-            await asyncio.sleep(0.25)
-    raise AssertionError
-
-
-def parser() -> Parser:
-    flags = Parser(prog="python -m trainer.swarm.coordinator", description="Lead a swarm's run.")
-    flags.add_argument("--folder", required=True, type=Path, help="the run's: journal, checkpoints, this one's key")
-    flags.add_argument("--dataset", required=True, type=Path, help="a prepared dataset")
-    flags.add_argument("--config", required=True, type=Path, help="the run's configuration, JSON")
-    flags.add_argument("--listen", default="127.0.0.1:0", help="host:port that all peers can reach")
-    flags.add_argument("--announce", action="append", default=[], help="address that peers should use instead")
-    flags.add_argument("--serve-as-relay", action="store_true", help="pass on connections to peers nobody can dial")
-    flags.add_argument("--peers", type=int, default=0, help="how many to wait for before the first step")
-    flags.add_argument("--patience", type=float, default=30.0, help="seconds after which a peer counts as lost")
-    flags.add_argument("--rebalance-every", type=float, default=rebalance.EVERY, help="seconds")
-    flags.add_argument("--evaluate-every", type=int, default=0, help="steps; 0: never")
-    flags.add_argument("--faults", help=argparse.SUPPRESS)
-    flags.add_argument("--wait-for", action="append", default=[], help=argparse.SUPPRESS)  # STEP:MEMBERS
-    return flags
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    try:
-        asyncio.run(coordinate(args))
-    except (ValueError, OSError, Unreachable) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def commit_from_line(line: Mapping[str, Any]) -> messages.Commit:
+    """Return the commit order that a journal's line describes."""
+    return messages.Commit(**{name: line[name] for name in ("attempt", "step", "factor", "clip_scale")})

@@ -1,7 +1,7 @@
-"""What to do until each (stage, micro-batch) is held by exactly one peer. Pure: ledgers in, orders out.
+"""Repairs until exactly one peer holds each (stage, micro-batch). Pure functions of the ledgers.
 
-Twice happens when an answer is lost after the gradient was added, and somebody else was asked. One number cannot be
-taken out of a sum, so one of the holders forgets all it has, and that is computed again.
+Two peers hold the same micro-batch if an answer is lost after its gradient was accumulated and another peer was called.
+A gradient cannot be removed from a sum, so one of the holders resets its sum and the loss is recomputed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ Ledgers = Mapping[int, Mapping[str, Collection[int]]]
 """For each stage, its peers and the micro-batches that they hold."""
 
 
-def to_forget(ledgers: Ledgers) -> list[str]:
-    """Return the peers that must forget what they hold, so that nothing is held twice: those who hold least, first."""
-    found = []
+def peers_to_reset(ledgers: Ledgers) -> list[str]:
+    """Return the peers that must reset their sums, so that no micro-batch is held twice: those that hold least."""
+    resets = []
     for peers in ledgers.values():
         held: set[int] = set()
-        # Whoever holds most goes first and keeps it; among equals the name decides, so that every look is the same.
+        # Peers that hold most come first and keep their sums; the name breaks ties deterministically.
         for peer in sorted(peers, key=lambda peer: (-len(peers[peer]), peer)):
             if held.isdisjoint(peers[peer]):
                 held.update(peers[peer])
             else:
-                found.append(peer)
-    return found
+                resets.append(peer)
+    return resets
 
 
-def missing(ledgers: Ledgers, micro_batches: int) -> dict[int, tuple[int, ...]]:
-    """Return which micro-batches must travel again, each with the stages that lack it."""
+def find_missing(ledgers: Ledgers, micro_batches: int) -> dict[int, tuple[int, ...]]:
+    """Return the micro-batches to run again, each with the stages that lack it."""
     held = {stage: {number for numbers in peers.values() for number in numbers} for stage, peers in ledgers.items()}
     lacking = {
         number: tuple(stage for stage in sorted(held) if number not in held[stage]) for number in range(micro_batches)
@@ -35,8 +35,8 @@ def missing(ledgers: Ledgers, micro_batches: int) -> dict[int, tuple[int, ...]]:
     return {number: stages for number, stages in lacking.items() if stages}
 
 
-def exact(ledgers: Ledgers, micro_batches: int) -> bool:
-    """Return whether every stage holds every micro-batch, and each once."""
+def is_exact(ledgers: Ledgers, micro_batches: int) -> bool:
+    """Return whether every stage holds every micro-batch exactly once."""
     return all(
         sorted(number for numbers in peers.values() for number in numbers) == list(range(micro_batches))
         for peers in ledgers.values()

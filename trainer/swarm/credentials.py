@@ -1,7 +1,7 @@
-"""Who may come: a seat's credential is made of the run's secret and the seat's own label.
+"""Admission of workers. A worker's credential is an HMAC of its label under the run's secret.
 
-The site makes both and signs them into the orders; the coordinator, which has the secret, needs no list. So a seat's
-contribution is its own, and one that is given away lets in one machine at a time.
+The site signs credentials into its orders. The coordinator knows the secret and needs no list of workers. A credential
+that is passed on admits one machine at a time.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-FRESH = 30.0
-"""Seconds after the last hello in which a label stays with the machine that came with it."""
+LABEL_SECONDS = 30.0
+"""A label stays with a machine for this long after its last hello."""
 
 
-def credential(secret: str, label: str) -> str:
-    """Return what a seat of this label is let in with."""
+def make_credential(secret: str, label: str) -> str:
+    """Return the credential of the worker with this label."""
     return hmac.new(secret.encode(), label.encode(), hashlib.sha256).hexdigest()
 
 
-class Door:
-    """The coordinator's: remembers which machine came with which label."""
+class Admission:
+    """The coordinator's check of credentials. It remembers which machine uses which label."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
         self.holders: dict[str, tuple[str, float]] = {}
 
-    def admits(self, peer: str, label: str, shown: str, now: float) -> bool:
-        """Whether this machine may come. `now`: seconds of any clock that does not jump."""
-        if not label or not hmac.compare_digest(credential(self.secret, label).encode(), shown.encode()):
+    def admit(self, peer: str, label: str, credential: str, now: float) -> bool:
+        """Return whether this machine may join. `now`: seconds of a monotonic clock."""
+        if not label or not hmac.compare_digest(make_credential(self.secret, label).encode(), credential.encode()):
             return False
         holder, seen = self.holders.get(label, (peer, now))
-        if holder != peer and now - seen < FRESH:
+        if holder != peer and now - seen < LABEL_SECONDS:
             return False
         self.holders[label] = (peer, now)
         return True

@@ -1,7 +1,7 @@
-"""Which rows of the text a micro-batch has: computed from the run's seed and its place in the run alone.
+"""The data of a swarm run. A micro-batch's rows depend only on the run's seed, the step and its number.
 
-Nobody keeps a position. A micro-batch that is asked for again, by whomever, is the same one; each epoch has every row
-exactly once; and a step has the rows that `dailytrain train` reads in that step with the same seed and batch.
+There is no reading position to save. A repeated micro-batch has the same rows; each epoch has every row exactly once;
+and a step has the rows that `dailytrain train` reads in that step with the same seed and batch size.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from trainer.data.permutation import shuffle_positions
 from trainer.swarm.config import SwarmConfig
 
 
-def sample_ids(seed: int, step: int, micro_batch: int, *, micro_batches: int, rows: int, total: int) -> np.ndarray:
-    """Return the numbers, from 0 to before `total`, of the rows of a micro-batch: `[rows]` int64.
+def compute_sample_ids(
+    seed: int, step: int, micro_batch: int, *, micro_batches: int, rows: int, total: int
+) -> np.ndarray:
+    """Return the row numbers of a micro-batch, `[rows]` int64 in `range(total)`.
 
-    `micro_batches` is how many a step has. Within `total` rows that follow one another in a run, none comes twice.
+    `micro_batches` is the number per step. Any `total` consecutive rows of an epoch are distinct.
     """
     assert 0 <= micro_batch < micro_batches
     first = (step * micro_batches + micro_batch) * rows
@@ -34,11 +36,11 @@ class Batches:
         self.dataset, self.config = dataset, config
         self.stream = open_split(dataset, "train", config.sequence_length)
         self.rows = -(-(len(self.stream) - 1) // config.sequence_length)
-        """Rows of an epoch; the last one is moved back to end with the text."""
+        """Rows of an epoch. The last one overlaps the one before it, so that it ends with the text."""
 
-    def ids(self, step: int, micro_batch: int) -> np.ndarray:
+    def get_sample_ids(self, step: int, micro_batch: int) -> np.ndarray:
         config = self.config
-        return sample_ids(
+        return compute_sample_ids(
             config.seed,
             step,
             micro_batch,
@@ -47,25 +49,18 @@ class Batches:
             total=self.rows,
         )
 
-    def tokens(self, step: int, micro_batch: int) -> Batch:
+    def get_batch(self, step: int, micro_batch: int) -> Batch:
         """Return tokens and targets `[B, T]`, int64; a target may be `IGNORE_INDEX`."""
         length = self.config.sequence_length
         last = len(self.stream) - length - 1
-        starts = [min(int(number) * length, last) for number in self.ids(step, micro_batch)]
+        starts = [min(int(number) * length, last) for number in self.get_sample_ids(step, micro_batch)]
         return read_batch(self.stream, starts, length)
 
-    def count(self, step: int) -> int:
-        """Return how many targets of a step are learned: what its sum of nats is divided by."""
-        targets = (self.tokens(step, micro_batch)[1] for micro_batch in range(self.config.micro_batches))
+    def count_targets(self, step: int) -> int:
+        """Return the number of learned targets of a step, the divisor of its sum of nats."""
+        targets = (self.get_batch(step, micro_batch)[1] for micro_batch in range(self.config.micro_batches))
         return sum(int((y != IGNORE_INDEX).sum()) for y in targets)
 
-    def dev(self, rows: int) -> Iterator[Batch]:
-        """Yield so many rows of dev, always the same ones, in micro-batches: what evaluations are made on."""
+    def iter_dev(self, rows: int) -> Iterator[Batch]:
+        """Yield the first `rows` rows of dev in micro-batches."""
         return iterate_in_order(self.dataset, "dev", self.config.micro_batch, self.config.sequence_length, rows)
-
-
-class SameBatch(Batches):
-    """The first step's rows in every step: a check that training works. A model that can learn knows them by heart."""
-
-    def ids(self, step: int, micro_batch: int) -> np.ndarray:
-        return super().ids(0, micro_batch)

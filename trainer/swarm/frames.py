@@ -1,7 +1,7 @@
-"""What goes over a stream: a JSON header and raw tensors. And what can become of a call.
+"""Frames of calls, a JSON header and raw tensors, and the errors of calls.
 
-The header says of each tensor its dtype and shape; how many bytes that makes is held against a limit before any of them
-is read. Nothing here can be code.
+The header has the dtype and shape of each tensor. Their total size is checked against a limit before any is read. A
+frame cannot contain code.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HEADER_BYTES = 2**20
-TENSORS = 4096
-"""Most tensors of one frame."""
-PIECE = 2**18
+MAX_HEADER_BYTES = 2**20
+MAX_TENSORS = 4096
+"""Limit per frame."""
+CHUNK_BYTES = 2**18
 DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
@@ -27,122 +27,122 @@ DTYPES = {
     "int64": torch.int64,
     "uint8": torch.uint8,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class CallFailed(Exception):
-    """A call did not bring an answer."""
+class CallError(Exception):
+    """A call failed."""
 
 
-class Unreachable(CallFailed):
-    """The peer cannot be reached, or was lost during the call."""
+class PeerUnreachableError(CallError):
+    """The peer is unreachable, or the connection broke."""
 
 
-class TooSlow(CallFailed):
+class CallTimeoutError(CallError):
     """The peer did not answer in time."""
 
 
-class Refused(CallFailed):
-    """The peer answered that it will not, or cannot."""
+class CallRefusedError(CallError):
+    """The peer refused the call. `code` is one of the protocol's words."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(f"{code}: {message}" if message else code)
         self.code, self.message = code, message
 
 
-class Malformed(CallFailed):
-    """What came is not what may come: the peer is broken, or not one of ours."""
+class MalformedFrameError(CallError):
+    """The peer sent an invalid frame or message."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class RpcFrame:
     body: dict[str, Any]
-    """Plain JSON; `trainer.swarm.wire` says what may be in it."""
+    """Plain JSON: a message of `trainer.swarm.messages`."""
     tensors: tuple[Tensor, ...] = ()
 
 
-async def send(writer: asyncio.StreamWriter, header: dict[str, Any], tensors: Iterable[Tensor] = ()) -> int:
-    """Write one frame; return how many bytes its tensors have."""
+async def send_frame(writer: asyncio.StreamWriter, header: dict[str, Any], tensors: Iterable[Tensor] = ()) -> int:
+    """Write one frame; return the size of its tensors in bytes."""
     flat = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
-    header = {**header, "tensors": [[NAMES[t.dtype], list(t.shape)] for t in flat]}
+    header = {**header, "tensors": [[DTYPE_NAMES[t.dtype], list(t.shape)] for t in flat]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    assert len(text) <= HEADER_BYTES, "a header is for a few numbers"
+    assert len(text) <= MAX_HEADER_BYTES, "the header is too large"
     writer.write(struct.pack(">I", len(text)) + text)
     size = 0
     for tensor in flat:
-        view = raw(tensor)
+        view = view_bytes(tensor)
         size += len(view)
-        for start in range(0, len(view), PIECE):
-            writer.write(view[start : start + PIECE])
+        for start in range(0, len(view), CHUNK_BYTES):
+            writer.write(view[start : start + CHUNK_BYTES])
             await writer.drain()
     await writer.drain()
     return size
 
 
-async def receive(reader: asyncio.StreamReader, most_bytes: int) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+async def receive_frame(reader: asyncio.StreamReader, max_bytes: int) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
     header = await receive_header(reader)
-    tensors, size = await receive_tensors(reader, header, most_bytes)
+    tensors, size = await receive_tensors(reader, header, max_bytes)
     return header, tensors, size
 
 
 async def receive_header(reader: asyncio.StreamReader) -> dict[str, Any]:
     (size,) = struct.unpack(">I", await reader.readexactly(4))
-    if size > HEADER_BYTES:
-        raise Malformed(f"a header of {size} bytes")
+    if size > MAX_HEADER_BYTES:
+        raise MalformedFrameError(f"a header of {size} bytes")
     try:
         header = json.loads(await reader.readexactly(size))
     except ValueError as error:
-        raise Malformed("a header that is not JSON") from error
+        raise MalformedFrameError("a header that is not JSON") from error
     if not isinstance(header, dict):
-        raise Malformed("a header that is not an object")
+        raise MalformedFrameError("a header that is not an object")
     return header
 
 
 async def receive_tensors(
-    reader: asyncio.StreamReader, header: dict[str, Any], most_bytes: int
+    reader: asyncio.StreamReader, header: dict[str, Any], max_bytes: int
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Read the tensors that a header promises; raise Malformed where they are too many or too large."""
-    promised = [described(item) for item in listed(header.get("tensors", []))]
-    total = sum(size for _, _, size in promised)
-    if total > most_bytes:
-        raise Malformed(f"{total} bytes of tensors, where at most {most_bytes} may come")
+    """Read the tensors of a frame; raise `MalformedFrameError` if they are too many or too large."""
+    announced = [parse_tensor_header(item) for item in check_tensor_list(header.get("tensors", []))]
+    total = sum(size for _, _, size in announced)
+    if total > max_bytes:
+        raise MalformedFrameError(f"{total} bytes of tensors, where at most {max_bytes} are allowed")
     tensors = []
-    for dtype, shape, _ in promised:
+    for dtype, shape, _ in announced:
         tensor = torch.empty(shape, dtype=dtype)
-        await fill(reader, raw(tensor))
+        await read_into(reader, view_bytes(tensor))
         tensors.append(tensor)
     return tuple(tensors), total
 
 
-def listed(promised: Any) -> list[Any]:
-    if not isinstance(promised, list) or len(promised) > TENSORS:
-        raise Malformed("tensors that are not a list, or too many")
-    return promised
+def check_tensor_list(announced: Any) -> list[Any]:
+    if not isinstance(announced, list) or len(announced) > MAX_TENSORS:
+        raise MalformedFrameError("tensors that are not a list, or too many")
+    return announced
 
 
-def described(item: Any) -> tuple[torch.dtype, list[int], int]:
-    """Return dtype, shape and bytes of one tensor as a header describes it."""
+def parse_tensor_header(item: Any) -> tuple[torch.dtype, list[int], int]:
+    """Return dtype, shape and size in bytes of one tensor in a header."""
     if not (isinstance(item, list) and len(item) == 2 and item[0] in DTYPES and isinstance(item[1], list)):
-        raise Malformed("a tensor without a dtype or a shape")
+        raise MalformedFrameError("a tensor without a dtype or a shape")
     shape = item[1]
     if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
-        raise Malformed(f"a tensor of shape {shape}")
+        raise MalformedFrameError(f"a tensor of shape {shape}")
     size = DTYPES[item[0]].itemsize
     for length in shape:
         size *= length
     return DTYPES[item[0]], shape, size
 
 
-def raw(tensor: Tensor) -> memoryview:
-    """Return a contiguous tensor's own bytes, not a copy."""
+def view_bytes(tensor: Tensor) -> memoryview:
+    """Return a view of a contiguous tensor's bytes."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-async def fill(reader: asyncio.StreamReader, view: memoryview) -> None:
+async def read_into(reader: asyncio.StreamReader, view: memoryview) -> None:
     position = 0
     while position < len(view):
-        piece = await reader.read(min(PIECE, len(view) - position))
-        if not piece:
+        chunk = await reader.read(min(CHUNK_BYTES, len(view) - position))
+        if not chunk:
             raise EOFError("the stream ended within a tensor")
-        view[position : position + len(piece)] = piece
-        position += len(piece)
+        view[position : position + len(chunk)] = chunk
+        position += len(chunk)

@@ -1,48 +1,52 @@
-"""Who belongs to a run, and to which stage: workers say hello, get a seat between two steps, and are let go.
+"""Membership: workers say hello, join a stage between two steps, and leave.
 
-Everything that changes who belongs is a line of the journal, and is told to all members before anything else happens:
-who is no member any more is answered by nobody.
+Every change is a line of the journal and is published to all members before anything else happens. Members refuse calls
+of peers that are not members.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from trainer.protocol import Message
-from trainer.swarm import rebalance, wire
+from trainer.swarm import messages, rebalance
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import CallFailed, Frame, Refused, Unreachable
-from trainer.swarm.journal import Journal, read
-from trainer.swarm.transport import Transport, short
+from trainer.swarm.fault_injection import FaultInjector
+from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
+from trainer.swarm.journal import Journal, JournalLine, read_journal
+from trainer.swarm.transport import Transport, loop_time, shorten
 
-FRESH = 10.0
-"""Seconds after its last hello in which a worker may get a seat."""
-AGAIN = 1.0
-"""Seconds until a guest whose joining failed may try again."""
-CUT = 0.05
-"""Seconds before a peer is asked again whose connection broke."""
-SLOW = 120.0
-"""Seconds for a newcomer to read its stage's state, for each 100 MB of it, and to begin with."""
+HELLO_SECONDS = 10.0
+"""A worker may join a stage for this long after its last hello."""
+REJOIN_SECONDS = 1.0
+"""Pause before a worker whose join failed may try again."""
+RECONNECT_SECONDS = 0.05
+"""Pause before a call is repeated after a broken connection."""
+LOAD_SECONDS = 120.0
+"""Time limit for a joining worker to read and load its stage's state."""
+
+Admit = Callable[[str, messages.Hello], bool]
+"""(peer, hello) -> whether the peer may join this run."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Member:
-    peer: wire.Peer
+class SwarmMember:
+    peer: messages.Peer
     stage: int
     since: int
-    """The step from which it has belonged."""
+    """Step at which it joined."""
     label: str = ""
     slots: int = 1
     parameters: int = 0
     throughput: float | None = None
-    """Tokens a second, by its own count."""
+    """Tokens per second, as it reports."""
 
     @property
     def name(self) -> str:
@@ -51,12 +55,12 @@ class Member:
 
 @dataclass
 class Guest:
-    """Who has said hello."""
+    """A worker that has said hello."""
 
-    hello: wire.Hello
+    hello: messages.Hello
     seen: float
     not_before: float = 0.0
-    """When it may be asked again to load a stage: it did not work the last time."""
+    """Earliest time of the next join attempt, after a failed one."""
 
 
 class Membership:
@@ -65,209 +69,213 @@ class Membership:
         transport: Transport,
         config: SwarmConfig,
         journal: Journal,
-        patience: float,
-        admits: Callable[[str, wire.Hello], bool] = lambda peer, hello: True,
+        timeout: float,
+        admit: Admit = lambda peer, hello: True,
+        faults: FaultInjector | None = None,
     ) -> None:
-        self.transport, self.config, self.journal, self.patience = transport, config, journal, patience
-        self.admits = admits
+        self.transport, self.config, self.journal, self.timeout = transport, config, journal, timeout
+        self.admit, self.faults = admit, faults or FaultInjector()
         self.guests: dict[str, Guest] = {}
-        self.members: dict[str, Member] = {}
-        self.generation, self.counted = 1, 0
-        self.published: tuple[frozenset[tuple[str, int]], int] = (frozenset(), 0)
+        self.members: dict[str, SwarmMember] = {}
+        self.generation, self.attempts = 1, 0
+        self.published: frozenset[tuple[str, int]] = frozenset()
         self.finished = False
-        told = read(journal.path.parent)
-        self.banned: set[str] = {line["peer"] for line in told if line["kind"] == "ban"}
-        self.doubted: set[str] = {line["peer"] for line in told if line["kind"] == "doubt"}
-        """Whose sum was found wrong once."""
+        lines = read_journal(journal.path.parent)
+        self.banned: set[str] = {line["peer"] for line in lines if line["kind"] == "ban"}
+        self.first_strikes: set[str] = {line["peer"] for line in lines if line["kind"] == "doubt"}
+        """Peers whose gradient sum was wrong once."""
 
     def next_attempt(self) -> int:
-        """Return a number above all that were used before, by earlier starts of the coordinator too."""
-        self.counted += 1
-        return (self.generation << 32) + self.counted
+        """Return a number greater than all before it, also those of earlier starts of the coordinator."""
+        self.attempts += 1
+        return (self.generation << 32) + self.attempts
 
-    # --- who is there ---
+    # --- queries ---
 
-    async def on_hello(self, caller: str, frame: Frame) -> Frame:
-        hello = wire.read(wire.Hello, frame)
-        if not self.admits(caller, hello):
-            raise Refused("stranger", "this run has not invited you")
+    async def on_hello(self, caller: str, frame: RpcFrame) -> RpcFrame:
+        hello = messages.parse_message(messages.Hello, frame)
+        if not self.admit(caller, hello):
+            raise CallRefusedError("stranger", "this run has not invited this machine")
         if caller in self.banned:
-            raise Refused("banned", "others found that what it computes, or sends, is wrong")
-        self.transport.know(caller, hello.addresses)
+            raise CallRefusedError("banned", "other peers found its results or messages to be wrong")
+        self.transport.add_addresses(caller, hello.addresses)
         guest = self.guests.setdefault(caller, Guest(hello, 0.0))
-        guest.hello, guest.seen = hello, now()
-        return wire.written(
-            wire.Welcome(
+        guest.hello, guest.seen = hello, loop_time()
+        return messages.to_frame(
+            messages.Welcome(
                 config=self.config,
                 member=caller in self.members,
                 finished=self.finished,
                 every=1.0 if caller in self.members else 0.3,
-                patience=self.patience,
+                patience=self.timeout,
             )
         )
 
-    def waiting(self) -> dict[str, Guest]:
-        """Return who would like a seat."""
+    def list_waiting(self) -> dict[str, Guest]:
+        """Return the guests that can join a stage now."""
         return {
             name: guest
             for name, guest in sorted(self.guests.items())
             if name not in self.members
             and not guest.hello.leaving
-            and now() - guest.seen < FRESH
-            and guest.not_before <= now()
+            and loop_time() - guest.seen < HELLO_SECONDS
+            and guest.not_before <= loop_time()
         }
 
-    def at_stage(self, stage: int) -> list[Member]:
-        """Return a stage's members in the order in which sums are added up."""
+    def get_stage_members(self, stage: int) -> list[SwarmMember]:
+        """Return a stage's members in the order of the reduction."""
         return sorted((m for m in self.members.values() if m.stage == stage), key=lambda member: member.name)
 
-    def empty(self) -> list[int]:
-        return [stage for stage in range(self.config.stages) if not self.at_stage(stage)]
+    def list_empty_stages(self) -> list[int]:
+        return [stage for stage in range(self.config.stages) if not self.get_stage_members(stage)]
 
-    def speeds(self) -> dict[int, dict[str, float]]:
-        """Return what everybody's speed is taken to be; who has not been seen working counts as the median."""
-        seen = [member.throughput for member in self.members.values() if member.throughput]
-        usual = median(seen) if seen else 1.0
+    def estimate_speeds(self) -> dict[int, dict[str, float]]:
+        """Return the members' throughputs by stage; the median stands in for members without a measurement."""
+        measured = [member.throughput for member in self.members.values() if member.throughput]
+        default = median(measured) if measured else 1.0
         stages = range(self.config.stages)
-        return {stage: {m.name: m.throughput or usual for m in self.at_stage(stage)} for stage in stages}
+        return {stage: {m.name: m.throughput or default for m in self.get_stage_members(stage)} for stage in stages}
 
     # --- changes ---
 
-    def join(self, member: Member) -> None:
+    def add_member(self, member: SwarmMember) -> None:
         self.members[member.name] = member
         about = {"stage": member.stage, "step": member.since, "label": member.label}
         size = {"slots": member.slots, "parameters": member.parameters}
         self.journal.write("join", peer=member.name, addresses=member.peer.addresses, **about, **size)
 
-    def evict(self, name: str, why: str) -> None:
-        """Let a member go; nobody answers it once that is published."""
+    def evict(self, name: str, reason: str) -> None:
+        """Remove a member. The others refuse its calls once that is published."""
         if name in self.members:
             member = self.members.pop(name)
-            log.info("%s leaves stage %d: %s", short(name), member.stage, why)
-            self.journal.write("leave", peer=name, stage=member.stage, why=why[:300])
+            log.info("%s leaves stage %d: %s", shorten(name), member.stage, reason)
+            self.journal.write("leave", peer=name, stage=member.stage, why=reason[:300])
 
-    def ban(self, name: str, why: str) -> None:
-        """Let a member go for good: it sent what no sound machine would."""
+    def ban(self, name: str, reason: str) -> None:
+        """Remove a member for good because its messages or results were wrong."""
         if name in self.members:
             self.banned.add(name)
             self.guests.pop(name, None)
             member = self.members[name]
-            self.journal.write("ban", peer=name, stage=member.stage, label=member.label, why=why[:300])
-            self.evict(name, why)
+            self.journal.write("ban", peer=name, stage=member.stage, label=member.label, why=reason[:300])
+            self.evict(name, reason)
 
-    def doubt(self, name: str, why: str) -> None:
-        """Note that a member's sum was wrong: the second time is one too many."""
-        self.doubted.add(name)
+    def record_first_strike(self, name: str, reason: str) -> None:
+        """Record that a member's gradient sum was wrong. The second time it is banned."""
+        self.first_strikes.add(name)
         member = self.members[name]
-        self.journal.write("doubt", peer=name, stage=member.stage, label=member.label, why=why[:300])
+        self.journal.write("doubt", peer=name, stage=member.stage, label=member.label, why=reason[:300])
 
     async def publish(self, joining: Iterable[str] = ()) -> list[str]:
-        """Tell all members who belongs, until all who do know; return which of the joining have heard it, too."""
+        """Send the list of members to all of them, until all members have it; return the `joining` that have it too."""
         joining = list(joining)
         while True:
-            now_are = frozenset((m.name, m.stage) for m in self.members.values())
-            if not joining and self.published[0] == now_are:
+            current = frozenset((m.name, m.stage) for m in self.members.values())
+            if not joining and self.published == current:
                 return []
-            stages = tuple(tuple(m.peer for m in self.at_stage(stage)) for stage in range(self.config.stages))
-            guests = tuple(wire.Peer(name=n, addresses=self.guests[n].hello.addresses) for n in joining)
-            told = wire.Members(attempt=self.next_attempt(), stages=stages, joining=guests)
-            answers = await self.ask_each(dict.fromkeys((*self.members, *joining), told), "members")
-            failed = {name: error for name, error in answers.items() if isinstance(error, CallFailed)}
+            stages = tuple(tuple(m.peer for m in self.get_stage_members(s)) for s in range(self.config.stages))
+            guests = tuple(messages.Peer(name=n, addresses=self.guests[n].hello.addresses) for n in joining)
+            update = messages.Members(attempt=self.next_attempt(), stages=stages, joining=guests)
+            answers = await self.call_members(dict.fromkeys((*self.members, *joining), update), "members")
+            failed = {name: error for name, error in answers.items() if isinstance(error, CallError)}
             for name, error in failed.items():
-                self.evict(name, f"not there: {error}")
+                self.evict(name, f"not reachable: {error}")
                 if name in self.guests:
-                    self.guests[name].not_before = now() + AGAIN
+                    self.guests[name].not_before = loop_time() + REJOIN_SECONDS
             joining = [name for name in joining if name not in failed]
-            if not failed.keys() & {name for name, _ in now_are}:
-                self.published = (now_are, told.attempt)
+            if not failed.keys() & {name for name, _ in current}:
+                self.published = current
                 return joining
 
-    async def ask(self, peer: str, method: str, message: Message, timeout: float | None = None) -> Frame:
-        """Return a worker's answer; raise a `CallFailed`. Connections break where peers live on, so it is asked twice:
-        what the coordinator asks for may be done again without any harm."""
+    # --- calls ---
+
+    async def call_member(self, peer: str, method: str, message: Message, timeout: float | None = None) -> RpcFrame:
+        """Return a worker's answer; raise `CallError`. A call is repeated once after a broken connection: all of the
+        coordinator's calls are idempotent."""
         try:
-            return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
-        except Unreachable as error:
-            log.info("%s is asked again: %s", short(peer), error)
-            await asyncio.sleep(CUT)
-            return await self.transport.call(peer, method, wire.written(message), timeout or self.patience)
+            return await self.transport.call(peer, method, messages.to_frame(message), timeout or self.timeout)
+        except PeerUnreachableError as error:
+            log.info("%s is called again: %s", shorten(peer), error)
+            await asyncio.sleep(RECONNECT_SECONDS)
+            return await self.transport.call(peer, method, messages.to_frame(message), timeout or self.timeout)
 
-    async def ask_each(
-        self, messages: Mapping[str, Message], method: str, timeout: float | None = None
-    ) -> dict[str, Frame | CallFailed]:
-        """Ask several peers at once; return each one's answer, or how it failed."""
+    async def call_members(
+        self, calls: Mapping[str, Message], method: str, timeout: float | None = None
+    ) -> dict[str, RpcFrame | CallError]:
+        """Call several peers at once; return each one's answer or error."""
 
-        async def one(peer: str, message: Message) -> Frame | CallFailed:
+        async def call_one(peer: str, message: Message) -> RpcFrame | CallError:
             try:
-                return await self.ask(peer, method, message, timeout)
-            except CallFailed as error:
+                return await self.call_member(peer, method, message, timeout)
+            except CallError as error:
                 return error
 
-        answers = await asyncio.gather(*(one(peer, message) for peer, message in messages.items()))
-        return dict(zip(messages, answers, strict=True))
+        answers = await asyncio.gather(*(call_one(peer, message) for peer, message in calls.items()))
+        return dict(zip(calls, answers, strict=True))
 
-    # --- seats ---
+    # --- joining ---
 
-    def seating(self, wanted: Mapping[str, int | None]) -> dict[str, int]:
-        """Return which stage each of these should take: a wish counts while nobody is missing elsewhere."""
-        speeds = {stage: dict(peers) for stage, peers in self.speeds().items()}
-        seen = [speed for peers in speeds.values() for speed in peers.values()]
-        usual, found = (median(seen) if seen else 1.0), {}
-        for number, (name, wish) in enumerate(wanted.items()):
-            empty, left = {s for s, peers in speeds.items() if not peers}, len(wanted) - number
-            free = wish is not None and wish in speeds and len(empty - {wish}) < left
-            found[name] = wish if free and wish is not None else rebalance.place(speeds)
-            speeds[found[name]][name] = usual
-        return found
+    def assign_stages(self, requests: Mapping[str, int | None]) -> dict[str, int]:
+        """Return the stage of each joining worker. A requested stage counts while no other stage lacks a worker."""
+        speeds = {stage: dict(peers) for stage, peers in self.estimate_speeds().items()}
+        measured = [speed for peers in speeds.values() for speed in peers.values()]
+        default, assigned = (median(measured) if measured else 1.0), {}
+        for number, (name, stage) in enumerate(requests.items()):
+            empty, left = {s for s, peers in speeds.items() if not peers}, len(requests) - number
+            if stage is None or stage not in speeds or len(empty - {stage}) >= left:
+                stage = rebalance.choose_stage(speeds)
+            assigned[name] = stage
+            speeds[stage][name] = default
+        return assigned
 
-    async def seat(
-        self, wanted: Mapping[str, int | None], step: int, sources: Callable[[int], tuple[wire.Peer, ...]]
+    async def add_workers(
+        self, requests: Mapping[str, int | None], step: int, get_sources: Callable[[int], tuple[messages.Peer, ...]]
     ) -> None:
-        """Give these guests seats, at a step's boundary: each reads its stage's state from those who have it.
+        """Let guests join, between two steps: each reads its stage's state from a peer that has it.
 
-        At a stage that nobody has yet the first to come is waited for; the others read from it.
+        At a stage without any state the first guest creates it, and the others read it from that one. `get_sources`
+        returns the peers that have a stage's state.
         """
-        seats = self.seating(wanted)
-        while seats:
-            first = {stage: name for name, stage in reversed(seats.items())}
-            batch = {n: s for n, s in seats.items() if sources(s) or first[s] == n}
-            seats = {n: s for n, s in seats.items() if n not in batch}
+        assigned = self.assign_stages(requests)
+        while assigned:
+            first = {stage: name for name, stage in reversed(assigned.items())}
+            batch = {n: s for n, s in assigned.items() if get_sources(s) or first[s] == n}
+            assigned = {n: s for n, s in assigned.items() if n not in batch}
             batch = {n: batch[n] for n in await self.publish(batch)}
             loads = {
-                n: wire.Load(attempt=self.next_attempt(), stage=s, step=step, sources=sources(s))
+                n: messages.Load(attempt=self.next_attempt(), stage=s, step=step, sources=get_sources(s))
                 for n, s in batch.items()
             }
-            for name, answer in (await self.ask_each(loads, "load", SLOW)).items():
-                await self.seated(name, batch[name], step, answer)
+            for name, answer in (await self.call_members(loads, "load", LOAD_SECONDS)).items():
+                await self.finish_join(name, batch[name], step, answer)
         await self.publish()
 
-    async def seated(self, name: str, stage: int, step: int, answer: Frame | CallFailed) -> None:
+    async def finish_join(self, name: str, stage: int, step: int, answer: RpcFrame | CallError) -> None:
         guest = self.guests[name]
         try:
-            loaded = wire.read(wire.Loaded, raised(answer))
-        except CallFailed as error:
-            guest.not_before = now() + AGAIN
-            log.info("%s could not take stage %d: %s", short(name), stage, error)
+            loaded = messages.parse_message(messages.Loaded, raise_if_failed(answer))
+        except CallError as error:
+            guest.not_before = loop_time() + REJOIN_SECONDS
+            log.info("%s could not load stage %d: %s", shorten(name), stage, error)
             return
-        await self.before_join(step)
-        peer = wire.Peer(name=name, addresses=guest.hello.addresses)
-        self.join(Member(peer, stage, step, guest.hello.label, loaded.slots, loaded.parameters))
-
-    before_join: Callable[[int], Awaitable[None]]
-    """The coordinator's point for faults."""
+        await self.faults.trigger("loaded", step)
+        peer = messages.Peer(name=name, addresses=guest.hello.addresses)
+        self.add_member(SwarmMember(peer, stage, step, guest.hello.label, loaded.slots, loaded.parameters))
 
 
-def raised(answer: Frame | CallFailed) -> Frame:
-    """Return an answer; raise what came in its place."""
-    if isinstance(answer, CallFailed):
+def raise_if_failed(answer: RpcFrame | CallError) -> RpcFrame:
+    """Return an answer; raise the error in its place."""
+    if isinstance(answer, CallError):
         raise answer
     return answer
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
+def peer_from_line(line: Mapping[str, Any]) -> messages.Peer:
+    return messages.Peer(name=line["peer"], addresses=tuple(line["addresses"]))
 
 
-def as_peer(line: Mapping[str, Any]) -> wire.Peer:
-    """Return the peer of a journal's line."""
-    return wire.Peer(name=line["peer"], addresses=tuple(line["addresses"]))
+def member_from_line(line: JournalLine) -> SwarmMember:
+    """Return the member that a journal's join line describes."""
+    return SwarmMember(
+        peer_from_line(line), line["stage"], line["step"], line["label"], line["slots"], line["parameters"]
+    )

@@ -1,11 +1,10 @@
-"""How the peers of a stage add up their sums: into a tensor of their own, in one order, so that all get the same bits.
+"""Reduction of a stage's gradient sums, into a new tensor and in one fixed order, so that all peers get the same bits.
 
-Up to four peers each read everybody's sum (all-gather). More share the work: each adds up one part of the parameters
-for all, and reads the other parts from those who did (as in a butterfly all-reduce: 2 (n - 1) / n of the sum travels
-into each peer instead of n - 1 of it). Either way each number is added in the sorted order of the peers, and the
-result is the same to the last bit.
+Up to four peers each read all sums (all-gather). More peers share the work: each reduces one part of the parameters and
+reads the other parts from the peers that reduced them (butterfly all-reduce: 2 (n - 1) / n of the sum travels into each
+peer instead of n - 1 times the sum). In both cases the sums are added in the sorted order of the peers.
 
-Nothing is changed in place. If a peer dies on the way this fails, and the sums are all still there.
+Nothing is changed in place. If a peer dies during a reduction it fails, and all sums are intact.
 """
 
 from __future__ import annotations
@@ -18,74 +17,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.swarm.seat import summed
 from trainer.swarm.stage import squared_norm
+from trainer.swarm.worker_state import sum_in_order
 
-MOST_GATHERED = 4
-"""Peers up to which everybody reads everything."""
-PIECE = 2**20
-"""Parameters in one call: 4 MiB."""
-AT_ONCE = 4
-"""Pieces that are on their way at the same time."""
+MAX_GATHER_PEERS = 4
+"""Largest number of peers for all-gather."""
+CHUNK_PARAMETERS = 2**20
+"""Parameters per call: 4 MiB in fp32."""
+MAX_CONCURRENT_READS = 4
+"""Chunks read at the same time."""
 
-Read = Callable[[str, str, int, int], Awaitable[Tensor]]
-"""(peer, "snapshot" or "reduced", start, stop) -> that part of the peer's tensor; may be asked of oneself."""
+ReadPart = Callable[[str, str, int, int], Awaitable[Tensor]]
+"""(peer, "snapshot" or "reduced", start, stop) -> that part of the peer's tensor. The peer may be this one."""
 
 
-def parts(size: int, peers: int) -> list[range]:
-    """Cut `size` parameters evenly among so many peers."""
+def split_evenly(size: int, peers: int) -> list[range]:
+    """Split `size` parameters evenly among the peers."""
     bounds = [size * number // peers for number in range(peers + 1)]
     return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def pieces(part: range) -> list[range]:
-    return [range(start, min(start + PIECE, part.stop)) for start in range(part.start, part.stop, PIECE)]
+def split_chunks(part: range) -> list[range]:
+    return [
+        range(start, min(start + CHUNK_PARAMETERS, part.stop))
+        for start in range(part.start, part.stop, CHUNK_PARAMETERS)
+    ]
 
 
-async def mean(
-    me: str,
+async def all_reduce_mean(
+    own: str,
     peers: Sequence[str],
     size: int,
     micro_batches: int,
     dtype: torch.dtype,
-    read: Read,
+    read: ReadPart,
     publish: Callable[[Tensor], Awaitable[None]],
     norms: dict[str, float] | None = None,
 ) -> Tensor:
-    """Return the mean gradient `[size]` of a stage, fp32: the sum over all peers, times one over the micro-batches.
+    """Return the mean gradient `[size]` of a stage, fp32: the sum over all peers divided by the micro-batches.
 
-    `publish` gets this peer's own part, for the others to read, when there are more than four. `norms` gets the
-    squared norm of what was read of each peer's sum.
+    With more than four peers, `publish` receives this peer's reduced part for the others to read. `norms` receives the
+    squared norm of the part of each peer's sum that was read.
     """
-    gate, total = asyncio.Semaphore(AT_ONCE), torch.empty(size)
+    semaphore, total = asyncio.Semaphore(MAX_CONCURRENT_READS), torch.empty(size)
 
-    async def add_up(piece: range) -> None:
-        async with gate:
-            found = await together(read(peer, "snapshot", piece.start, piece.stop) for peer in peers)
+    async def reduce_chunk(chunk: range) -> None:
+        async with semaphore:
+            found = await gather_or_cancel(read(peer, "snapshot", chunk.start, chunk.stop) for peer in peers)
             for peer, part in zip(peers, found, strict=True):
                 if norms is not None:
                     norms[peer] = norms.get(peer, 0.0) + squared_norm(part.float())
-            torch.mul(summed(found), 1 / micro_batches, out=total[piece.start : piece.stop])
+            torch.mul(sum_in_order(found), 1 / micro_batches, out=total[chunk.start : chunk.stop])
 
-    async def take_over(owner: str, piece: range) -> None:
-        async with gate:
-            total[piece.start : piece.stop] = await read(owner, "reduced", piece.start, piece.stop)
+    async def copy_chunk(owner: str, chunk: range) -> None:
+        async with semaphore:
+            total[chunk.start : chunk.stop] = await read(owner, "reduced", chunk.start, chunk.stop)
 
-    if len(peers) <= MOST_GATHERED:
-        await together(add_up(piece) for piece in pieces(range(size)))
+    if len(peers) <= MAX_GATHER_PEERS:
+        await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(range(size)))
         return total
-    shares = dict(zip(peers, parts(size, len(peers)), strict=True))
-    mine = shares[me]
-    await together(add_up(piece) for piece in pieces(mine))
-    total[mine.start : mine.stop] = total[mine.start : mine.stop].to(dtype)  # as the others will read it
+    shares = dict(zip(peers, split_evenly(size, len(peers)), strict=True))
+    mine = shares[own]
+    await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(mine))
+    total[mine.start : mine.stop] = total[mine.start : mine.stop].to(dtype)  # the others read it in this dtype
     await publish(total)
-    others = [(owner, piece) for owner, share in shares.items() if owner != me for piece in pieces(share)]
-    await together(take_over(owner, piece) for owner, piece in others)
+    others = [(owner, chunk) for owner, share in shares.items() if owner != own for chunk in split_chunks(share)]
+    await gather_or_cancel(copy_chunk(owner, chunk) for owner, chunk in others)
     return total
 
 
-async def together(waiting: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Wait for all; if one fails end the others, and raise what it raised."""
+async def gather_or_cancel(waiting: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all; if one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(one) for one in waiting]
     try:
         return await asyncio.gather(*tasks)

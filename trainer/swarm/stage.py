@@ -1,11 +1,11 @@
-"""One stage of a model: its slice of the blocks, its sum of gradients, its half of the optimizer.
+"""One pipeline stage of a model: its blocks, its gradient sum and its optimizer state.
 
-A stage is made from the run's configuration and its own number alone: the whole model is built from the seed as
-`dailytrain train` would build it, and what belongs to others is let go. So the stages one behind another are that
-model, to the bit, and parameters keep the whole model's names.
+A stage depends only on the run's configuration and its index: the whole model is built from the seed, exactly as
+`dailytrain train` builds it, and the other stages' parts are removed. So the chained stages equal that model to the
+last bit, and parameters keep the whole model's names.
 
-Not covered: a model that does not fit into main memory once, at the start. Peers with another CPU may draw first
-weights that differ in their last bits (RWKV-5's are orthogonal), so all but a stage's first peer load its state.
+Not covered: a model that does not fit into main memory once, at the start. Initial weights may differ in their last
+bits between CPUs (RWKV-5's are orthogonal), so all but the first peer of a stage load its state from another.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,35 +23,38 @@ from trainer.data.loader import IGNORE_INDEX
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim.optimizers import assign
-from trainer.swarm.adamw import PIECE, AdamW
+from trainer.swarm.adamw import CHUNK, AdamW
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.cuts import Cut, CutError, cut_of, share
+from trainer.swarm.partitions import Partition, PartitionError, balance_blocks, get_partition
 from trainer.training.objective import Objective
 
-KINDS = ("weight", "average", "square")
-"""What `Stage.state` has of each parameter: itself and AdamW's two momenta, all fp32."""
+STATE_KINDS = ("weight", "average", "square")
+"""The tensors of each parameter in `Stage.state`: the weight and AdamW's two moments, all fp32."""
 
-BUILDING = threading.Lock()
-"""torch's random numbers are the process's: one model is built at a time."""
+BUILD_LOCK = threading.Lock()
+"""torch's random state belongs to the process, so only one model is built at a time."""
+
+Sha256 = Any
+"""A sha256 object; its type has no public name in hashlib."""
 
 
 class StateError(ValueError):
-    """This is not the state of this stage."""
+    """The state does not belong to this stage."""
 
 
 @dataclass
-class Passage:
-    """A micro-batch at a stage, between its way forward and its way back. It may take the way back once."""
+class ForwardRecord:
+    """A micro-batch at a stage between its forward and its backward pass, which may run once."""
 
     tokens: Tensor
     inputs: Tensor | None
-    """`[B, T, width x streams]`, fp32, what gradients are found of; None at the first stage."""
+    """`[B, T, width x streams]`, fp32, requires gradients; None at the first stage."""
     targets: Tensor | None
-    """At the last stage."""
+    """At the last stage only."""
     output: Tensor
-    """What goes to the next stage; at the last one the sum of nats. Without a graph."""
+    """Input of the next stage; at the last stage the sum of nats. Detached."""
     graph: Tensor | None
-    """The output with all it was made from; None where that is computed again on the way back."""
+    """The output with its autograd graph; None if the backward pass recomputes it."""
 
     @property
     def nats(self) -> float:
@@ -58,152 +62,159 @@ class Passage:
 
     @property
     def count(self) -> int:
-        """Targets that are learned."""
+        """Number of learned targets."""
         assert self.targets is not None
         return int((self.targets != IGNORE_INDEX).sum())
 
 
 class Stage:
-    """Not for several threads: the worker's one lane calls it."""
+    """Not thread-safe: only the worker's compute thread uses it."""
 
     def __init__(
         self, config: SwarmConfig, index: int, device: str | torch.device = "cpu", recompute: bool = False
     ) -> None:
-        """`recompute`: keep a micro-batch's input only, and compute it again on the way back."""
+        """`recompute`: keep only a micro-batch's input, and repeat the forward pass before the backward pass."""
         if not 0 <= index < config.stages:
-            raise CutError(f"there is no stage {index} of {config.stages}")
+            raise PartitionError(f"there is no stage {index} of {config.stages}")
         self.config, self.index, self.device, self.recompute = config, index, torch.device(device), recompute
-        self.cut, model = cut_of(config.arch), whole_model(config)
-        self.span = spans(config, model)[index]
-        decayed = decayed_names(config, model)
-        keep_only(self.cut, model, self.span)
+        self.partition, model = get_partition(config.arch), build_model(config)
+        self.block_range = partition_blocks(config, model)[index]
+        decayed = get_decayed_names(config, model)
+        remove_other_stages(self.partition, model, self.block_range)
         self.model = model.to(self.device)
         self.objective = Objective(self.model)
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = optimizer_of(config, self.parameters, decayed)
+        self.optimizer = build_optimizer(config, self.parameters, decayed)
         self.version = 0
-        """Updates made: the step that is being worked on."""
-        self.total = torch.zeros(sum(p.numel() for p in self.parameters.values()), device=self.device)
-        """`[P]`, fp32: the sum of what `add` was given, parameters in their order."""
+        """Number of updates, which is the current step."""
+        self.gradient_sum = torch.zeros(sum(p.numel() for p in self.parameters.values()), device=self.device)
+        """`[P]`, fp32: the sum of accumulated gradients, in the order of the parameters."""
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.index == 0
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         return self.index == self.config.stages - 1
 
     @property
     def input_width(self) -> int:
-        """Last dimension of what this stage is given, 0 at the first one."""
-        return 0 if self.first else boundary_width(self.config, self.model, self.span.start)
+        """Last dimension of the input; 0 at the first stage."""
+        return 0 if self.is_first else get_boundary_width(self.config, self.model, self.block_range.start)
 
     @property
     def output_width(self) -> int:
-        """Last dimension of what it passes on, 0 at the last one."""
-        return 0 if self.last else boundary_width(self.config, self.model, self.span.stop)
+        """Last dimension of the output; 0 at the last stage."""
+        return 0 if self.is_last else get_boundary_width(self.config, self.model, self.block_range.stop)
 
     # --- forward ---
 
     def forward(
         self, tokens: Tensor, hidden: Tensor | None = None, targets: Tensor | None = None, *, learn: bool = True
-    ) -> Passage:
-        """Let a micro-batch pass: tokens and targets `[B, T]` int64, hidden as the stage before put it out.
+    ) -> ForwardRecord:
+        """Run the forward pass: tokens and targets `[B, T]` int64, `hidden` as the previous stage returned it.
 
-        All stages get the tokens, the last one the targets, too. `learn` is false where nothing will come back.
+        All stages receive the tokens, the last one also the targets. Without `learn` there is no backward pass.
         """
         tokens, targets = tokens.to(self.device), None if targets is None else targets.to(self.device)
         inputs = None if hidden is None else hidden.to(self.device, torch.float32).detach().requires_grad_(learn)
         with torch.set_grad_enabled(learn and not self.recompute):
-            output = self.compute(tokens, inputs, targets)
-        return Passage(tokens, inputs, targets, output.detach(), output if learn and not self.recompute else None)
+            output = self.compute_output(tokens, inputs, targets)
+        return ForwardRecord(tokens, inputs, targets, output.detach(), output if learn and not self.recompute else None)
 
-    def compute(self, tokens: Tensor, inputs: Tensor | None, targets: Tensor | None) -> Tensor:
-        assert (inputs is None) == self.first, "the first stage reads tokens, others what came before them"
+    def compute_output(self, tokens: Tensor, inputs: Tensor | None, targets: Tensor | None) -> Tensor:
+        assert (inputs is None) == self.is_first, "the first stage has no hidden input, all others have one"
         with self.autocast():
-            hidden = self.cut.embed(self.model, tokens) if inputs is None else inputs
-            hidden = self.cut.through(self.model, tokens, hidden, self.span.start, self.span.stop)
-            if not self.last:
+            hidden = self.partition.embed_tokens(self.model, tokens) if inputs is None else inputs
+            hidden = self.partition.run_blocks(
+                self.model, tokens, hidden, self.block_range.start, self.block_range.stop
+            )
+            if not self.is_last:
                 return hidden
             assert targets is not None
-            return self.objective.loss_of(self.cut.finish(self.model, hidden), targets)
+            return self.objective.loss_of(self.partition.normalize_output(self.model, hidden), targets)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     @torch.no_grad()
-    def nats(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
-        """Return each target's nats `[B, T]`, fp32, for evaluation. The last stage's."""
-        return self.objective.loss_of(self.features(tokens, hidden), targets.to(self.device), each=True).view_as(tokens)
+    def compute_nats(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
+        """Return each target's nats `[B, T]`, fp32, for evaluation. Last stage only."""
+        return self.objective.loss_of(
+            self.compute_features(tokens, hidden), targets.to(self.device), each=True
+        ).view_as(tokens)
 
     @torch.no_grad()
-    def next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
-        """Return the logits `[B, V]`, fp32, of the token that follows each row, for sampling. The last stage's."""
+    def compute_next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
+        """Return the logits `[B, V]`, fp32, of the next token of each row, for sampling. Last stage only."""
         with self.autocast():
-            return self.model.logits(self.features(tokens, hidden)[:, -1:])[:, 0].float()
+            return self.model.logits(self.compute_features(tokens, hidden)[:, -1:])[:, 0].float()
 
-    def features(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
-        assert self.last, "only the last stage has a head"
+    def compute_features(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
+        assert self.is_last, "only the last stage has a head"
         tokens, hidden = tokens.to(self.device), None if hidden is None else hidden.to(self.device, torch.float32)
         with self.autocast():
-            hidden = self.cut.embed(self.model, tokens) if hidden is None else hidden
-            hidden = self.cut.through(self.model, tokens, hidden, self.span.start, self.span.stop)
-            return self.cut.finish(self.model, hidden)
+            hidden = self.partition.embed_tokens(self.model, tokens) if hidden is None else hidden
+            hidden = self.partition.run_blocks(
+                self.model, tokens, hidden, self.block_range.start, self.block_range.stop
+            )
+            return self.partition.normalize_output(self.model, hidden)
 
     # --- backward ---
 
     def backward(
-        self, passage: Passage, gradient: Tensor | None = None, *, learn: bool = True
+        self, record: ForwardRecord, gradient: Tensor | None = None, *, learn: bool = True
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of what came in (None at the first stage) and of the parameters, in their order.
+        """Return the gradients of the input (None at the first stage) and of the parameters, in their order.
 
-        `gradient` is that of the output, None at the last stage, where what is differentiated is the sum of nats over
-        the micro-batch's positions. Without `learn` those of the parameters are left out: nobody wants them again.
-        Nothing is added to anything yet: `add` does that.
+        `gradient` is the output's; None at the last stage, which differentiates the sum of nats divided by the
+        micro-batch's positions. Without `learn` the parameters' gradients are not computed. Nothing is accumulated
+        here; see `add`.
         """
-        output = passage.graph
+        output = record.graph
         if output is None:
             with torch.enable_grad():
-                output = self.compute(passage.tokens, passage.inputs, passage.targets)
-        passage.graph = None
-        seed = torch.full_like(output, 1 / passage.tokens.numel()) if gradient is None else gradient.to(output)
-        wanted = [] if passage.inputs is None else [passage.inputs]
+                output = self.compute_output(record.tokens, record.inputs, record.targets)
+        record.graph = None
+        seed = torch.full_like(output, 1 / record.tokens.numel()) if gradient is None else gradient.to(output)
+        inputs = [] if record.inputs is None else [record.inputs]
         learned = list(self.parameters.values()) if learn else []
-        if not wanted and not learned:
+        if not inputs and not learned:
             return None, []
-        found = torch.autograd.grad(output, [*wanted, *learned], seed, allow_unused=True)
-        complete = [torch.zeros_like(of) if g is None else g for g, of in zip(found, [*wanted, *learned], strict=True)]
-        return (complete[0] if wanted else None), complete[len(wanted) :]
+        variables = [*inputs, *learned]
+        gradients = torch.autograd.grad(output, variables, seed, allow_unused=True)
+        complete = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, variables, strict=True)]
+        return (complete[0] if inputs else None), complete[len(inputs) :]
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """Add a micro-batch's gradients to the sum."""
-        torch._foreach_add_(self.apart(self.total), list(gradients))
+        """Accumulate a micro-batch's gradients."""
+        torch._foreach_add_(self.split_flat(self.gradient_sum), list(gradients))
 
     def clear(self) -> None:
-        self.total.zero_()
+        self.gradient_sum.zero_()
 
-    def apart(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of `[P]` numbers in the shapes of the parameters. They share its memory."""
+    def split_flat(self, flat: Tensor) -> list[Tensor]:
+        """Return views of `[P]` numbers in the shapes of the parameters."""
         parts = flat.split([p.numel() for p in self.parameters.values()])
         return [part.view_as(p) for part, p in zip(parts, self.parameters.values(), strict=True)]
 
     # --- update ---
 
     def apply(self, mean: Tensor, factor: float, clip_scale: float = 1.0) -> None:
-        """Make this step's update and clear the sum.
+        """Make this step's update and clear the gradient sum.
 
-        `mean [P]`: all peers' sums over the number of micro-batches; `factor`: on the learning rate; `clip_scale`: on
-        the gradient, the same at all stages.
+        `mean [P]`: the sum of all peers divided by the micro-batches; `factor` scales the learning rate; `clip_scale`
+        scales the gradient, equally at all stages.
         """
         mean = mean.to(self.device, torch.float32)
-        self.optimizer.step(self.apart(mean), factor, self.version + 1, clip_scale)
+        self.optimizer.step(self.split_flat(mean), factor, self.version + 1, clip_scale)
         self.version += 1
         self.clear()
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of weights and momenta in main memory: flat names, as safetensors wants them."""
-        held = zip(KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True)
+        """Return a copy of weights and moments in main memory, with flat names for safetensors."""
+        held = zip(STATE_KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True)
         return {
             f"{kind}.{name}": tensor.detach().to("cpu", copy=True).contiguous()
             for kind, tensors in held
@@ -212,8 +223,8 @@ class Stage:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Be where a peer of this stage is, or a checkpoint was; raise `StateError`, changing nothing, for others'."""
-        mine = dict(zip(KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True))
+        """Load a peer's or a checkpoint's state; raise `StateError`, without changes, for another stage's."""
+        mine = dict(zip(STATE_KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True))
         wanted = {f"{kind}.{name}": tensor for kind, tensors in mine.items() for name, tensor in tensors.items()}
         for name, tensor in wanted.items():
             if name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
@@ -226,60 +237,62 @@ class Stage:
         self.clear()
 
     def digest(self, *more: Tensor) -> str:
-        """Return the sha256 of the weights, and of more tensors behind them."""
-        return fed(self.hashed(), more).hexdigest()
+        """Return the sha256 of the weights followed by more tensors."""
+        return update_hash(self.hash_weights(), more).hexdigest()
 
-    def hashed(self) -> hashlib._Hash:
-        """Return a sha256 that has been fed the weights, and takes more."""
-        return fed(hashlib.sha256(), self.parameters.values())
+    def hash_weights(self) -> Sha256:
+        """Return a sha256 object over the weights, to be continued."""
+        return update_hash(hashlib.sha256(), self.parameters.values())
 
 
-def fed(found: hashlib._Hash, tensors: Iterable[Tensor]) -> hashlib._Hash:
+def update_hash(sha256: Sha256, tensors: Iterable[Tensor]) -> Sha256:
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return found
+        sha256.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return sha256
 
 
 def squared_norm(mean: Tensor) -> float:
-    """Return the squared length of a gradient, summed in fp64. In another order its last digits differ.
+    """Return the squared norm of a gradient, summed in fp64. Another order gives other last digits.
 
-    Piece by piece on a CPU: fresh memory for all of it in fp64 takes fifteen times as long as the arithmetic.
+    It works in chunks on a CPU: allocating all of it in fp64 takes fifteen times as long as the arithmetic.
     """
     flat = mean.detach().reshape(-1)
-    size = PIECE if flat.device.type == "cpu" else max(1, flat.numel())
-    return sum(float(torch.dot(wide, wide)) for wide in (piece.double() for piece in flat.split(size)))
+    size = CHUNK if flat.device.type == "cpu" else max(1, flat.numel())
+    return sum(float(torch.dot(wide, wide)) for wide in (chunk.double() for chunk in flat.split(size)))
 
 
-# --- making it --------------------------------------------------------------------------------------------------------
+# --- construction ---
 
 
-def whole_model(config: SwarmConfig) -> LanguageModel:
-    """Build the model as `dailytrain train` does from the same seed; other random numbers are left alone."""
+def build_model(config: SwarmConfig) -> LanguageModel:
+    """Build the model as `dailytrain train` does from the same seed, without changing the random state."""
     module = load_architecture(config.arch)
-    with BUILDING, torch.random.fork_rng(devices=[]):
+    with BUILD_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return module.Model(module.Config(**config.model)).train()
 
 
-def spans(config: SwarmConfig, model: LanguageModel) -> tuple[range, ...]:
-    """Return each stage's blocks of a whole model, evenly by the parameters that a token is multiplied by."""
-    cut = cut_of(config.arch)
-    cut.check(model)
-    _, behind = cut.ends(model)
-    head = sum(multiplied(getattr(holder, name)) for holder, name in behind)
-    return share(tuple(multiplied(block) for block in cut.blocks(model)), head, config.stages)
+def partition_blocks(config: SwarmConfig, model: LanguageModel) -> tuple[range, ...]:
+    """Return each stage's blocks of a whole model, balanced by the matrix parameters."""
+    partition = get_partition(config.arch)
+    partition.check(model)
+    _, behind = partition.get_end_parts(model)
+    head = sum(count_matrix_parameters(getattr(holder, name)) for holder, name in behind)
+    return balance_blocks(
+        tuple(count_matrix_parameters(block) for block in partition.get_blocks(model)), head, config.stages
+    )
 
 
-def multiplied(part: nn.Module | nn.Parameter) -> int:
-    """Return how many parameters a token is multiplied by in this part: its matrices', at least 1."""
+def count_matrix_parameters(part: nn.Module | nn.Parameter) -> int:
+    """Return the number of parameters in a part's matrices, at least 1."""
     modules = part.modules() if isinstance(part, nn.Module) else ()
     return max(1, sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear)))
 
 
-def keep_only(cut: Cut, model: LanguageModel, span: range) -> None:
-    """Let go of what is not this stage's. What stays keeps its name."""
-    blocks = cut.blocks(model)
-    before, behind = cut.ends(model)
+def remove_other_stages(partition: Partition, model: LanguageModel, span: range) -> None:
+    """Remove the parts of other stages. The rest keeps its names."""
+    blocks = partition.get_blocks(model)
+    before, behind = partition.get_end_parts(model)
     for holder, name in (*(before if span.start > 0 else ()), *(behind if span.stop < len(blocks) else ())):
         delattr(holder, name)
     for number in range(len(blocks)):
@@ -287,22 +300,22 @@ def keep_only(cut: Cut, model: LanguageModel, span: range) -> None:
             blocks[number] = nn.Identity()
 
 
-def boundary_width(config: SwarmConfig, model: LanguageModel, done: int) -> int:
-    cut = cut_of(config.arch)
-    return cut.streams(model.config, done) * model_width(model)
+def get_boundary_width(config: SwarmConfig, model: LanguageModel, done: int) -> int:
+    partition = get_partition(config.arch)
+    return partition.count_streams(model.config, done) * get_model_width(model)
 
 
-def model_width(model: LanguageModel) -> int:
+def get_model_width(model: LanguageModel) -> int:
     """Return the width of the residual stream."""
     return model.gpt.config.n_embd if hasattr(model, "gpt") else model.config.width
 
 
-def decayed_names(config: SwarmConfig, model: LanguageModel) -> frozenset[str]:
-    """Return whose weights decay: those whose group does in the architecture's own recipe."""
+def get_decayed_names(config: SwarmConfig, model: LanguageModel) -> frozenset[str]:
+    """Return the parameters with weight decay: those of groups that have it in the architecture's recipe."""
     module = load_architecture(config.arch)
     groups = assign(model, module.recipe(module.Config(**config.model)))
     return frozenset(name for group, parameters in groups if group.weight_decay for name in parameters)
 
 
-def optimizer_of(config: SwarmConfig, parameters: Mapping[str, Tensor], decayed: frozenset[str]) -> AdamW:
+def build_optimizer(config: SwarmConfig, parameters: Mapping[str, Tensor], decayed: frozenset[str]) -> AdamW:
     return AdamW(parameters, decayed, config.learning_rate, config.weight_decay, config.betas, config.epsilon)

@@ -1,8 +1,10 @@
-"""One step of a swarm, as a transaction: all of it, exactly once, or nothing that anybody would notice.
+"""One training step as a transaction: it takes effect exactly once, or not at all.
 
-All micro-batches run. Ledgers are compared: what is held twice is forgotten, what is missing runs again, until each
-(stage, micro-batch) is held once. All members promise to hold still, add up their stage's sums and vote on the result.
-The step is written to the journal. All make the update; who does not is no member any more.
+1. Run all micro-batches.
+2. Compare the ledgers: reset what is held twice, rerun what is missing, until each (stage, micro-batch) is held once.
+3. All members freeze, sum up their stage's gradients and vote on the result.
+4. Write the step to the journal.
+5. All members make the update. A member that does not is evicted.
 """
 
 from __future__ import annotations
@@ -14,237 +16,264 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from trainer.swarm import buffers, cover, trust, wire
+from trainer.errors import ModelError
+from trainer.swarm import buffers, cover, messages, trust
 from trainer.swarm.audit import Audit
-from trainer.swarm.calls import Below
-from trainer.swarm.chaos import Chaos
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused
-from trainer.swarm.membership import Membership, raised
-from trainer.swarm.transport import short
+from trainer.swarm.fault_injection import FaultInjector
+from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
+from trainer.swarm.membership import Membership, raise_if_failed
+from trainer.swarm.stage_client import StageClient
+from trainer.swarm.transport import shorten
 
-BLAMES = 2
-"""Attempts in which a peer's sum could not be read by another, after which it goes."""
-SLOWEST = 5e5
-"""Bytes a second that a peer's network should have: a step's end waits so long for its sums."""
+MAX_BLAMES = 2
+"""A peer is evicted after this many attempts in which others could not read its gradient sum."""
+MIN_BANDWIDTH = 5e5
+"""Bytes per second that a peer's network should have. It determines how long the reduction may take."""
 
-Ledgers = Mapping[int, Mapping[str, wire.Ledger]]
-"""For each stage, what its members hold."""
+LedgersByStage = dict[int, dict[str, messages.Ledger]]
+"""For each stage, its members and their ledgers."""
 
 log = logging.getLogger(__name__)
 
 
-class StageLost(Exception):
-    """A stage has nobody left who knows its weights."""
+class StageLostError(Exception):
+    """A stage has no members, so its weights are lost."""
 
 
-class Diverged(ValueError):
-    """The gradient is not finite any more; there is nothing to go on with. Lower the learning rate."""
+class DivergedError(ModelError):
+    """The gradient is not finite."""
 
 
 class Transaction:
     def __init__(
-        self, step: int, config: SwarmConfig, batches: Batches, membership: Membership, top: Below, chaos: Chaos
+        self,
+        step: int,
+        config: SwarmConfig,
+        batches: Batches,
+        membership: Membership,
+        first_stage: StageClient,
+        faults: FaultInjector,
     ) -> None:
         self.version, self.config, self.batches, self.membership = step, config, batches, membership
-        self.top, self.chaos, self.journal, self.patience = top, chaos, membership.journal, membership.patience
+        self.first_stage, self.faults, self.timeout = first_stage, faults, membership.timeout
         self.blames: Counter[str] = Counter()
 
-    async def make(self, resumed: bool = False) -> None:
-        """Make the step; raise StageLost if that cannot be, with nothing of it done.
+    async def run(self, resumed: bool = False) -> None:
+        """Run the step; raise `StageLostError` without any effect if it cannot be completed.
 
-        `resumed`: somebody has begun it, and ledgers will tell how far it got.
+        `resumed`: an earlier coordinator process has begun this step; the ledgers show how far it got.
         """
         started = time.monotonic()
         if not resumed:
-            await self.run_all(dict.fromkeys(range(self.config.micro_batches), tuple(range(self.config.stages))))
-        votes: dict[str, wire.Vote] | None = None
+            stages = tuple(range(self.config.stages))
+            await self.run_micro_batches(dict.fromkeys(range(self.config.micro_batches), stages))
+        votes: dict[str, messages.Vote] | None = None
         while votes is None:
-            ledgers = await self.covered()
-            await self.chaos.at("covered", self.version)
+            ledgers = await self.reach_exact_cover()
+            await self.faults.trigger("covered", self.version)
             attempt = self.membership.next_attempt()
-            votes = await self.prepared(attempt, ledgers)
-            if votes is not None and await Audit(self, attempt, ledgers, votes).found():
+            votes = await self.collect_votes(attempt, ledgers)
+            if votes is not None and await Audit(self, attempt, ledgers, votes).run():
                 votes = None
-        await self.chaos.at("voted", self.version)
-        norm = sum(votes[self.membership.at_stage(stage)[0].name].squared_norm for stage in range(self.config.stages))
+        await self.faults.trigger("voted", self.version)
+        norm = self.compute_squared_norm(votes)
+        self.write_commit(attempt, ledgers, votes, norm, time.monotonic() - started)
+        await self.faults.trigger("journaled", self.version)
+        await self.commit(attempt, norm)
+
+    def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
+        """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""
+        first = [self.membership.get_stage_members(stage)[0].name for stage in range(self.config.stages)]
+        norm = sum(votes[name].squared_norm for name in first)
         if not math.isfinite(norm):
-            raise Diverged(f"step {self.version}: the gradient is not finite any more; try a lower learning rate")
-        self.journal.write(
+            raise DivergedError(f"step {self.version}: the gradient is not finite; try a lower learning rate")
+        return norm
+
+    def write_commit(
+        self, attempt: int, ledgers: LedgersByStage, votes: Mapping[str, messages.Vote], norm: float, seconds: float
+    ) -> None:
+        members = {stage: self.membership.get_stage_members(stage) for stage in range(self.config.stages)}
+        self.membership.journal.write(
             "commit",
             step=self.version,
             attempt=attempt,
             factor=self.config.rate(self.version),
             clip_scale=self.config.clip_scale(norm),
             norm=math.sqrt(norm),
-            loss=loss_of(ledgers[self.config.stages - 1].values()),
-            cover=held_by(ledgers),
-            votes={str(stage): self.digests(stage, votes) for stage in range(self.config.stages)},
-            seconds=round(time.monotonic() - started, 4),
+            loss=compute_loss(ledgers[self.config.stages - 1].values()),
+            cover={str(s): {n: sorted(get_held(ledger)) for n, ledger in p.items()} for s, p in ledgers.items()},
+            votes={str(s): {peer.name: votes[peer.name].digest for peer in peers} for s, peers in members.items()},
+            seconds=round(seconds, 4),
         )
-        await self.chaos.at("journaled", self.version)
-        await self.commit(attempt, norm)
 
-    def digests(self, stage: int, votes: Mapping[str, wire.Vote]) -> dict[str, str]:
-        return {member.name: votes[member.name].digest for member in self.membership.at_stage(stage)}
+    async def run_micro_batches(self, needs: Mapping[int, tuple[int, ...]]) -> int:
+        """Run micro-batches, as many at once as the workers have slots for; return how many completed.
 
-    async def run_all(self, needs: Mapping[int, tuple[int, ...]]) -> int:
-        """Send micro-batches on their way, as many at once as there is room for; return how many came back."""
-        stages = [self.membership.at_stage(stage) for stage in range(self.config.stages)]
-        rooms = {number: [member.slots for member in peers] for number, peers in enumerate(stages)}
-        gate = asyncio.Semaphore(buffers.in_flight(rooms, wanted=2 * max(map(len, stages)) + self.config.stages))
+        `needs`: for each micro-batch, the stages that lack its gradient.
+        """
+        stages = [self.membership.get_stage_members(stage) for stage in range(self.config.stages)]
+        slots = {number: [member.slots for member in peers] for number, peers in enumerate(stages)}
+        wanted = 2 * max(map(len, stages)) + self.config.stages
+        semaphore = asyncio.Semaphore(buffers.limit_in_flight(slots, wanted))
 
-        async def one(number: int, need: tuple[int, ...]) -> bool:
-            async with gate:
-                x, y = self.batches.tokens(self.version, number)
-                ask = wire.Run(step=self.version, micro_batch=number, need=need, patience=self.patience)
-                try:
-                    await self.top.run(
-                        wire.written(ask, x, y), self.config.stages, self.patience, x.numel(), no_tensors
-                    )
-                except Refused as error:
-                    log.info("micro-batch %d did not come back: %s", number, error)
-                    return False
-                await self.chaos.at("runs", self.version)
-                return True
+        async def run_one(number: int, need: tuple[int, ...]) -> bool:
+            async with semaphore:
+                return await self.run_micro_batch(number, need)
 
-        return sum(await asyncio.gather(*(one(number, need) for number, need in needs.items())))
+        return sum(await asyncio.gather(*(run_one(number, need) for number, need in needs.items())))
 
-    async def covered(self) -> dict[int, dict[str, wire.Ledger]]:
-        """Have every (stage, micro-batch) held exactly once; return the ledgers that say so."""
+    async def run_micro_batch(self, number: int, need: tuple[int, ...]) -> bool:
+        x, y = self.batches.get_batch(self.version, number)
+        request = messages.RunRequest(step=self.version, micro_batch=number, need=need, patience=self.timeout)
+        frame = messages.to_frame(request, x, y)
+        try:
+            await self.first_stage.call_stage(frame, self.config.stages, self.timeout, x.numel(), reject_tensors)
+        except CallRefusedError as error:
+            log.info("micro-batch %d failed: %s", number, error)
+            return False
+        await self.faults.trigger("runs", self.version)
+        return True
+
+    # --- exact cover ---
+
+    async def reach_exact_cover(self) -> LedgersByStage:
+        """Repair until every (stage, micro-batch) is held exactly once; return the ledgers of that state."""
         while True:
-            ledgers = await self.ledgers()
-            held = {s: {n: numbers(ledger) for n, ledger in peers.items()} for s, peers in ledgers.items()}
-            forget = cover.to_forget(held)
-            ask = wire.Drop(attempt=self.membership.next_attempt(), step=self.version)
-            answers = await self.membership.ask_each(dict.fromkeys(forget, ask), "drop")
-            self.evict_failed(answers)
-            held = {s: {n: set() if n in forget else got for n, got in peers.items()} for s, peers in held.items()}
-            needs = cover.missing(held, self.config.micro_batches)
-            if not needs and not forget:
+            ledgers = await self.collect_ledgers()
+            held = {s: {n: get_held(ledger) for n, ledger in peers.items()} for s, peers in ledgers.items()}
+            resets = cover.peers_to_reset(held)
+            order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.version)
+            self.evict_failed(await self.membership.call_members(dict.fromkeys(resets, order), "drop"))
+            held = {s: {n: set() if n in resets else got for n, got in peers.items()} for s, peers in held.items()}
+            needs = cover.find_missing(held, self.config.micro_batches)
+            if not needs and not resets:
                 return ledgers
-            await self.told()
-            log.info("step %d: %d to run again, forgotten by %s", self.version, len(needs), list(map(short, forget)))
-            if not await self.run_all(needs):
+            await self.publish_members()
+            log.info("step %d: %d to run again, reset: %s", self.version, len(needs), list(map(shorten, resets)))
+            if not await self.run_micro_batches(needs):
                 await asyncio.sleep(0.05)
 
-    async def ledgers(self) -> dict[int, dict[str, wire.Ledger]]:
-        """Ask everybody what they hold; who does not say so in time is let go."""
-        ask = wire.Ask(attempt=self.membership.next_attempt(), step=self.version)
-        answers = await self.membership.ask_each(dict.fromkeys(self.membership.members, ask), "ledger")
-        found: dict[int, dict[str, wire.Ledger]] = {stage: {} for stage in range(self.config.stages)}
+    async def collect_ledgers(self) -> LedgersByStage:
+        """Return all members' ledgers. Evict members that do not answer in time, and ban those that others blame."""
+        request = messages.StepRequest(attempt=self.membership.next_attempt(), step=self.version)
+        answers = await self.membership.call_members(dict.fromkeys(self.membership.members, request), "ledger")
+        ledgers: LedgersByStage = {stage: {} for stage in range(self.config.stages)}
         for name, answer in answers.items():
             member = self.membership.members[name]
             try:
-                ledger = wire.read(wire.Ledger, raised(answer))
-            except CallFailed as error:
+                ledger = messages.parse_message(messages.Ledger, raise_if_failed(answer))
+            except CallError as error:
                 self.membership.evict(name, f"no ledger: {error}")
                 continue
-            found[member.stage][name], member.throughput = ledger, ledger.throughput
-        for name, why in trust.condemned(found, self.top.blamed).items():
-            self.membership.ban(name, why)
-        await self.told()
-        return {s: {n: one for n, one in peers.items() if n in self.membership.members} for s, peers in found.items()}
+            ledgers[member.stage][name], member.throughput = ledger, ledger.throughput
+        for name, reason in trust.peers_to_ban(ledgers, self.first_stage.blamed).items():
+            self.membership.ban(name, reason)
+        await self.publish_members()
+        members = self.membership.members
+        return {s: {n: ledger for n, ledger in peers.items() if n in members} for s, peers in ledgers.items()}
 
-    async def told(self) -> None:
-        """Tell the members who belongs, if that has changed; raise StageLost if a stage has nobody left."""
+    async def publish_members(self) -> None:
+        """Publish changes of the membership; raise `StageLostError` if a stage has no members."""
         await self.membership.publish()
-        self.top.now_are(member.name for member in self.membership.at_stage(0))
-        if self.membership.empty():
-            raise StageLost
+        self.first_stage.set_peers(member.name for member in self.membership.get_stage_members(0))
+        if self.membership.list_empty_stages():
+            raise StageLostError
 
-    def evict_failed(self, answers: Mapping[str, Frame | CallFailed]) -> None:
+    def evict_failed(self, answers: Mapping[str, RpcFrame | CallError]) -> None:
         for name, answer in answers.items():
-            if isinstance(answer, CallFailed):
+            if isinstance(answer, CallError):
                 self.membership.evict(name, str(answer))
 
-    async def prepared(
-        self, attempt: int, ledgers: Mapping[int, Mapping[str, wire.Ledger]]
-    ) -> dict[str, wire.Vote] | None:
-        """Have everybody promise and vote; None if that failed, or not all of a stage voted alike."""
-        orders, wait = {}, self.patience + self.reading_seconds()
-        for peers in ledgers.values():
-            for name, ledger in peers.items():
-                held, names = sorted(numbers(ledger)), tuple(sorted(peers))
-                orders[name] = wire.Prepare(
-                    attempt=attempt, step=self.version, held=tuple(held), peers=names, patience=wait
-                )
-        answers = await self.membership.ask_each(orders, "prepare", wait + self.patience / 2)
+    # --- votes ---
+
+    async def collect_votes(self, attempt: int, ledgers: LedgersByStage) -> dict[str, messages.Vote] | None:
+        """Have all members freeze, reduce and vote. Return None if one failed or the votes of a stage differ."""
+        timeout = self.timeout + self.get_reduce_seconds()
+        orders = {
+            name: messages.Prepare(
+                attempt=attempt,
+                step=self.version,
+                held=tuple(sorted(get_held(ledger))),
+                peers=tuple(sorted(peers)),
+                patience=timeout,
+            )
+            for peers in ledgers.values()
+            for name, ledger in peers.items()
+        }
+        answers = await self.membership.call_members(orders, "prepare", timeout + self.timeout / 2)
         votes = {}
         for name, answer in answers.items():
             try:
-                votes[name] = wire.read(wire.Vote, raised(answer))
-            except CallFailed as error:
-                self.blame(name, error)
+                votes[name] = messages.parse_message(messages.Vote, raise_if_failed(answer))
+            except CallError as error:
+                self.assign_blame(name, error)
         if len(votes) < len(answers):
             return None
-        odd = [name for stage in ledgers for name in self.outvoted(stage, votes)]
-        for name in odd:
-            self.membership.evict(name, "computed something else than the others of its stage")
-        return None if odd else votes
+        outvoted = [name for stage in ledgers for name in self.find_outvoted(stage, votes)]
+        for name in outvoted:
+            self.membership.evict(name, "its result differs from the others' of its stage")
+        return None if outvoted else votes
 
-    def reading_seconds(self) -> float:
-        """Return how long reading all sums of a stage may take, beyond the usual patience."""
-        members = [self.membership.at_stage(stage) for stage in range(self.config.stages)]
-        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in members) / SLOWEST
+    def get_reduce_seconds(self) -> float:
+        """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
+        members = [self.membership.get_stage_members(stage) for stage in range(self.config.stages)]
+        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in members) / MIN_BANDWIDTH
 
-    def blame(self, name: str, error: CallFailed) -> None:
-        """Take in why somebody did not vote: itself, or whose sum it could not read."""
-        unread = isinstance(error, Refused) and error.code == "unread"
-        culprit = error.message.partition(":")[0] if unread else name
-        if (
-            isinstance(error, Refused) and error.code in ("stale", "mismatch")
-        ) or culprit not in self.membership.members:
+    def assign_blame(self, name: str, error: CallError) -> None:
+        """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read."""
+        is_unread = isinstance(error, CallRefusedError) and error.code == "unread"
+        culprit = error.message.partition(":")[0] if is_unread else name
+        is_outdated = isinstance(error, CallRefusedError) and error.code in ("stale", "mismatch")
+        if is_outdated or culprit not in self.membership.members:
             return
-        self.blames[culprit] += 1 if isinstance(error, Refused) else BLAMES
-        if self.blames[culprit] >= BLAMES:
+        self.blames[culprit] += 1 if isinstance(error, CallRefusedError) else MAX_BLAMES
+        if self.blames[culprit] >= MAX_BLAMES:
             self.membership.evict(culprit, f"no vote: {error}")
 
-    def outvoted(self, stage: int, votes: Mapping[str, wire.Vote]) -> list[str]:
-        """Return who of a stage voted otherwise than most; of two halves the one with the oldest member is right."""
-        peers = [m for m in self.membership.at_stage(stage) if m.name in votes]
+    def find_outvoted(self, stage: int, votes: Mapping[str, messages.Vote]) -> list[str]:
+        """Return a stage's members that voted against the majority. In a tie the oldest member's vote decides."""
+        peers = [m for m in self.membership.get_stage_members(stage) if m.name in votes]
         counts = Counter(votes[m.name].digest for m in peers)
         oldest = min(peers, key=lambda member: (member.since, member.name))
-        right = max(counts, key=lambda digest: (counts[digest], digest == votes[oldest.name].digest))
-        return [member.name for member in peers if votes[member.name].digest != right]
+        winner = max(counts, key=lambda digest: (counts[digest], digest == votes[oldest.name].digest))
+        return [member.name for member in peers if votes[member.name].digest != winner]
+
+    # --- commit ---
 
     async def commit(self, attempt: int, norm: float) -> None:
-        """Have everybody make the update. Who does not say that it did goes; the others have the whole sum."""
-        order = wire.Commit(
+        """Have all members make the update, and evict those that do not confirm: the others have the whole sum."""
+        order = messages.Commit(
             attempt=attempt,
             step=self.version,
             factor=self.config.rate(self.version),
             clip_scale=self.config.clip_scale(norm),
         )
-        waiting = [asyncio.ensure_future(self.committed(name, order)) for name in list(self.membership.members)]
-        for done in asyncio.as_completed(waiting):
+        commits = [asyncio.ensure_future(self.commit_member(name, order)) for name in list(self.membership.members)]
+        for done in asyncio.as_completed(commits):
             await done
-            await self.chaos.at("committed", self.version)
+            await self.faults.trigger("committed", self.version)
 
-    async def committed(self, name: str, order: wire.Commit) -> None:
+    async def commit_member(self, name: str, order: messages.Commit) -> None:
         try:
-            wire.read(wire.Committed, await self.membership.ask(name, "commit", order))
-        except CallFailed as error:
+            messages.parse_message(messages.Committed, await self.membership.call_member(name, "commit", order))
+        except CallError as error:
             self.membership.evict(name, f"no update: {error}")
 
 
-def no_tensors(_: str, answer: Frame) -> str:
-    """Raise Malformed where the first stage answers with one: nobody needs the gradient of tokens."""
+def reject_tensors(_: str, answer: RpcFrame) -> str:
+    """Raise `MalformedFrameError` if the first stage answers with a tensor: there is no gradient of tokens."""
     if answer.tensors:
-        raise Malformed("a tensor that nobody asked for")
+        raise MalformedFrameError("an unexpected tensor")
     return ""
 
 
-def numbers(ledger: wire.Ledger) -> set[int]:
+def get_held(ledger: messages.Ledger) -> set[int]:
     return {held.micro_batch for held in ledger.held}
 
 
-def held_by(ledgers: Mapping[int, Mapping[str, wire.Ledger]]) -> dict[str, dict[str, list[int]]]:
-    return {str(s): {n: sorted(numbers(ledger)) for n, ledger in peers.items()} for s, peers in ledgers.items()}
-
-
-def loss_of(ledgers: Iterable[wire.Ledger]) -> float:
-    """Return a step's loss by the last stage's ledgers: nats a target, summed in the order of the micro-batches."""
+def compute_loss(ledgers: Iterable[messages.Ledger]) -> float:
+    """Return the loss in nats per target from the last stage's ledgers, summed in the order of the micro-batches."""
     held = sorted((held for ledger in ledgers for held in ledger.held), key=lambda held: held.micro_batch)
     return sum(one.nats for one in held) / max(1, sum(one.targets for one in held))

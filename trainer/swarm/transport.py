@@ -1,11 +1,12 @@
-"""Encrypted calls between peers. The only file that knows hivemind, of which it uses the libp2p daemon alone.
+"""Encrypted calls between peers. The adapter of hivemind, of which only the libp2p daemon is used.
 
-A call is one stream: a frame goes there, one or more come back. A frame is a JSON header and raw tensors, whose number
-of bytes is held against a limit before any of them is read; nothing on the wire can be code. A peer's name is the hash
-of its key and libp2p has verified it, so whoever calls is known for certain (`Route.admits` decides on it). Ending the
-wait for a call ends it on the other side, too; a peer that dies ends its calls within milliseconds.
+A call is one stream: one frame goes out, one or more come back. A frame is a JSON header and raw tensors, whose total
+size is checked against a limit before any of them is read; no code travels. A peer's name is the hash of its key, which
+libp2p verifies, so callers are authenticated (`Route.admits` authorizes them). Canceling a call cancels it on the other
+side too; the death of a peer ends its calls within milliseconds.
 
-The daemon is a child of this process and ends with it, however it ends.
+The daemon is a child of this process and ends with it in any case. This file is the only one that may use hivemind,
+including its private `P2P._client`, which has no public counterpart for identify, connect and stream_open.
 """
 
 from __future__ import annotations
@@ -22,70 +23,75 @@ from pathlib import Path
 from typing import Any
 
 from trainer.swarm.frames import (
-    PIECE,
-    CallFailed,
-    Frame,
-    Malformed,
-    Refused,
-    TooSlow,
-    Unreachable,
-    receive,
+    CHUNK_BYTES,
+    CallError,
+    CallRefusedError,
+    CallTimeoutError,
+    MalformedFrameError,
+    PeerUnreachableError,
+    RpcFrame,
+    receive_frame,
     receive_header,
     receive_tensors,
-    send,
+    send_frame,
 )
 
 PROTOCOL = "dailytrain-swarm/1"
-MEETING = 5.0
-"""Seconds for a connection to be made."""
+CONNECT_SECONDS = 5.0
+"""Timeout of a connection attempt."""
 RELAY = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = bytes((2, 8, 0)), bytes((40, 100))
-"""Of that protocol (circuit v2): a `HopMessage` of the type RESERVE, and how the answer to it ends if all is well."""
-PLACE = 5.0
-"""Seconds after which a machine that nobody can dial asks its relays for its place again: they may have begun anew."""
+"""Of that protocol (circuit v2): a `HopMessage` of type RESERVE, and the end of a successful answer."""
+RESERVATION_SECONDS = 5.0
+"""Interval in which a machine that cannot be dialed renews its relay reservations: a relay may have restarted."""
 P2P_CODE = bytes.fromhex("a503")
-"""What stands before a peer's name in a binary address: 421 as a varint."""
-LINGER = 5.0
-"""Seconds that a caller gets to hang up after it has been answered."""
+"""Prefix of a peer's name in a binary address: 421 as a varint."""
+HANGUP_SECONDS = 5.0
+"""Time that a caller gets to close the stream after the answer."""
+
+SOCKET_FOLDER_VARIABLE = "SWARM_SOCKETS"
+"""Environment variable with the folder for sockets; default: the temporary folder."""
+PEER_SUFFIX = 8
+"""Characters at the end of a peer's name that identify it in metrics."""
 
 log = logging.getLogger(__name__)
 
 
-Handler = Callable[[str, Frame], Awaitable[Frame] | AsyncIterator[Frame]]
+Handler = Callable[[str, RpcFrame], Awaitable[RpcFrame] | AsyncIterator[RpcFrame]]
 
 
 @dataclass(frozen=True)
 class Route:
-    """What is done about calls of one method."""
+    """The handler of one method."""
 
     handler: Handler
-    """Gets the caller's name and its frame."""
+    """(caller's name, frame) -> one frame, or several."""
     admits: Callable[[str], bool]
-    """Whether this peer may call at all; asked before anything of the frame's tensors is read."""
-    most_bytes: int
-    """Of a request's tensors."""
+    """Whether this peer may call. Checked before any tensor is read."""
+    max_bytes: int
+    """Limit of a request's tensors."""
 
 
 @dataclass
 class Transport:
-    """This process among its peers."""
+    """This process's connection to the network."""
 
     folder: Path
-    """Of this process only: sockets are in it while it runs, and the key that its name comes from."""
+    """Folder of this process only, with the key that its name derives from."""
     peer: str = ""
     addresses: tuple[str, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
     dialled: bool = True
-    """Whether others can dial this machine."""
+    """Whether other peers can dial this machine."""
     _relays: list[str] = field(default_factory=list)
     _p2p: Any = None
     _sockets: Path | None = None
     _routes: dict[str, Route] = field(default_factory=dict)
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _connected: set[str] = field(default_factory=set)
-    _placed: float = float("-inf")
-    """When places at relays were asked for."""
+    _reserved_at: float = float("-inf")
+    """Time of the last relay reservations."""
 
     async def start(
         self,
@@ -97,18 +103,18 @@ class Transport:
         relays: Iterable[str] = (),
         serves_as_relay: bool = False,
     ) -> None:
-        """Join the network. `announce` are the addresses that others should use, where they are not those listened on.
+        """Join the network. `announce`: addresses for other peers, if they differ from the ones listened on.
 
-        `listen=False` is for a machine that nobody can dial: it is reached over connections that it made itself, or
+        `listen=False` is for a machine that cannot be dialed: peers reach it over connections that it opened, or
         through `relays`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Not in the folder itself: a socket's path may have about a hundred characters.
-        place = Path(os.environ.get("SWARM_SOCKETS") or tempfile.gettempdir())
-        sweep(place)
+        # Not in `folder`: a socket's path is limited to about a hundred characters.
+        place = Path(os.environ.get(SOCKET_FOLDER_VARIABLE) or tempfile.gettempdir())
+        remove_stale_sockets(place)
         self._sockets = Path(tempfile.mkdtemp(prefix=f"swarm-{os.getpid()}-", dir=place))
         relays = list(relays)
-        create, failed = daemon(self._sockets)
+        create, failed = build_daemon_factory(self._sockets)
         starting = create(
             host_maddrs=[f"/ip4/{host}/tcp/{port}"],
             announce_maddrs=list(announce) or None,
@@ -121,7 +127,7 @@ class Transport:
             use_auto_relay=bool(relays),
             relay_hop_limit=16 if serves_as_relay else 0,
             auto_nat=bool(relays) or serves_as_relay,
-            # Said, not found out, which takes minutes: a relay has places at once, and others ask for one at once.
+            # Declared, because detection takes minutes: relays accept and machines request reservations at once.
             force_reachability="public" if serves_as_relay else "private" if relays and not listen else None,
             nat_port_map=False,
             conn_manager=False,
@@ -130,20 +136,20 @@ class Transport:
         try:
             self._p2p = await starting
         except failed as error:
-            raise Unreachable(f"cannot listen on {host}:{port}: {error}") from error
+            raise PeerUnreachableError(f"cannot listen on {host}:{port}: {error}") from error
         self.peer = self._p2p.peer_id.to_base58()
-        self._relays, self.dialled = relays, listen
+        self._relays, self.is_dialable = relays, listen
         await self.refresh_addresses()
 
     async def refresh_addresses(self) -> None:
-        """Ask the daemon where it can be reached. Who listens nowhere is reached through its relays, if it has any."""
+        """Update `addresses` from the daemon. A machine that does not listen is reached through its relays, if any."""
         _, found = await self._p2p._client.identify()
-        if not self.dialled:
+        if not self.is_dialable:
             found = [f"{relay}/p2p-circuit" for relay in self._relays]
         self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in found)
 
     async def serve(self, routes: Mapping[str, Route]) -> None:
-        """Answer calls of these methods from now on."""
+        """Add the handlers of these methods."""
         first = not self._routes
         self._routes.update(routes)
         if first:
@@ -155,42 +161,42 @@ class Transport:
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
-    def know(self, peer: str, addresses: Iterable[str]) -> None:
-        """Remember where a peer can be reached."""
+    def add_addresses(self, peer: str, addresses: Iterable[str]) -> None:
+        """Store the addresses of a peer."""
         addresses = tuple(addresses)
         if addresses and self._known.get(peer) != addresses:
             self._known[peer] = addresses
             self._connected.discard(peer)
 
-    async def meet(self, peer: str) -> None:
-        """Have a connection with a peer, so that it can call back: where nobody can dial this machine, or quietly not.
+    async def connect_to(self, peer: str) -> None:
+        """Connect to a peer, so that it can call back if this machine cannot be dialed. Errors are ignored.
 
-        One that is there already costs nothing.
+        An existing connection is reused.
         """
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
         with contextlib.suppress(ControlFailure, OSError, EOFError, TimeoutError):
-            async with asyncio.timeout(MEETING):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connect(PeerID.from_base58(peer), peer)
 
-    async def keep_place(self) -> None:
-        """Have a place at each relay, where nobody can dial this machine: those that listen nowhere either reach it by
-        that. The daemon asks for one, too, but only after three minutes."""
+    async def renew_relay_reservations(self) -> None:
+        """Reserve a slot at each relay if this machine cannot be dialed, so that others like it can reach it.
+
+        The daemon does this too, but only after three minutes."""
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
         async def ask(relay: str) -> None:
             try:
-                async with asyncio.timeout(MEETING):
+                async with asyncio.timeout(CONNECT_SECONDS):
                     await self._reserve(relay.rpartition("/p2p/")[2])
             except (ControlFailure, OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
-                log.info("no place at %s: %s", relay, error)
+                log.info("no reservation at %s: %s", relay, error)
 
-        clock = asyncio.get_running_loop().time
-        if self.dialled or clock() < self._placed + PLACE:
+        if self.is_dialable or loop_time() < self._reserved_at + RESERVATION_SECONDS:
             return
         await asyncio.gather(*map(ask, self._relays))
-        self._placed = clock()
+        self._reserved_at = loop_time()
 
     async def _reserve(self, relay: str) -> None:
         from hivemind.p2p import PeerID
@@ -206,46 +212,48 @@ class Transport:
     async def _connect(self, name: Any, peer: str) -> None:
         from hivemind.utils.multiaddr import Multiaddr
 
-        await self._p2p._client.connect(name, [Multiaddr(encoded(plain(a, peer))) for a in self._known.get(peer, ())])
+        await self._p2p._client.connect(
+            name, [Multiaddr(encode_address(strip_peer(a, peer))) for a in self._known.get(peer, ())]
+        )
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
-    async def call(self, peer: str, method: str, frame: Frame, timeout: float, most_bytes: int = 2**20) -> Frame:
-        """Return the one frame that a peer answers. Raise a `CallFailed`."""
+    async def call(self, peer: str, method: str, frame: RpcFrame, timeout: float, max_bytes: int = 2**20) -> RpcFrame:
+        """Return a peer's answer, one frame. Raise `CallError`."""
         try:
             async with asyncio.timeout(timeout), self._open(peer, method, frame) as reader:
-                return await self._answered(reader, most_bytes)
+                return await self._read_answer(reader, max_bytes)
         except TimeoutError:
-            raise TooSlow(f"{method} took longer than {timeout:.1f} s") from None
+            raise CallTimeoutError(f"{method} took longer than {timeout:.1f} s") from None
 
     async def stream(
-        self, peer: str, method: str, frame: Frame, timeout: float, most_bytes: int = 2**30
-    ) -> AsyncIterator[Frame]:
-        """Yield the frames that a peer answers, each of them within `timeout` seconds. Raise a `CallFailed`."""
+        self, peer: str, method: str, frame: RpcFrame, timeout: float, max_bytes: int = 2**30
+    ) -> AsyncIterator[RpcFrame]:
+        """Yield the frames of a peer's answer, each within `timeout` seconds. Raise `CallError`."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(timeout):
                     reader = await stack.enter_async_context(self._open(peer, method, frame))
                 while True:
                     async with asyncio.timeout(timeout):
-                        answer = await self._answered(reader, most_bytes)
+                        answer = await self._read_answer(reader, max_bytes)
                     if answer.body.get("end"):
                         return
                     yield answer
         except TimeoutError:
-            raise TooSlow(f"{method} brought nothing for {timeout:.1f} s") from None
+            raise CallTimeoutError(f"{method} brought nothing for {timeout:.1f} s") from None
 
     @contextlib.asynccontextmanager
-    async def _open(self, peer: str, method: str, frame: Frame) -> AsyncIterator[asyncio.StreamReader]:
-        """Send a request. What is raised inside, a lost connection too, closes the stream; the other side sees it."""
+    async def _open(self, peer: str, method: str, frame: RpcFrame) -> AsyncIterator[asyncio.StreamReader]:
+        """Send a request and yield the stream of the answer. Any error closes it, which cancels the call."""
         writer = None
         try:
             reader, writer = await self._dial(peer)
-            self.bytes_out += await send(writer, {"method": method, "body": frame.body}, frame.tensors)
+            self.bytes_out += await send_frame(writer, {"method": method, "body": frame.body}, frame.tensors)
             yield reader
         except (OSError, EOFError) as error:
             self._connected.discard(peer)
-            raise Unreachable(f"{method}: lost {short(peer)} ({type(error).__name__})") from error
+            raise PeerUnreachableError(f"{method}: lost {shorten(peer)} ({type(error).__name__})") from error
         finally:
             if writer is not None:
                 writer.close()
@@ -265,19 +273,19 @@ class Transport:
             except (ControlFailure, OSError, EOFError, ValueError) as error:
                 fresh = peer not in self._connected
                 self._connected.discard(peer)
-                # An old connection may have been cut while the peer lives on: dial once more.
+                # An old connection may have broken while the peer is alive: dial once more.
                 if fresh or attempt == 2 or peer not in self._known:
-                    raise Unreachable(f"no way to {short(peer)}: {error}") from error
+                    raise PeerUnreachableError(f"no way to {shorten(peer)}: {error}") from error
         raise AssertionError
 
-    async def _answered(self, reader: asyncio.StreamReader, most_bytes: int) -> Frame:
-        header, tensors, size = await receive(reader, most_bytes)
+    async def _read_answer(self, reader: asyncio.StreamReader, max_bytes: int) -> RpcFrame:
+        header, tensors, size = await receive_frame(reader, max_bytes)
         self.bytes_in += size
         if header.get("refused"):
-            raise Refused(str(header["refused"])[:100], str(header.get("why", ""))[:1000])
+            raise CallRefusedError(str(header["refused"])[:100], str(header.get("why", ""))[:1000])
         if not isinstance(header.get("body"), dict):
-            raise Malformed("an answer without a body")
-        return Frame(header["body"], tensors)
+            raise MalformedFrameError("an answer without a body")
+        return RpcFrame(header["body"], tensors)
 
     # --- answering -------------------------------------------------------------------------------------------------
 
@@ -288,11 +296,11 @@ class Transport:
             await working
         except (OSError, EOFError, asyncio.CancelledError):
             pass
-        except Malformed as error:
-            log.warning("%s sent what is not a call: %s", short(caller), error)
+        except MalformedFrameError as error:
+            log.warning("%s sent an invalid call: %s", shorten(caller), error)
             with contextlib.suppress(OSError):
-                await send(writer, {"refused": "malformed", "why": str(error)})
-                await linger(reader)
+                await send_frame(writer, {"refused": "malformed", "why": str(error)})
+                await wait_for_hangup(reader)
         finally:
             working.cancel()
             writer.close()
@@ -301,57 +309,59 @@ class Transport:
         header = await receive_header(reader)
         route = self._routes.get(str(header.get("method")))
         if route is None or not route.admits(caller):
-            await send(writer, {"refused": "stranger" if route else "unknown", "why": "not one of us, or no such call"})
-            await linger(reader)
+            await send_frame(
+                writer, {"refused": "stranger" if route else "unknown", "why": "not a member, or no such method"}
+            )
+            await wait_for_hangup(reader)
             return
         if not isinstance(header.get("body"), dict):
-            raise Malformed("a call without a body")
-        tensors, size = await receive_tensors(reader, header, route.most_bytes)
+            raise MalformedFrameError("a call without a body")
+        tensors, size = await receive_tensors(reader, header, route.max_bytes)
         self.bytes_in += size
-        answering = asyncio.ensure_future(self._reply(route, caller, Frame(header["body"], tensors), writer))
-        gone = asyncio.ensure_future(reader.read(1))  # the caller sends no more: what comes is the end of the stream
+        answering = asyncio.ensure_future(self._reply(route, caller, RpcFrame(header["body"], tensors), writer))
+        gone = asyncio.ensure_future(reader.read(1))  # the caller sends nothing more, so this is the end of the stream
         try:
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and answering.exception() is None:
-                await asyncio.wait({gone}, timeout=LINGER)  # as in `linger`
+                await asyncio.wait({gone}, timeout=HANGUP_SECONDS)  # as in `linger`
         finally:
             answering.cancel()
             gone.cancel()
             await asyncio.gather(answering, gone, return_exceptions=True)
 
-    async def _reply(self, route: Route, caller: str, frame: Frame, writer: asyncio.StreamWriter) -> None:
+    async def _reply(self, route: Route, caller: str, frame: RpcFrame, writer: asyncio.StreamWriter) -> None:
         try:
             answer = route.handler(caller, frame)
             if isinstance(answer, AsyncIterator):
                 async for part in answer:
-                    self.bytes_out += await send(writer, {"body": part.body}, part.tensors)
-                await send(writer, {"body": {"end": True}})
+                    self.bytes_out += await send_frame(writer, {"body": part.body}, part.tensors)
+                await send_frame(writer, {"body": {"end": True}})
             else:
                 done = await answer
-                self.bytes_out += await send(writer, {"body": done.body}, done.tensors)
-        except Refused as error:
-            await send(writer, {"refused": error.code, "why": error.message})
+                self.bytes_out += await send_frame(writer, {"body": done.body}, done.tensors)
+        except CallRefusedError as error:
+            await send_frame(writer, {"refused": error.code, "why": error.message})
         except (OSError, EOFError):
             raise
-        except Malformed as error:
-            await send(writer, {"refused": "malformed", "why": str(error)})
-        except CallFailed as error:
-            await send(writer, {"refused": "below", "why": str(error)})
+        except MalformedFrameError as error:
+            await send_frame(writer, {"refused": "malformed", "why": str(error)})
+        except CallError as error:
+            await send_frame(writer, {"refused": "below", "why": str(error)})
         except Exception as error:
-            log.exception("a call of %s failed", short(caller))
-            await send(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
+            log.exception("a call of %s failed", shorten(caller))
+            await send_frame(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
 
 
 def set_environment() -> None:
-    """Say how hivemind should be; it reads that when it is imported."""
-    os.environ["USE_LEGACY_BFLOAT16"] = "0"  # bf16 goes as two bytes, not as four
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers go
+    """Set the options that hivemind reads when it is imported."""
+    os.environ["USE_LEGACY_BFLOAT16"] = "0"  # send bf16 in two bytes, not four
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # it is noisy when peers leave
 
 
-def daemon(sockets: Path) -> tuple[Any, type[Exception]]:
-    """Return what starts hivemind's daemon with its sockets in this folder, and what that raises if it cannot.
+def build_daemon_factory(sockets: Path) -> tuple[Any, type[Exception]]:
+    """Return the function that starts hivemind's daemon with its sockets in this folder, and its exception type.
 
-    hivemind is imported here, after the settings that must be there before.
+    hivemind is imported here because `set_environment` has to run first.
     """
     set_environment()
     from hivemind.p2p import P2P, P2PDaemonError
@@ -359,38 +369,42 @@ def daemon(sockets: Path) -> tuple[Any, type[Exception]]:
     return type("Daemon", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"}).create, P2PDaemonError
 
 
-async def linger(reader: asyncio.StreamReader) -> None:
-    """Let the caller hang up first: closing with something unread would take the answer with it."""
+async def wait_for_hangup(reader: asyncio.StreamReader) -> None:
+    """Wait until the caller closes the stream: closing it with unread data would discard the answer."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
-            while await reader.read(PIECE):
+        async with asyncio.timeout(HANGUP_SECONDS):
+            while await reader.read(CHUNK_BYTES):
                 pass
 
 
-def sweep(place: Path) -> None:
-    """Delete the sockets of processes that were killed: whose folder is named after one that is no more."""
-    for folder in place.glob("swarm-*-*"):
+def remove_stale_sockets(parent: Path) -> None:
+    """Delete the socket folders of processes that no longer exist. Folders are named after their process."""
+    for folder in parent.glob("swarm-*-*"):
         number = folder.name.split("-")[1]
-        with contextlib.suppress(OSError):  # another process sweeps, too
+        with contextlib.suppress(OSError):  # another process may delete it, too
             if number.isdigit() and not Path(f"/proc/{number}").exists() and folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder)
 
 
-def short(peer: str) -> str:
-    """Return the end of a peer's name, which tells peers apart well enough for a person."""
+def shorten(peer: str) -> str:
+    """Return the end of a peer's name, for logs."""
     return peer[-6:]
 
 
-def plain(address: str, peer: str) -> str:
-    """Return an address without the peer's own name at its end, as libp2p's connect wants it."""
+def loop_time() -> float:
+    """Return the event loop's monotonic time in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+def strip_peer(address: str, peer: str) -> str:
+    """Return an address without the peer's name at its end, as libp2p's connect expects it."""
     return address.removesuffix(f"/p2p/{peer}")
 
 
-def encoded(address: str) -> bytes:
-    """Return an address as libp2p's daemon reads it.
+def encode_address(address: str) -> bytes:
+    """Return an address in the binary form of libp2p's daemon.
 
-    Not left to hivemind: a peer's name within an address, as one through a relay has, it writes as a CID of version 1,
-    which the daemon takes for a broken hash.
+    hivemind encodes a peer's name within a relayed address as a CID of version 1, which the daemon rejects.
     """
     from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
@@ -405,5 +419,5 @@ def encoded(address: str) -> bytes:
         + P2P_CODE
         + bytes([len(key)])
         + key
-        + (encoded(f"/{rest}") if rest else b"")
+        + (encode_address(f"/{rest}") if rest else b"")
     )

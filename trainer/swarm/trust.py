@@ -1,8 +1,8 @@
-"""Who is believed. Pure: what peers say of each other goes in, verdicts come out.
+"""Detection of faulty or malicious peers. Pure functions: reports of peers go in, verdicts come out.
 
-Nobody is let go on the word of one peer where there are others to ask: a neighbouring stage has to blame it by more
-than half, or a third peer of its own stage has to find what the second found. Where there are two only, the one that
-has been here longer is believed. Not covered: a majority of a stage that is dishonest together.
+No single report removes a peer while others can confirm it: more than half of a neighboring stage has to blame it, or a
+third peer of its stage has to reproduce the second one's result. In a stage of two, the longer-serving member wins. Not
+covered: a dishonest majority of a stage.
 """
 
 from __future__ import annotations
@@ -15,102 +15,102 @@ from typing import Any
 
 from torch import Tensor
 
-HUGE = 100.0
-"""Times the usual size above which a gradient of a hidden state is asked for once more, of another peer."""
-SEEN = 4
-"""Gradients that must have been seen before there is a usual size. Until then two peers compute each."""
-DOUBTED = 32
-"""The same for a peer whose sum was found wrong once."""
-OUTLIER = 10.0
-"""Times the others' norm for a micro-batch above which a peer's sum is computed again."""
-CLOSE = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
-"""How far two computations of one gradient may be apart, relative to its length, by what is sent or computed in."""
+OUTLIER_FACTOR = 100.0
+"""A gradient of a hidden state this many times the median size is an outlier: another peer recomputes it."""
+WARMUP_GRADIENTS = 4
+"""Gradients needed before the median is meaningful. Until then two peers compute each gradient."""
+STRIKE_WARMUP_GRADIENTS = 32
+"""The same for a peer whose gradient sum was wrong once."""
+SUM_OUTLIER_FACTOR = 10.0
+"""A gradient sum this many times the others' norm per micro-batch is an outlier: another peer recomputes it."""
+TOLERANCES = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}
+"""Largest relative distance between two computations of one gradient, by the dtype of computation or transport."""
 
 
-class Usual:
-    """How large gradients usually are that come back from the next stage."""
+class GradientNormTracker:
+    """Median size of the gradients that the next stage returned lately."""
 
-    def __init__(self, enough: int = SEEN) -> None:
+    def __init__(self, warmup: int = WARMUP_GRADIENTS) -> None:
         self.sizes: deque[float] = deque(maxlen=64)
-        self.enough = enough
+        self.warmup = warmup
 
     @property
-    def known(self) -> bool:
-        return len(self.sizes) >= self.enough
+    def is_ready(self) -> bool:
+        return len(self.sizes) >= self.warmup
 
-    def odd(self, gradient: Tensor) -> str:
-        """Say so if this one is far larger."""
-        size = largest(gradient)
-        if not self.known or size <= HUGE * median(self.sizes):
+    def describe_outlier(self, gradient: Tensor) -> str:
+        """Return why a gradient is an outlier, or an empty string."""
+        size = max_abs(gradient)
+        if not self.is_ready or size <= OUTLIER_FACTOR * median(self.sizes):
             return ""
-        return f"a gradient {size / median(self.sizes):.0f} times as large as usual"
+        return f"a gradient {size / median(self.sizes):.0f} times the usual size"
 
-    def take_in(self, gradient: Tensor) -> None:
-        """A model whose head begins at zero has gradients of zero at first, which tell nothing."""
-        if 0 < (size := largest(gradient)) < math.inf:
+    def observe(self, gradient: Tensor) -> None:
+        """Record a gradient's size. Zeros carry no information: a head initialized to zero returns them at first."""
+        if 0 < (size := max_abs(gradient)) < math.inf:
             self.sizes.append(size)
 
 
-def largest(tensor: Tensor) -> float:
+def max_abs(tensor: Tensor) -> float:
     return float(tensor.float().abs().amax())
 
 
-def believed(said: Mapping[str, Tensor], tolerance: float) -> list[str]:
-    """Return whose gradient is right, of those that several peers found of one micro-batch: what most got.
+def majority_vote(gradients: Mapping[str, Tensor], tolerance: float) -> list[str]:
+    """Return the peers whose gradient of one micro-batch is right: the largest group that agrees.
 
-    Where no two agree that proves nothing against anybody: it is the first one's, if that is not `HUGE`, else the
-    shortest.
+    If no two agree there is no proof against any peer. Then the first one's is taken, or the shortest if the first is
+    more than `OUTLIER_FACTOR` times as long.
     """
-    lengths = {peer: float(found.double().norm()) for peer, found in said.items()}
+    norms = {peer: float(gradient.double().norm()) for peer, gradient in gradients.items()}
 
     def agree(one: str, other: str) -> bool:
-        apart = float((said[one].double() - said[other].double()).norm())
-        return apart <= tolerance * max(lengths[one], lengths[other])
+        distance = float((gradients[one].double() - gradients[other].double()).norm())
+        return distance <= tolerance * max(norms[one], norms[other])
 
-    most = max(([other for other in said if agree(peer, other)] for peer in said), key=len)
-    if len(most) > 1:
-        return most
-    first, shortest = next(iter(said)), min(said, key=lambda peer: lengths[peer])
-    return [shortest] if lengths[first] > HUGE * lengths[shortest] > 0 else [first]
+    largest = max(([other for other in gradients if agree(peer, other)] for peer in gradients), key=len)
+    if len(largest) > 1:
+        return largest
+    first, shortest = next(iter(gradients)), min(gradients, key=lambda peer: norms[peer])
+    return [shortest] if norms[first] > OUTLIER_FACTOR * norms[shortest] > 0 else [first]
 
 
-def condemned(ledgers: Mapping[int, Mapping[str, Any]], own: Mapping[str, str]) -> dict[str, str]:
-    """Return who is let go for what it sent, and why: blamed by more than half of another stage, or by the coordinator
-    itself (`own`)."""
+def peers_to_ban(ledgers: Mapping[int, Mapping[str, Any]], blamed: Mapping[str, str]) -> dict[str, str]:
+    """Return the peers to ban and why: more than half of another stage, or the coordinator (`blamed`), blames them."""
     home = {name: stage for stage, peers in ledgers.items() for name in peers}
-    found = {name: why for name, why in own.items() if name in home}
+    verdicts = {name: reason for name, reason in blamed.items() if name in home}
     for stage, peers in ledgers.items():
-        said: dict[str, list[str]] = {}
+        reports: dict[str, list[str]] = {}
         for ledger in peers.values():
             for blame in ledger.blamed:
-                said.setdefault(blame.peer, []).append(blame.why)
-        for name, whys in said.items():
-            if name in home and home[name] != stage and 2 * len(whys) > len(peers):
-                found[name] = whys[0]
-    return found
+                reports.setdefault(blame.peer, []).append(blame.why)
+        for name, reasons in reports.items():
+            if name in home and home[name] != stage and 2 * len(reasons) > len(peers):
+                verdicts[name] = reasons[0]
+    return verdicts
 
 
-def suspects(read: Mapping[str, Mapping[str, float]], held: Mapping[str, int]) -> dict[str, str]:
-    """Return whose sum should be computed again, and why. `read`: for each voter of a stage the squared norms of what
-    it read of each peer's sum; `held`: how many micro-batches each holds.
+def find_suspects(norms_by_voter: Mapping[str, Mapping[str, float]], held: Mapping[str, int]) -> dict[str, str]:
+    """Return the peers of a stage whose gradient sum should be recomputed, and why.
 
-    A sum of n gradients is between sqrt(n) and n times as long as one, so bounds are compared, not lengths.
+    `norms_by_voter`: for each voter, the squared norms of the sums that it read from each peer; `held`: the number of
+    micro-batches in each sum. A sum of n gradients is between sqrt(n) and n times as long as one, so the test compares
+    these bounds instead of the norms.
     """
-    found: dict[str, str] = {}
-    for voter, norms in read.items():
+    suspects: dict[str, str] = {}
+    for voter, norms in norms_by_voter.items():
         for peer, norm in norms.items():
             if peer == voter and len(norms) > 1:
                 continue
             n = max(1, held.get(peer, 0))
             others = [math.sqrt(v / max(1, held.get(p, 0))) for p, v in norms.items() if p != peer and v > 0]
             if not math.isfinite(norm):
-                found[peer] = "a sum that is not finite"
+                suspects[peer] = "its gradient sum is not finite"
             elif not held.get(peer, 0) and norm > 0:
-                found[peer] = "a sum of nothing that is not zero"
-            elif others and math.isfinite(median(others)) and math.sqrt(norm) / n > OUTLIER * median(others):
-                found[peer] = f"a sum {math.sqrt(norm) / n / median(others):.0f} times as long as the others'"
-    return found
+                suspects[peer] = "its gradient sum is not zero without any micro-batch"
+            elif others and math.isfinite(median(others)) and math.sqrt(norm) / n > SUM_OUTLIER_FACTOR * median(others):
+                suspects[peer] = f"its gradient sum is {math.sqrt(norm) / n / median(others):.0f} times the others'"
+    return suspects
 
 
-def close(precision: str, wire: str) -> float:
-    return max(CLOSE[precision], CLOSE[wire])
+def get_tolerance(precision: str, wire: str) -> float:
+    return max(TOLERANCES[precision], TOLERANCES[wire])

@@ -1,4 +1,4 @@
-"""A version is whole with all of its stages, a run goes on from it, and it becomes an ordinary run's folder."""
+"""Checkpoints of a swarm run: complete versions, resuming, pruning, and assembly into an ordinary run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.swarm_chain import all_stages, chained, tiny
+from tests.support.swarm_chain import build_stages, tiny, train_stages
 from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.checkpoint.store import CheckpointError, load_model
 from trainer.cli import sample
@@ -30,10 +30,10 @@ def dataset(dataset_folder: Path) -> Dataset:
 def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
     """A run of six steps, kept at 0, 3 and 6, and its losses. For reading only."""
     config, folder = tiny(dataset), tmp_path_factory.mktemp("swarm")
-    stages, losses = all_stages(config), []
+    stages, losses = build_stages(config), []
     for version in (0, 3, 6):
-        keep(folder, config, stages)
-        losses += chained(stages, Batches(dataset, config), 3 if version < 6 else 0)
+        save_stages(folder, config, stages)
+        losses += train_stages(stages, Batches(dataset, config), 3 if version < 6 else 0)
     return folder, config, losses
 
 
@@ -47,61 +47,61 @@ def config(trained: tuple[Path, SwarmConfig, list[float]]) -> SwarmConfig:
     return trained[1]
 
 
-def keep(folder: Path, config: SwarmConfig, stages: list[Stage]) -> None:
+def save_stages(folder: Path, config: SwarmConfig, stages: list[Stage]) -> None:
     for stage in stages:
-        checkpoint.write_stage(folder, config, stage.index, stage.version, stage.state())
+        checkpoint.save_stage(folder, config, stage.index, stage.version, stage.state())
 
 
-def test_a_run_goes_on_from_a_version_as_if_it_had_never_stopped(
+def test_run_resumes_from_a_version_with_the_same_losses(
     trained: tuple[Path, SwarmConfig, list[float]], dataset: Dataset
 ) -> None:
     folder, config, losses = trained
-    assert checkpoint.versions(folder, config) == [0, 3, 6]
-    stages = all_stages(config)
+    assert checkpoint.list_versions(folder, config) == [0, 3, 6]
+    stages = build_stages(config)
     for stage in stages:
-        stage.load(checkpoint.read_stage(folder, config, stage.index, 3), 3)
-    assert list(chained(stages, Batches(dataset, config), 3)) == losses[3:]
+        stage.load(checkpoint.load_stage(folder, config, stage.index, 3), 3)
+    assert list(train_stages(stages, Batches(dataset, config), 3)) == losses[3:]
 
 
 @pytest.mark.parametrize("lost", ["stage-1.json", "stage-0.safetensors"])
-def test_a_version_that_lacks_a_stage_does_not_count(run: Path, config: SwarmConfig, lost: str) -> None:
-    (checkpoint.folder_of(run, 6) / lost).unlink()
-    assert checkpoint.latest(run, config) == 3
+def test_version_without_all_stages_is_ignored(run: Path, config: SwarmConfig, lost: str) -> None:
+    (checkpoint.version_folder(run, 6) / lost).unlink()
+    assert checkpoint.find_latest(run, config) == 3
 
 
-def test_a_file_that_was_cut_short_does_not_count_and_a_changed_one_is_refused(run: Path, config: SwarmConfig) -> None:
-    file = checkpoint.folder_of(run, 6) / "stage-0.safetensors"
+def test_truncated_file_is_ignored_and_changed_file_is_refused(run: Path, config: SwarmConfig) -> None:
+    file = checkpoint.version_folder(run, 6) / "stage-0.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
-        checkpoint.read_stage(run, config, 0, 6)
+        checkpoint.load_stage(run, config, 0, 6)
     file.write_bytes(content[:-1])
-    assert checkpoint.latest(run, config) == 3
-    with pytest.raises(CheckpointError, match="not there whole"):
-        checkpoint.read_stage(run, config, 0, 6)
+    assert checkpoint.find_latest(run, config) == 3
+    with pytest.raises(CheckpointError, match="is missing, incomplete"):
+        checkpoint.load_stage(run, config, 0, 6)
 
 
-def test_another_runs_version_does_not_count(run: Path, config: SwarmConfig) -> None:
-    assert checkpoint.latest(run, config.model_copy(update={"seed": 6})) is None
+def test_version_of_another_run_is_ignored(run: Path, config: SwarmConfig) -> None:
+    assert checkpoint.find_latest(run, config.model_copy(update={"seed": 6})) is None
 
 
-def test_old_versions_are_pruned_and_unfinished_new_ones_stay(run: Path, config: SwarmConfig) -> None:
-    (checkpoint.folder_of(run, 0) / "stage-0.json").unlink()
-    checkpoint.write_stage(run, config, 0, 9, checkpoint.read_stage(run, config, 0, 6))
-    checkpoint.prune(run, config, 1)
+def test_prune_keeps_newest_and_newer_incomplete_versions(run: Path, config: SwarmConfig) -> None:
+    (checkpoint.version_folder(run, 0) / "stage-0.json").unlink()
+    checkpoint.save_stage(run, config, 0, 9, checkpoint.load_stage(run, config, 0, 6))
+    checkpoint.prune_versions(run, config, 1)
     assert sorted(f.name for f in (run / checkpoint.FOLDER).iterdir()) == ["00000006", "00000009"]
-    checkpoint.prune(run, config, 1)
-    assert checkpoint.versions(run, config) == [6]
+    checkpoint.prune_versions(run, config, 1)
+    assert checkpoint.list_versions(run, config) == [6]
 
 
 def test_it_becomes_a_run_that_the_other_commands_read(
     run: Path, config: SwarmConfig, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = checkpoint.assemble(run, config, dataset, seconds=1.5, dev={"loss": 4.0, "bits_per_byte": 2.0})
+    folder = checkpoint.assemble_run(run, config, dataset, seconds=1.5, dev={"loss": 4.0, "bits_per_byte": 2.0})
     model = load_model(run)
     for stage in range(config.stages):
-        state = checkpoint.read_stage(run, config, stage, 6)
+        state = checkpoint.load_stage(run, config, stage, 6)
         for name, tensor in model.named_parameters():
             assert torch.equal(tensor, state.get(f"weight.{name}", tensor))
     opened = RunFolder.open(run)
@@ -118,6 +118,6 @@ def test_it_becomes_a_run_that_the_other_commands_read(
     assert capsys.readouterr().out.startswith("The")
 
 
-def test_without_a_whole_version_nothing_is_made(tmp_path: Path, config: SwarmConfig, dataset: Dataset) -> None:
+def test_assemble_without_a_complete_version_is_refused(tmp_path: Path, config: SwarmConfig, dataset: Dataset) -> None:
     with pytest.raises(CheckpointError, match="no version with all of its 2 stages"):
-        checkpoint.assemble(tmp_path, config, dataset)
+        checkpoint.assemble_run(tmp_path, config, dataset)

@@ -18,27 +18,27 @@ def test_after_forgetting_nothing_is_held_twice_and_the_missing_make_it_exact(
 ) -> None:
     left = {}
     for stage, peers in ledgers.items():
-        gone = cover.to_forget({stage: peers})
+        gone = cover.peers_to_reset({stage: peers})
         left[stage] = {peer: set() if peer in gone else held for peer, held in peers.items()}
-    needs = cover.missing(left, 8)
+    needs = cover.find_missing(left, 8)
     for number, stages in needs.items():
         for stage in stages:
             next(iter(left[stage].values())).add(number)
-    assert cover.exact(left, 8)
-    assert not cover.missing(left, 8)
+    assert cover.is_exact(left, 8)
+    assert not cover.find_missing(left, 8)
 
 
 def test_what_is_exact_stays_as_it_is() -> None:
     ledgers = {0: {"a": {0, 1}, "b": {2}}, 1: {"c": {0, 1, 2}, "d": set[int]()}}
-    assert cover.exact(ledgers, 3)
-    assert not cover.to_forget(ledgers)
-    assert not cover.missing(ledgers, 3)
+    assert cover.is_exact(ledgers, 3)
+    assert not cover.peers_to_reset(ledgers)
+    assert not cover.find_missing(ledgers, 3)
 
 
 def test_of_two_that_hold_the_same_the_one_with_less_to_lose_forgets() -> None:
     ledgers = {0: {"a": {0}, "b": {0, 1, 2}}}
-    assert cover.to_forget(ledgers) == ["a"]
+    assert cover.peers_to_reset(ledgers) == ["a"]
 
 
 def test_only_the_stages_that_lack_a_micro_batch_need_it() -> None:
-    assert cover.missing({0: {"a": {0, 1}}, 1: {"b": {1}}, 2: {"c": set()}}, 2) == {0: (1, 2), 1: (2,)}
+    assert cover.find_missing({0: {"a": {0, 1}}, 1: {"b": {1}}, 2: {"c": set()}}, 2) == {0: (1, 2), 1: (2,)}

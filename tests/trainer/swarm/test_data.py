@@ -1,4 +1,4 @@
-"""Whoever asks for a micro-batch gets the same rows, and every row comes once an epoch."""
+"""Micro-batches are reproducible, and every row comes once per epoch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import RepeatedStep, tiny
 from trainer.data.dataset import Dataset
 from trainer.data.loader import BlockLoader
-from trainer.swarm.data import Batches, SameBatch, sample_ids
+from trainer.swarm.data import Batches, compute_sample_ids
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**62), st.integers(1, 6), st.integers(1, 5), st.integers(1, 120), st.integers(0, 50))
-def test_every_sample_comes_exactly_once_an_epoch(
-    seed: int, micro_batches: int, rows: int, total: int, epoch: int
-) -> None:
+def test_epoch_has_every_sample_exactly_once(seed: int, micro_batches: int, rows: int, total: int, epoch: int) -> None:
     a_step = micro_batches * rows
     first, stop = epoch * total, (epoch + 1) * total
     seen = {
@@ -27,38 +25,40 @@ def test_every_sample_comes_exactly_once_an_epoch(
         for step in range(first // a_step, -(-stop // a_step))
         for micro_batch in range(micro_batches)
         for place, number in enumerate(
-            sample_ids(seed, step, micro_batch, micro_batches=micro_batches, rows=rows, total=total)
+            compute_sample_ids(seed, step, micro_batch, micro_batches=micro_batches, rows=rows, total=total)
         )
     }
     assert sorted(seen[position] for position in range(first, stop)) == list(range(total))
 
 
-def test_a_micro_batch_is_the_same_whoever_asks_and_whatever_was_asked_before(dataset_folder: Path) -> None:
+def test_micro_batch_does_not_depend_on_earlier_reads(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder))
     one, other = (Batches(Dataset.open(dataset_folder), config) for _ in range(2))
-    wanted = [one.tokens(3, micro_batch) for micro_batch in range(4)]
+    wanted = [one.get_batch(3, micro_batch) for micro_batch in range(4)]
     for micro_batch in (2, 0, 3, 1, 2):
-        assert all(map(torch.equal, other.tokens(3, micro_batch), wanted[micro_batch]))
+        assert all(map(torch.equal, other.get_batch(3, micro_batch), wanted[micro_batch]))
 
 
-def test_a_step_has_the_rows_that_the_ordinary_trainer_reads(dataset_folder: Path) -> None:
+def test_step_has_the_rows_of_the_ordinary_trainer(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
     config = tiny(dataset)
     batches = Batches(dataset, config)
     loader = BlockLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)
     for step in range(5):
-        inputs, targets = (torch.cat(half) for half in zip(*(batches.tokens(step, m) for m in range(4)), strict=True))
+        inputs, targets = (
+            torch.cat(half) for half in zip(*(batches.get_batch(step, m) for m in range(4)), strict=True)
+        )
         assert all(map(torch.equal, (inputs, targets), loader.next_batch()))
 
 
-def test_targets_are_counted(dataset_folder: Path) -> None:
+def test_count_targets_counts_all_positions(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
     config = tiny(dataset)
-    assert Batches(dataset, config).count(7) == config.micro_batches * config.micro_batch * 16
+    assert Batches(dataset, config).count_targets(7) == config.micro_batches * config.micro_batch * 16
 
 
-def test_the_same_batch_stays_the_same(dataset_folder: Path) -> None:
+def test_repeated_step_has_the_same_rows(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
-    batches = SameBatch(dataset, tiny(dataset))
-    assert np.array_equal(batches.ids(0, 1), batches.ids(9, 1))
-    assert not np.array_equal(batches.ids(0, 1), batches.ids(0, 2))
+    batches = RepeatedStep(dataset, tiny(dataset))
+    assert np.array_equal(batches.get_sample_ids(0, 1), batches.get_sample_ids(9, 1))
+    assert not np.array_equal(batches.get_sample_ids(0, 1), batches.get_sample_ids(0, 2))

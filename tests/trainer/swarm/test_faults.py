@@ -1,6 +1,6 @@
-"""A swarm of real processes over real sockets, with faults of every kind: its losses are those of one process.
+"""A swarm of processes over real sockets, with every fault plan, has the losses of one process.
 
-A few here, short; `make chaos-swarm` has all of them over 60 steps, and all kinds together at random for ten minutes.
+By default three plans run, briefly. `make chaos-swarm` runs all over 60 steps, and random faults for ten minutes.
 """
 
 from __future__ import annotations
@@ -16,90 +16,91 @@ import pytest
 
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
-from trainer.swarm.journal import Line
-from trainer.swarm.local import Result, compare, sizes
+from trainer.swarm.comparison import ComparisonResult, compare_with_single_process
+from trainer.swarm.fault_plans import count_members
+from trainer.swarm.journal import JournalLine
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
 STEPS = int(os.environ.get("SWARM_STEPS", "16"))
-PATIENCE = 280 if STEPS < 60 else 900
+LIMIT = 280 if STEPS < 60 else 900
 """Seconds after which a swarm counts as stuck."""
 SECONDS = float(os.environ.get("SWARM_SECONDS", "0"))
-"""Of everything at random, over and over; 0: once, short."""
+"""Duration of repeated runs with random faults; 0: one short run."""
 
 long = pytest.mark.skipif(STEPS < 60, reason="every swarm of processes takes a dozen seconds of CPU: make chaos-swarm")
 
 
 def swarm(
-    dataset: Path, chaos: str, workers: int = 2, patience: float = 10.0, seed: int = 5
-) -> tuple[Result, list[Line]]:
-    """Run it, and one process beside it; all that must hold in any case is looked at here."""
+    dataset: Path, chaos: str, workers: int = 2, timeout: float = 10.0, seed: int = 5
+) -> tuple[ComparisonResult, list[JournalLine]]:
+    """Run a swarm and one process, and check everything that must hold in every case."""
     config = tiny(Dataset.open(dataset), steps=STEPS, seed=seed, checkpoint_every=max(1, STEPS // 4))
-    result, lines = compare(config, dataset, workers, chaos, patience, seconds=PATIENCE)
+    result, lines = compare_with_single_process(config, dataset, workers, chaos, timeout, seconds=LIMIT)
     assert result.max_abs_loss_difference < 1e-4
     assert result.exact_cover
     assert result.hashes_equal
-    assert not result.left_behind
-    assert result.held(STEPS)
+    assert not result.leftovers
+    assert result.is_passed(STEPS)
     return result, lines
 
 
-def kinds(lines: list[Line]) -> Counter[str]:
+def kinds(lines: list[JournalLine]) -> Counter[str]:
     return Counter(line["kind"] for line in lines)
 
 
 @long
-def test_without_faults_it_is_one_process(dataset_folder: Path) -> None:
+def test_swarm_without_faults_equals_single_process(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "none")
     assert result.kills == 0
     assert kinds(lines)["commit"] == STEPS
 
 
-def test_a_worker_of_each_stage_is_killed_and_newcomers_join(dataset_folder: Path) -> None:
+def test_killed_workers_are_replaced(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "kill")
     assert result.kills == 2
 
 
 @long
-def test_an_answer_is_lost_after_its_gradient_was_added(dataset_folder: Path) -> None:
+def test_answer_lost_after_accumulation_counts_once(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "drop")
     assert result.kills == 0
 
 
 @long
-def test_gradients_come_when_nobody_waits_any_more_and_a_worker_stands_still(dataset_folder: Path) -> None:
-    _, lines = swarm(dataset_folder, "stall", patience=1.5)
+def test_late_gradients_and_frozen_worker_change_nothing(dataset_folder: Path) -> None:
+    _, lines = swarm(dataset_folder, "stall", timeout=1.5)
     assert kinds(lines)["leave"] >= 1
 
 
 @long
-def test_workers_are_killed_inside_prepare(dataset_folder: Path) -> None:
+def test_workers_killed_inside_prepare_change_nothing(dataset_folder: Path) -> None:
     result, _ = swarm(dataset_folder, "prepare")
     assert result.kills == 2
 
 
-def test_the_coordinator_is_killed_at_every_point_of_a_step(dataset_folder: Path) -> None:
+def test_coordinator_killed_at_every_point_resumes(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "coordinator")
     assert result.kills >= 5
     assert kinds(lines)["start"] >= 6
 
 
 @long
-def test_peers_move_to_where_they_are_needed(dataset_folder: Path) -> None:
+def test_rebalancing_moves_peers(dataset_folder: Path) -> None:
     _, lines = swarm(dataset_folder, "rebalance")
     assert kinds(lines)["move"] >= 2
     assert "wants to leave" in {line["why"] for line in lines if line["kind"] == "leave"}
 
 
 @long
-def test_a_world_of_two_grows_to_twelve_and_shrinks_to_three(dataset_folder: Path) -> None:
+def test_swarm_of_two_grows_to_twelve_and_shrinks_to_three(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "resize")
     assert result.kills == 4
-    assert [sizes(lines)[0], max(sizes(lines)), sizes(lines)[-1]] == [2, 12, 3]
+    assert [count_members(lines)[0], max(count_members(lines)), count_members(lines)[-1]] == [2, 12, 3]
     assert max(len(votes) for line in lines if line["kind"] == "commit" for votes in line["votes"].values()) > 4
 
 
-def test_a_stage_that_is_lost_comes_back_from_the_last_checkpoint(dataset_folder: Path) -> None:
+def test_lost_stage_returns_to_the_last_checkpoint(dataset_folder: Path) -> None:
     result, lines = swarm(dataset_folder, "stage")
     assert result.kills == 2
     rollback = next(line for line in lines if line["kind"] == "rollback")
@@ -108,10 +109,10 @@ def test_a_stage_that_is_lost_comes_back_from_the_last_checkpoint(dataset_folder
 
 
 @long
-def test_everything_at_random(dataset_folder: Path) -> None:
+def test_random_faults_change_nothing(dataset_folder: Path) -> None:
     started = time.monotonic()
     for seed in itertools.count(1):
-        result, lines = swarm(dataset_folder, "all", workers=3 if SECONDS else 2, patience=2.0, seed=seed)
+        result, lines = swarm(dataset_folder, "all", workers=3 if SECONDS else 2, timeout=2.0, seed=seed)
         sys.stdout.write(f"seed {seed}: {result}; {dict(kinds(lines))}\n")
         if time.monotonic() - started > SECONDS:
             break

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.model_shapes import GPT2
 from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.swarm.comparison import compare_with_single_process
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.local import compare
-from trainer.swarm.shapes import GPT2
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 pytestmark = pytest.mark.skipif("SWARM_GPT2" not in os.environ, reason="minutes and 12 GB: make gpt2-swarm")
@@ -29,7 +29,7 @@ def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> 
     dataset = prepare_dataset(f"files:{text}", f"gpt2:{tokenizer}", folder)
     config = configured(dataset)
     started = time.monotonic()
-    result, lines = compare(config, folder, workers=2, chaos="none", patience=240, seconds=2400)
+    result, lines = compare_with_single_process(config, folder, workers=2, chaos="none", timeout=240, seconds=2400)
     losses = [line["loss"] for line in lines if line["kind"] == "commit"]
     seconds = [line["seconds"] for line in lines if line["kind"] == "commit"]
     parameters = {line["stage"]: line["parameters"] for line in lines if line["kind"] == "join"}
@@ -37,7 +37,7 @@ def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> 
         f"{result}\nparameters by stage {parameters}; loss {losses[0]:.4f} -> {losses[-1]:.4f}; "
         f"steps of {min(seconds):.1f} to {max(seconds):.1f} s; {time.monotonic() - started:.0f} s in all\n"
     )
-    assert result.held(10)
+    assert result.is_passed(10)
     assert losses[-1] < losses[0]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
-from trainer.swarm.local import compare
+from trainer.swarm.comparison import compare_with_single_process
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 from benchmarks.swarm.link import Links, Shape
@@ -73,16 +73,20 @@ def test_a_link_that_is_cut_is_cut_at_both_ends() -> None:
 def test_over_slow_far_links_that_break_it_is_one_process(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     with Links(Shape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
-        result, _ = compare(config, dataset_folder, 2, "none", patience=15, seconds=280, links=links.before)
+        result, _ = compare_with_single_process(
+            config, dataset_folder, 2, "none", timeout=15, seconds=280, links=links.before
+        )
     sys.stdout.write(f"{result}; {links.cut} connections cut, {links.carried} bytes\n")
-    assert result.held(8)
+    assert result.is_passed(8)
     assert links.carried > 0
 
 
 def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
-    result, lines = compare(config, dataset_folder, 2, "none", patience=10, seconds=280, undialled={"worker-1"})
-    assert result.held(8)
+    result, lines = compare_with_single_process(
+        config, dataset_folder, 2, "none", timeout=10, seconds=280, undialable={"worker-1"}
+    )
+    assert result.is_passed(8)
     hidden = next(line["peer"] for line in lines if line["kind"] == "join" and line["label"] == "worker-1")
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
 
@@ -90,7 +94,9 @@ def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
 def test_two_workers_that_nobody_can_dial_reach_each_other_through_the_coordinator(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     hidden = {"worker-0", "worker-1"}
-    result, lines = compare(config, dataset_folder, 1, "none", patience=10, seconds=280, undialled=hidden)
-    assert result.held(8)
+    result, lines = compare_with_single_process(
+        config, dataset_folder, 1, "none", timeout=10, seconds=280, undialable=hidden
+    )
+    assert result.is_passed(8)
     assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "nobody else computed anything"
     assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 90, "libp2p alone takes three minutes"

@@ -23,7 +23,7 @@ async def everybody(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32)
         async def publish(total: Tensor) -> None:
             published[me].set_result(total)
 
-        return await reduce.mean(me, sorted(sums), len(sums[me]), 8, dtype, read, publish)
+        return await reduce.all_reduce_mean(me, sorted(sums), len(sums[me]), 8, dtype, read, publish)
 
     return dict(zip(sums, await asyncio.gather(*map(one, sums)), strict=True))
 
@@ -39,7 +39,7 @@ def test_all_peers_get_the_same_mean_to_the_last_bit(peers: int) -> None:
 
 @pytest.mark.parametrize("peers", [3, 6])
 def test_in_bf16_they_still_agree(peers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce, "PIECE", 100)
+    monkeypatch.setattr(reduce, "CHUNK_PARAMETERS", 100)
     sums = {f"peer-{number}": torch.randn(1003) for number in range(peers)}
     first, *others = asyncio.run(everybody(sums, torch.bfloat16)).values()
     assert all(torch.equal(first, other) for other in others)
@@ -54,4 +54,4 @@ def test_a_peer_that_cannot_be_read_fails_it_all() -> None:
         raise AssertionError("nothing to publish")
 
     with pytest.raises(ConnectionError):
-        asyncio.run(reduce.mean("a", ["a", "b"], 10, 8, torch.float32, read, publish))
+        asyncio.run(reduce.all_reduce_mean("a", ["a", "b"], 10, 8, torch.float32, read, publish))

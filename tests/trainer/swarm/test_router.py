@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.swarm.router import NoPeers, Router
+from trainer.swarm.router import NoPeersError, Router
 
 SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
 
@@ -43,7 +43,7 @@ def test_who_is_banned_is_not_asked(speeds: list[float], bans: list[tuple[int, f
     if free:
         assert {router.pick(1.0, now) for _ in range(5)} <= free
     else:
-        with pytest.raises(NoPeers) as caught:
+        with pytest.raises(NoPeersError) as caught:
             router.pick(1.0, now)
         assert caught.value.until == min(until.values())
 
@@ -87,7 +87,7 @@ def test_who_is_dropped_is_gone() -> None:
     router.ban("peer 0", 0.0, 9.0)
     assert router.pick(1.0, 0.0) == "peer 1"
     router.drop("peer 1")
-    with pytest.raises(NoPeers) as caught:
+    with pytest.raises(NoPeersError) as caught:
         router.pick(1.0, 0.0)
     assert caught.value.until is None
 

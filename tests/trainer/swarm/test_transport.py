@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.swarm.frames import CallFailed, Frame, Malformed, Refused, TooSlow, Unreachable
-from trainer.swarm.transport import Route, Transport, sweep
-from trainer.swarm.world import running_with
+from trainer.swarm.frames import (
+    CallError,
+    CallRefusedError,
+    CallTimeoutError,
+    MalformedFrameError,
+    PeerUnreachableError,
+    RpcFrame,
+)
+from trainer.swarm.local_swarm import find_processes
+from trainer.swarm.transport import Route, Transport, remove_stale_sockets
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
@@ -27,7 +34,7 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Transport, Transport]]:
     caller, other = Transport(folder / "caller"), Transport(folder / "other")
     try:
         await asyncio.gather(caller.start(), other.start())
-        caller.know(other.peer, other.addresses)
+        caller.add_addresses(other.peer, other.addresses)
         await other.serve(routes())
         yield caller, other
     finally:
@@ -38,24 +45,24 @@ ended = []
 
 
 def routes() -> dict[str, Route]:
-    async def echo(peer: str, frame: Frame) -> Frame:
-        return Frame({"peer": peer, **frame.body}, frame.tensors)
+    async def echo(peer: str, frame: RpcFrame) -> RpcFrame:
+        return RpcFrame({"peer": peer, **frame.body}, frame.tensors)
 
-    async def count(peer: str, frame: Frame) -> AsyncIterator[Frame]:
+    async def count(peer: str, frame: RpcFrame) -> AsyncIterator[RpcFrame]:
         for number in range(3):
-            yield Frame({"number": number}, (torch.full((2,), number),))
+            yield RpcFrame({"number": number}, (torch.full((2,), number),))
 
-    async def never(peer: str, frame: Frame) -> Frame:
+    async def never(peer: str, frame: RpcFrame) -> RpcFrame:
         try:
             await asyncio.sleep(60)
         finally:
             ended.append("never")
         return frame
 
-    async def refuse(peer: str, frame: Frame) -> Frame:
-        raise Refused("stale", "too late")
+    async def refuse(peer: str, frame: RpcFrame) -> RpcFrame:
+        raise CallRefusedError("stale", "too late")
 
-    async def broken(peer: str, frame: Frame) -> Frame:
+    async def broken(peer: str, frame: RpcFrame) -> RpcFrame:
         raise RuntimeError("boom")
 
     handlers: dict[str, Any] = {"echo": echo, "count": count, "never": never, "refuse": refuse, "broken": broken}
@@ -77,14 +84,14 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
         asyncio.run(main())
         assert not list(sockets.iterdir())
-        assert not running_with(str(sockets))
+        assert not find_processes(str(sockets))
 
     yield run
     shutil.rmtree(sockets)
 
 
-async def failure(call: Awaitable[Any]) -> CallFailed:
-    with pytest.raises(CallFailed) as error:
+async def failure(call: Awaitable[Any]) -> CallError:
+    with pytest.raises(CallError) as error:
         await call
     return error.value
 
@@ -93,10 +100,10 @@ def test_frames_come_back_as_they_were_and_the_caller_is_known_by_its_key(talk: 
     async def conversation(caller: Transport, other: Transport) -> None:
         kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
         sent = tuple(torch.arange(12).reshape(3, 4).to(kind) for kind in kinds)
-        answer = await caller.call(other.peer, "echo", Frame({"a": [1, None]}, sent), 20)
+        answer = await caller.call(other.peer, "echo", RpcFrame({"a": [1, None]}, sent), 20)
         assert answer.body == {"peer": caller.peer, "a": [1, None]}
         assert all(torch.equal(back, there) for back, there in zip(answer.tensors, sent, strict=True))
-        parts = [part async for part in caller.stream(other.peer, "count", Frame({}), 20)]
+        parts = [part async for part in caller.stream(other.peer, "count", RpcFrame({}), 20)]
         assert [part.body["number"] for part in parts] == [0, 1, 2]
         assert parts[2].tensors[0].tolist() == [2, 2]
 
@@ -105,7 +112,7 @@ def test_frames_come_back_as_they_were_and_the_caller_is_known_by_its_key(talk: 
 
 def test_what_may_not_come_is_refused_before_it_is_read(talk: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
-        large = Frame({}, (torch.zeros(2**20),))
+        large = RpcFrame({}, (torch.zeros(2**20),))
         assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, 20)))
         for method, code in {
             "private": "stranger",
@@ -113,31 +120,33 @@ def test_what_may_not_come_is_refused_before_it_is_read(talk: Callable[..., None
             "refuse": "stale",
             "broken": "failed",
         }.items():
-            error = await failure(caller.call(other.peer, method, Frame({}), 20))
-            assert isinstance(error, Refused)
+            error = await failure(caller.call(other.peer, method, RpcFrame({}), 20))
+            assert isinstance(error, CallRefusedError)
             assert error.code == code
-        answer = Frame({}, (torch.zeros(100),))
-        assert isinstance(await failure(caller.call(other.peer, "echo", answer, 20, most_bytes=399)), Malformed)
-        assert (await caller.call(other.peer, "echo", Frame({}), 20)).body["peer"] == caller.peer
+        answer = RpcFrame({}, (torch.zeros(100),))
+        assert isinstance(
+            await failure(caller.call(other.peer, "echo", answer, 20, max_bytes=399)), MalformedFrameError
+        )
+        assert (await caller.call(other.peer, "echo", RpcFrame({}), 20)).body["peer"] == caller.peer
 
     talk(conversation)
 
 
 def test_a_call_ends_in_time_and_ends_on_the_other_side_too(talk: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
-        await caller.call(other.peer, "echo", Frame({}), 20)
+        await caller.call(other.peer, "echo", RpcFrame({}), 20)
         ended.clear()
-        assert isinstance(await failure(caller.call(other.peer, "never", Frame({}), 0.3)), TooSlow)
+        assert isinstance(await failure(caller.call(other.peer, "never", RpcFrame({}), 0.3)), CallTimeoutError)
         for _ in range(200):
             if ended:
                 break
             await asyncio.sleep(0.05)
         assert ended == ["never"]
-        waiting = asyncio.ensure_future(caller.call(other.peer, "never", Frame({}), 60))
+        waiting = asyncio.ensure_future(caller.call(other.peer, "never", RpcFrame({}), 60))
         await asyncio.sleep(0.2)
         await other.close()
-        assert isinstance(await failure(waiting), Unreachable)
-        assert isinstance(await failure(caller.call(other.peer, "echo", Frame({}), 20)), Unreachable)
+        assert isinstance(await failure(waiting), PeerUnreachableError)
+        assert isinstance(await failure(caller.call(other.peer, "echo", RpcFrame({}), 20)), PeerUnreachableError)
 
     talk(conversation)
 
@@ -146,5 +155,5 @@ def test_sockets_of_the_killed_are_swept_away_and_those_of_the_living_stay(tmp_p
     mine, killed, other = (tmp_path / f"swarm-{name}" for name in (f"{os.getpid()}-a", "4194305-b", "notes"))
     for folder in (mine, killed, other):
         folder.mkdir()
-    sweep(tmp_path)
+    remove_stale_sockets(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([mine, other])

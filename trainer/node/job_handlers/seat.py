@@ -36,7 +36,7 @@ def run(job: Job) -> JobOutcome:
     words += ["--behind-nat"] if job.place.reach.behind_nat else []
     loops = (MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),)
     with SwarmStatusDisplay(order.title or f"run {order.run}", job.workspace.out, job.say, job.place.lane.lanes == 1):
-        process = job.run(get_driver("none"), box(job, "trainer.swarm.attend", order, words), loops)
+        process = job.run(get_driver("none"), box(job, "trainer.swarm.worker_main", order, words), loops)
     last = read_json_object(job.workspace.out, STATUS, STATUS_BYTES) or {}
     if process.poll() != 0:
         raise JobFailedError(process.limit_error or f"The seat's process ended with exit code {process.poll()}.")

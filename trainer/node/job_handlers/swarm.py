@@ -42,7 +42,7 @@ def run(job: Job) -> JobOutcome:
         MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),
         CheckpointSender(job.client, job.lease, job.workspace.out, job.wishes, last),
     )
-    process = job.run(get_driver("none"), box(job, "trainer.swarm.lead", order, words), loops)
+    process = job.run(get_driver("none"), box(job, "trainer.swarm.site_run", order, words), loops)
     return outcome(process, job.workspace.out)
 
 

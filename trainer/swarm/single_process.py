@@ -1,7 +1,7 @@
-"""The same run in one process, with no network and no stages: what a swarm's losses are held against.
+"""The same run in one process, without network or stages: the reference for a swarm's losses.
 
-The whole model, plain: its own `features` and `logits`, gradients summed in the order of the micro-batches, one clip,
-the same optimizer.
+It uses the whole model's own `features` and `logits`, sums gradients in the order of the micro-batches, clips once and
+uses the same optimizer.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import torch
 
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.stage import decayed_names, optimizer_of, squared_norm, whole_model
+from trainer.swarm.stage import build_model, build_optimizer, get_decayed_names, squared_norm
 from trainer.training.objective import Objective
 
 
-class Reference:
-    """A run that can be taken step by step."""
+class SingleProcessRun:
+    """A run in one process, step by step."""
 
     def __init__(self, config: SwarmConfig, batches: Batches, device: str | torch.device = "cpu") -> None:
         self.config, self.batches, self.device = config, batches, torch.device(device)
-        model = whole_model(config)
-        decayed = decayed_names(config, model)
+        model = build_model(config)
+        decayed = get_decayed_names(config, model)
         self.model = model.to(self.device)
         self.objective = Objective(self.model)
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = optimizer_of(config, self.parameters, decayed)
+        self.optimizer = build_optimizer(config, self.parameters, decayed)
         self.version = 0
 
-    def step(self) -> float:
-        """Make a step; return its loss in nats per target, as it was before the update."""
+    def run_step(self) -> float:
+        """Run a step; return its loss in nats per target before the update."""
         config, nats = self.config, 0.0
         total = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
         for micro_batch in range(config.micro_batches):
-            x, y = (half.to(self.device) for half in self.batches.tokens(self.version, micro_batch))
+            x, y = (half.to(self.device) for half in self.batches.get_batch(self.version, micro_batch))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = self.objective(x, y)
             found = torch.autograd.grad(loss / x.numel(), list(self.parameters.values()), allow_unused=True)
@@ -42,7 +42,7 @@ class Reference:
                 if gradient is not None:
                     mine.add_(gradient)
             nats += float(loss.detach())
-        targets = self.batches.count(self.version)
+        targets = self.batches.count_targets(self.version)
         means = [mine.detach().mul_(1 / config.micro_batches) for mine in total]
         scale = config.clip_scale(sum(squared_norm(mean) for mean in means))
         self.optimizer.step(means, config.rate(self.version), self.version + 1, scale)
@@ -50,8 +50,8 @@ class Reference:
         return nats / targets
 
 
-def losses(config: SwarmConfig, batches: Batches, steps: int | None = None) -> Iterator[float]:
+def iter_losses(config: SwarmConfig, batches: Batches, steps: int | None = None) -> Iterator[float]:
     """Yield the loss of each step, the first one before any update."""
-    reference = Reference(config, batches)
+    reference = SingleProcessRun(config, batches)
     for _ in range(config.steps if steps is None else steps):
-        yield reference.step()
+        yield reference.run_step()

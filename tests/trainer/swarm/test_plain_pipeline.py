@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import plain_pipeline
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
-from trainer.swarm import pipeline, reference
+from trainer.swarm import single_process
 from trainer.swarm.data import Batches
 
 
@@ -19,13 +20,15 @@ def test_its_losses_are_the_references(
     dataset = Dataset.open(dataset_folder)
     config = tiny(dataset)
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    assert pipeline.main([str(tmp_path / "config.json"), str(dataset_folder), "--steps", "4"]) == 0
+    assert plain_pipeline.main([str(tmp_path / "config.json"), str(dataset_folder), "--steps", "4"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["losses"] == pytest.approx(list(reference.losses(config, Batches(dataset, config), 4)), abs=1e-6)
+    assert found["losses"] == pytest.approx(
+        list(single_process.iter_losses(config, Batches(dataset, config), 4)), abs=1e-6
+    )
     assert len(found["seconds"]) == 4
 
 
 def test_a_wrong_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert pipeline.main([str(tmp_path / "config.json"), str(tmp_path)]) == 2
+    assert plain_pipeline.main([str(tmp_path / "config.json"), str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

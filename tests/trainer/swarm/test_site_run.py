@@ -12,9 +12,9 @@ import pytest
 from trainer import protocol
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.credentials import FRESH, Door, credential
-from trainer.swarm.lead import config_of
-from trainer.swarm.told import Told
+from trainer.swarm.credentials import LABEL_SECONDS, Admission, make_credential
+from trainer.swarm.metrics_reporter import MetricsReporter
+from trainer.swarm.site_run import config_from_order
 from trainer.training.metrics import MetricsWriter
 
 SECRET = "s" * 40
@@ -43,30 +43,30 @@ def order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
 
 
 def test_a_label_comes_in_with_its_own_credential_and_with_no_other() -> None:
-    door = Door(SECRET)
-    assert door.admits(PEER, "seat-1", credential(SECRET, "seat-1"), 0.0)
-    assert not door.admits(PEER, "seat-2", credential(SECRET, "seat-1"), 0.0)
-    assert not door.admits(PEER, "seat-1", credential("t" * 40, "seat-1"), 0.0)
-    assert not door.admits(PEER, "", credential(SECRET, ""), 0.0)
-    assert not door.admits(PEER, "seat-1", "ü", 0.0)
+    admission = Admission(SECRET)
+    assert admission.admit(PEER, "seat-1", make_credential(SECRET, "seat-1"), 0.0)
+    assert not admission.admit(PEER, "seat-2", make_credential(SECRET, "seat-1"), 0.0)
+    assert not admission.admit(PEER, "seat-1", make_credential("t" * 40, "seat-1"), 0.0)
+    assert not admission.admit(PEER, "", make_credential(SECRET, ""), 0.0)
+    assert not admission.admit(PEER, "seat-1", "ü", 0.0)
 
 
 def test_a_credential_given_away_lets_in_one_machine_at_a_time() -> None:
-    door = Door(SECRET)
-    shown = credential(SECRET, "seat-1")
-    assert door.admits("one", "seat-1", shown, 0.0)
-    assert not door.admits("two", "seat-1", shown, FRESH / 2)
-    assert door.admits("one", "seat-1", shown, FRESH / 2)
-    assert door.admits("two", "seat-1", shown, 2 * FRESH)
+    admission = Admission(SECRET)
+    credential = make_credential(SECRET, "seat-1")
+    assert admission.admit("one", "seat-1", credential, 0.0)
+    assert not admission.admit("two", "seat-1", credential, LABEL_SECONDS / 2)
+    assert admission.admit("one", "seat-1", credential, LABEL_SECONDS / 2)
+    assert admission.admit("two", "seat-1", credential, 2 * LABEL_SECONDS)
 
 
 def test_an_order_becomes_what_all_peers_agree_on(dataset: Dataset) -> None:
-    config = config_of(order(CONFIG), dataset)
+    config = config_from_order(order(CONFIG), dataset)
     assert (config.arch, config.stages, config.steps, config.seed) == ("gpt", 2, 20, 3)
     assert (config.micro_batch, config.micro_batches, config.sequence_length) == (2, 4, 16)
     assert (config.model["width"], config.model["vocabulary_size"]) == (32, dataset.tokenizer.vocabulary_size)
     assert config.checkpoint_every == 2
-    assert config == config_of(order(CONFIG), dataset)
+    assert config == config_from_order(order(CONFIG), dataset)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_what_cannot_be_run_as_a_swarm_is_refused_with_its_name(
     dataset: Dataset, change: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        config_of(order(CONFIG | change), dataset)
+        config_from_order(order(CONFIG | change), dataset)
 
 
 def test_the_journal_becomes_rows_for_the_site(dataset: Dataset, tmp_path: Path) -> None:
-    config: SwarmConfig = config_of(order(CONFIG), dataset)
+    config: SwarmConfig = config_from_order(order(CONFIG), dataset)
     transport: Any = SimpleNamespace(bytes_in=5, bytes_out=6, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
-        told = Told(config, metrics, transport, 100.0)
-        told.address()
-        told.line({"kind": "run", "time": 1.0, "config": {}})
-        told.line({"kind": "join", "time": 2.0, "peer": PEER, "label": "seat-9", "stage": 1, "step": 0})
+        reporter = MetricsReporter(config, metrics, transport, 100.0)
+        reporter.report_address()
+        reporter.report({"kind": "run", "time": 1.0, "config": {}})
+        reporter.report({"kind": "join", "time": 2.0, "peer": PEER, "label": "seat-9", "stage": 1, "step": 0})
         commit = {"kind": "commit", "time": 3.0, "step": 0, "loss": 5.5, "factor": 0.5, "norm": 1.5}
-        told.line(commit | {"cover": {"0": {PEER: [0, 1, 3]}, "1": {PEER: [0, 1, 2, 3]}}})
-        told.line({"kind": "rollback", "time": 4.0, "to": 0, "from": 1, "lost": [1]})
-        told.line({"kind": "leave", "time": 5.0, "peer": PEER, "stage": 1, "why": "w" * 900})
+        reporter.report(commit | {"cover": {"0": {PEER: [0, 1, 3]}, "1": {PEER: [0, 1, 2, 3]}}})
+        reporter.report({"kind": "rollback", "time": 4.0, "to": 0, "from": 1, "lost": [1]})
+        reporter.report({"kind": "leave", "time": 5.0, "peer": PEER, "stage": 1, "why": "w" * 900})
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("what", row["kind"]) for row in rows] == ["address", "join", "train", "step", "rollback", "leave"]
     assert rows[1]["label"] == "seat-9"

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from trainer.protocol import Message
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import Frame, Malformed
+from trainer.swarm.frames import MalformedFrameError, RpcFrame
 
-Name = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]
+PeerName = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]
 """A peer's name: base58, the hash of its key."""
 Address = Annotated[str, Field(max_length=300, pattern=r"^/[\x21-\x7e]+$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -38,12 +38,12 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Peer(Message):
-    name: Name
+    name: PeerName
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     """None for a machine that nobody can dial."""
 
 
-class Done(Message):
+class Acknowledgement(Message):
     """Nothing more to say."""
 
 
@@ -97,14 +97,14 @@ class Loaded(Message):
     """Micro-batches that its memory can hold at once."""
 
 
-class Aside(Message):
+class ReplayTarget(Message):
     """Who keeps a replayed gradient to itself, and for which comparison."""
 
-    peer: Name
+    peer: PeerName
     number: Number
 
 
-class Run(Message):
+class RunRequest(Message):
     """Tensors: tokens `[B, T]`; with `targets` those `[B, T]`; behind stage 0 the hidden state `[B, T, width]`."""
 
     step: Number
@@ -115,14 +115,14 @@ class Run(Message):
     """Stages whose gradients are missing; the others compute without adding."""
     patience: float = Field(gt=0, le=86_400)
     """Seconds for each stage on the way."""
-    aside: Aside | None = None
+    aside: ReplayTarget | None = None
     """A replay: nobody adds anything, and this peer, which must be on the way, keeps its gradients aside."""
 
 
-class Ran(Message):
+class RunResult(Message):
     """Tensors: the gradient of the hidden state that came in, none from stage 0; or what the mode asks for."""
 
-    path: tuple[Name, ...]
+    path: tuple[PeerName, ...]
     """Who computed, this stage first."""
     nats: float = 0.0
     """Sum over the micro-batch's targets; not finite where the model is not."""
@@ -131,19 +131,19 @@ class Ran(Message):
     """Seconds spent waiting for the stages behind."""
 
 
-class Ask(Message):
+class StepRequest(Message):
     attempt: Number
     step: Number
 
 
-class Drop(Ask):
+class DropStep(StepRequest):
     """Forget this step's gradients."""
 
     doubted: bool = False
     """The sum was wrong: have gradients from further down confirmed for a while."""
 
 
-class Held(Message):
+class HeldMicroBatch(Message):
     micro_batch: Number
     nats: float = 0.0
     """The last stage knows it; 0 at others."""
@@ -153,23 +153,23 @@ class Held(Message):
 class Blame(Message):
     """A peer of a neighbouring stage that sent what no sound one would."""
 
-    peer: Name
+    peer: PeerName
     why: str = Field(max_length=200)
 
 
 class Ledger(Message):
-    held: tuple[Held, ...]
+    held: tuple[HeldMicroBatch, ...]
     blamed: Annotated[tuple[Blame, ...], Field(max_length=256)] = ()
     throughput: Share | None = None
     """Tokens a second of its lane, by its own count."""
 
 
-class AskWhere(Message):
+class PositionRequest(Message):
     digest: bool = False
     """Whether the answer should have one: that looks at every byte."""
 
 
-class Where(Message):
+class Position(Message):
     stage: int | None
     step: Number
     promised: Number | None
@@ -183,7 +183,7 @@ class Prepare(Message):
     step: Number
     held: tuple[Number, ...]
     """What its ledger must be, sorted."""
-    peers: tuple[Name, ...]
+    peers: tuple[PeerName, ...]
     """All peers of its stage, itself too, sorted: sums are added up in this order."""
     patience: float = Field(gt=0, le=86_400)
 
@@ -193,21 +193,21 @@ class Vote(Message):
     """Of the summed gradient and the weights it will change."""
     squared_norm: float
     """Of the mean gradient of this stage; not finite where that is not."""
-    norms: Annotated[tuple[tuple[Name, float], ...], Field(max_length=4096)] = ()
+    norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
     """The squared norm of what it read of each peer's sum, its own too."""
 
 
-class Replayed(Message):
+class CompareReplay(Message):
     """Compare what you keep aside with this peer's sum. Asked while that holds still."""
 
     attempt: Number
     step: Number
-    peer: Name
+    peer: PeerName
     number: Number
     patience: float = Field(gt=0, le=86_400)
 
 
-class Distance(Message):
+class ReplayDistance(Message):
     of: float
     """||theirs - mine|| / ||mine||; not finite where one of them is not."""
     finite: bool
@@ -227,7 +227,7 @@ class Committed(Message):
     """The version it is at now."""
 
 
-class Part(Message):
+class SumPart(Message):
     attempt: Number
     step: Number
     start: Number
@@ -236,33 +236,33 @@ class Part(Message):
     patience: float = Field(gt=0, le=86_400)
 
 
-class StateOf(Message):
+class StateRequest(Message):
     stage: int = Field(ge=0, lt=64)
     step: Number
 
 
-class Named(Message):
+class StateTensor(Message):
     """One tensor of a state."""
 
     name: str = Field(max_length=300)
 
 
-class Bye(Message):
+class Shutdown(Message):
     why: str = Field(default="", max_length=300)
 
 
 M = TypeVar("M", bound=Message)
 
 
-def read(kind: type[M], frame: Frame) -> M:
+def parse_message(kind: type[M], frame: RpcFrame) -> M:
     """Return a frame's body as this message; raise Malformed for anything else."""
     try:
         return kind.model_validate_json(json.dumps(frame.body))  # as JSON: tuples may come as lists, and nothing else
     except ValidationError as error:
         first = error.errors()[0]
-        raise Malformed(f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise MalformedFrameError(f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def written(message: Message, *tensors: Tensor) -> Frame:
+def to_frame(message: Message, *tensors: Tensor) -> RpcFrame:
     """Return a message as a frame."""
-    return Frame(message.model_dump(mode="json"), tensors)
+    return RpcFrame(message.model_dump(mode="json"), tensors)

@@ -1,6 +1,6 @@
 """What a swarm is compared with: a plain pipeline over torch.distributed, one process a stage, filled and drained.
 
-    python -m trainer.swarm.pipeline CONFIG.json DATASET [--steps N]
+    python -m tests.support.plain_pipeline CONFIG.json DATASET [--steps N]
 
 All micro-batches go down, then all gradients come up (GPipe, arXiv 1811.06965, figure 2c). No process may come, go or
 be late: whoever is lost takes the run along. Prints the losses and the seconds of its steps as one line of JSON.
@@ -27,7 +27,7 @@ from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.stage import Passage, Stage, squared_norm
+from trainer.swarm.stage import ForwardRecord, Stage, squared_norm
 
 PATIENCE = timedelta(minutes=10)
 """A process that is waited for longer is gone, and the run with it."""
@@ -48,38 +48,38 @@ def train(stage: Stage, batches: Batches, steps: int) -> tuple[list[float], list
 
 def train_step(stage: Stage, batches: Batches, step: int) -> float:
     config = stage.config
-    passages, nats = fill(stage, batches, step)
-    drain(stage, passages)
-    mean = stage.total * (1 / config.micro_batches)
+    records, nats = fill(stage, batches, step)
+    drain(stage, records)
+    mean = stage.gradient_sum * (1 / config.micro_batches)
     shared = torch.tensor([squared_norm(mean), nats], dtype=torch.float64)
     dist.all_reduce(shared)  # of all stages: the squared norms, and the last one's nats
     stage.apply(mean, config.rate(step), config.clip_scale(float(shared[0])))
-    return float(shared[1]) / batches.count(step)
+    return float(shared[1]) / batches.count_targets(step)
 
 
-def fill(stage: Stage, batches: Batches, step: int) -> tuple[list[Passage], float]:
+def fill(stage: Stage, batches: Batches, step: int) -> tuple[list[ForwardRecord], float]:
     """Let all micro-batches pass; return them and their nats, 0 but at the last stage."""
-    passages, sent, nats = [], [], 0.0
+    records, sent, nats = [], [], 0.0
     for micro_batch in range(stage.config.micro_batches):
-        tokens, targets = batches.tokens(step, micro_batch)
-        hidden = None if stage.first else received(tokens, stage.input_width, stage.index - 1)
-        passage = stage.forward(tokens, hidden, targets if stage.last else None)
-        passages.append(passage)
-        if stage.last:
-            nats += passage.nats
+        tokens, targets = batches.get_batch(step, micro_batch)
+        hidden = None if stage.is_first else received(tokens, stage.input_width, stage.index - 1)
+        record = stage.forward(tokens, hidden, targets if stage.is_last else None)
+        records.append(record)
+        if stage.is_last:
+            nats += record.nats
         else:
-            sent.append(dist.isend(passage.output.float().cpu().contiguous(), stage.index + 1))
+            sent.append(dist.isend(record.output.float().cpu().contiguous(), stage.index + 1))
     for sending in sent:
         sending.wait()
-    return passages, nats
+    return records, nats
 
 
-def drain(stage: Stage, passages: list[Passage]) -> None:
+def drain(stage: Stage, records: list[ForwardRecord]) -> None:
     """Take all gradients back up, the oldest first, so that sums are those of the reference."""
     sent = []
-    for passage in passages:
-        gradient = None if stage.last else received(passage.tokens, stage.output_width, stage.index + 1)
-        upwards, mine = stage.backward(passage, gradient)
+    for record in records:
+        gradient = None if stage.is_last else received(record.tokens, stage.output_width, stage.index + 1)
+        upwards, mine = stage.backward(record, gradient)
         stage.add(mine)
         if upwards is not None:
             sent.append(dist.isend(upwards.float().cpu().contiguous(), stage.index - 1))
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = SwarmConfig.model_validate_json(options.config.read_bytes())
         batches = Batches(Dataset.open(options.dataset), config)
     except (OSError, ValidationError, ValueError) as error:
-        sys.stderr.write(f"trainer.swarm.pipeline: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"tests.support.plain_pipeline: {' '.join(str(error).split())}\n")
         return 2
     steps = options.steps or config.steps
     if options.rank is not None:
@@ -137,11 +137,11 @@ def take_part(
 
 def command_of(options: argparse.Namespace, rank: int, meeting: Path) -> list[str]:
     own = ("--rank", str(rank), "--meeting", str(meeting), "--steps", str(options.steps))
-    return [sys.executable, "-m", "trainer.swarm.pipeline", str(options.config), str(options.dataset), *own]
+    return [sys.executable, "-m", "tests.support.plain_pipeline", str(options.config), str(options.dataset), *own]
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="trainer.swarm.pipeline", description="Train in a plain pipeline, one process a stage.")
+    parser = Parser(prog="tests.support.plain_pipeline", description="Train in a plain pipeline, one process a stage.")
     parser.add_argument("config", type=Path, help="a swarm run's configuration, JSON")
     parser.add_argument("dataset", type=Path, help="folder of a prepared dataset")
     parser.add_argument("--steps", type=int, default=0, help="only so many")

@@ -1,4 +1,4 @@
-"""Cutting litgpt's GPT, whose blocks pass on the residual stream and nothing else. Positions are each stage's own."""
+"""Partition of litgpt's GPT: stages send the residual stream only and compute rotary positions themselves."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.litgpt import Config, Model
-from trainer.swarm.cuts.base import CutError
+from trainer.swarm.partitions.base import PartitionError
 
-Held = Sequence[tuple[nn.Module, str]]
+Parts = Sequence[tuple[nn.Module, str]]
 
 
 def check(model: Model) -> None:
     if model.head.weight is model.gpt.transformer.wte.weight:
-        raise CutError("a tied head is the embedding, which is at the other end")
+        raise PartitionError("the head is tied to the embedding, which belongs to another stage")
 
 
-def blocks(model: Model) -> nn.ModuleList:
+def get_blocks(model: Model) -> nn.ModuleList:
     return model.gpt.transformer.h
 
 
-def ends(model: Model) -> tuple[Held, Held]:
+def get_end_parts(model: Model) -> tuple[Parts, Parts]:
     return [(model.gpt.transformer, "wte")], [(model.gpt.transformer, "ln_f"), (model, "head")]
 
 
-def streams(config: Config, done: int) -> int:
+def count_streams(config: Config, done: int) -> int:
     return 1
 
 
-def embed(model: Model, tokens: Tensor) -> Tensor:
+def embed_tokens(model: Model, tokens: Tensor) -> Tensor:
     x = model.gpt.transformer.wte(tokens)
     return x * torch.tensor(model.gpt.config.n_embd**0.5, dtype=x.dtype) if model.gpt.config.scale_embeddings else x
 
 
-def through(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+def run_blocks(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
     cosine, sine = (table[: hidden.size(1)].unsqueeze(0) for table in (model.gpt.cos, model.gpt.sin))
     chosen = model.gpt.config.rope_indices
     for number in range(start, stop):
@@ -44,5 +44,5 @@ def through(model: Model, tokens: Tensor, hidden: Tensor, start: int, stop: int)
     return hidden
 
 
-def finish(model: Model, hidden: Tensor) -> Tensor:
+def normalize_output(model: Model, hidden: Tensor) -> Tensor:
     return model.gpt.transformer.ln_f(hidden)

@@ -10,13 +10,13 @@ import torch
 from tests.support.swarm_chain import tiny
 from trainer.data.dataset import Dataset
 from trainer.swarm import checkpoint
+from trainer.swarm.comparison import has_equal_hashes, has_exact_cover
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.journal import losses
-from trainer.swarm.local import exact_cover, hashes_equal
-from trainer.swarm.reference import Reference
+from trainer.swarm.journal import get_losses
+from trainer.swarm.local_swarm import LocalSwarm
+from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import Stage
-from trainer.swarm.world import World
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
@@ -25,11 +25,11 @@ STEPS = 24
 
 def dev_loss(config: SwarmConfig, dataset: Dataset, stages: list[Stage]) -> float:
     nats, targets = 0.0, 0
-    for x, y in Batches(dataset, config).dev(64):
+    for x, y in Batches(dataset, config).iter_dev(64):
         hidden = None
         for stage in stages[:-1]:
             hidden = stage.forward(x, hidden, learn=False).output
-        nats += float(stages[-1].nats(x, hidden, y).double().sum())
+        nats += float(stages[-1].compute_nats(x, hidden, y).double().sum())
         targets += int((y >= 0).sum())
     return nats / targets
 
@@ -38,14 +38,14 @@ def trained(config: SwarmConfig, folder: Path) -> list[Stage]:
     """Return the stages as they are in the last checkpoint."""
     stages = [Stage(config, index) for index in range(config.stages)]
     for stage in stages:
-        stage.load(checkpoint.read_stage(folder, config, stage.index, config.steps), config.steps)
+        stage.load(checkpoint.load_stage(folder, config, stage.index, config.steps), config.steps)
     return stages
 
 
 def alone(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
     """Return the last loss of one process in fp32, and its weights as stages."""
-    reference = Reference(config, Batches(dataset, config))
-    last = [reference.step() for _ in range(config.steps)][-1]
+    reference = SingleProcessRun(config, Batches(dataset, config))
+    last = [reference.run_step() for _ in range(config.steps)][-1]
     stages = [Stage(config, index) for index in range(config.stages)]
     with torch.no_grad():
         for stage in stages:
@@ -59,12 +59,12 @@ def test_two_bytes_a_number_leave_the_loss_within_one_percent(wire: str, dataset
     dataset = Dataset.open(dataset_folder)
     settings = {"steps": STEPS, "learning_rate": 3e-3, "checkpoint_every": STEPS, "audit": 0.2}
     config = tiny(dataset, wire=wire, sums="bf16", **settings)
-    with World(config, dataset_folder, [0, 1, 0, 1], patience=10, out=tmp_path / "run") as world:
-        lines = world.run(250)
-    assert exact_cover(lines, config)
-    assert hashes_equal(lines)
+    with LocalSwarm(config, dataset_folder, [0, 1, 0, 1], timeout=10, out=tmp_path / "run") as swarm:
+        lines = swarm.run(250)
+    assert has_exact_cover(lines, config)
+    assert has_equal_hashes(lines)
     assert not [line for line in lines if line["kind"] == "ban"]
     last, stages = alone(config, dataset)
-    assert losses(lines)[-1] == pytest.approx(last, rel=0.01)
+    assert get_losses(lines)[-1] == pytest.approx(last, rel=0.01)
     theirs, ours = dev_loss(config, dataset, trained(config, tmp_path / "run")), dev_loss(config, dataset, stages)
     assert theirs == pytest.approx(ours, rel=0.01)

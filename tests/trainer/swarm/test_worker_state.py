@@ -1,0 +1,138 @@
+"""A worker's part of a step, without a network: accumulation, refusals, freezing, votes and updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.swarm_chain import tiny
+from trainer.data.dataset import Dataset
+from trainer.swarm.data import Batches
+from trainer.swarm.frames import CallRefusedError
+from trainer.swarm.messages import Commit, PositionRequest, Prepare, RunRequest, StepRequest
+from trainer.swarm.worker_state import WorkerState
+
+
+@pytest.fixture
+def batches(dataset_folder: Path) -> Batches:
+    dataset = Dataset.open(dataset_folder)
+    return Batches(dataset, tiny(dataset, stages=1))
+
+
+@pytest.fixture
+def state(batches: Batches) -> WorkerState:
+    state = WorkerState(batches.config)
+    state.load_stage(1, 0, 0, None)
+    return state
+
+
+def learn(state: WorkerState, batches: Batches, micro_batch: int, step: int = 0, need: tuple[int, ...] = (0,)) -> None:
+    ask = RunRequest(step=step, micro_batch=micro_batch, need=need, patience=1)
+    tokens, targets = batches.get_batch(step, micro_batch)
+    state.run_backward(ask, state.run_forward(ask, tokens, None, targets), None)
+
+
+def freeze(state: WorkerState, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
+    ask = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), patience=1)
+    state.freeze(ask)
+    state.hash_weights(ask)
+    return ask
+
+
+def code(error: pytest.ExceptionInfo[CallRefusedError]) -> str:
+    return error.value.code
+
+
+def test_gradient_is_accumulated_once_and_only_if_needed(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    once = state.stage.gradient_sum.clone()
+    learn(state, batches, 0)
+    learn(state, batches, 1, need=())
+    assert torch.equal(state.stage.gradient_sum, once)
+    ledger = state.read_ledger(StepRequest(attempt=1, step=0))
+    assert [held.micro_batch for held in ledger.held] == [0]
+    assert ledger.held[0].targets == 32
+    assert ledger.throughput > 0
+
+
+def test_backward_of_another_step_is_refused(state: WorkerState, batches: Batches) -> None:
+    with pytest.raises(CallRefusedError) as error:
+        learn(state, batches, 0, step=1)
+    assert code(error) == "stale"
+
+
+def test_frozen_worker_refuses_gradients_until_unfrozen(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    freeze(state, (0,))
+    before = state.stage.gradient_sum.clone()
+    with pytest.raises(CallRefusedError) as error:
+        learn(state, batches, 1)
+    assert code(error) == "frozen"
+    assert torch.equal(state.stage.gradient_sum, before)
+    state.read_ledger(StepRequest(attempt=3, step=0))
+    learn(state, batches, 1)
+    assert sorted(state.held) == [0, 1]
+
+
+def test_freeze_with_another_ledger_is_refused(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    with pytest.raises(CallRefusedError) as error:
+        freeze(state, (0, 1))
+    assert code(error) == "mismatch"
+    assert state.frozen_attempt is None
+
+
+def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    ask = freeze(state, (0,))
+    vote = state.vote(ask, state.snapshot * 0.5)
+    assert vote.squared_norm > 0
+    order = Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0)
+    assert state.commit(order).step == 1
+    digest = state.get_position(PositionRequest(digest=True)).digest
+    assert state.commit(order).step == 1
+    assert state.get_position(PositionRequest(digest=True)).digest == digest
+    assert not state.held
+    assert not state.stage.gradient_sum.any()
+
+
+def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    ask = freeze(state, (0,))
+    with pytest.raises(CallRefusedError):
+        state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
+    state.vote(ask, state.snapshot * 0.5)
+    state.read_ledger(StepRequest(attempt=3, step=0))
+    with pytest.raises(CallRefusedError):
+        state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
+    assert state.stage.version == 0
+
+
+def test_vote_after_newer_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    ask = freeze(state, (0,))
+    state.drop_step(StepRequest(attempt=3, step=0))
+    with pytest.raises(CallRefusedError):
+        state.vote(ask, torch.zeros_like(state.stage.gradient_sum))
+    assert not state.held
+    assert not state.stage.gradient_sum.any()
+
+
+def test_older_attempt_changes_nothing(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    state.read_ledger(StepRequest(attempt=9, step=0))
+    with pytest.raises(CallRefusedError) as error:
+        state.drop_step(StepRequest(attempt=8, step=0))
+    assert code(error) == "stale"
+    assert sorted(state.held) == [0]
+
+
+def test_loaded_state_gives_the_same_position(state: WorkerState, batches: Batches) -> None:
+    learn(state, batches, 0)
+    state.vote(freeze(state, (0,)), state.snapshot * 0.5)
+    state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
+    newcomer = WorkerState(batches.config)
+    newcomer.load_stage(5, 0, 1, state.copy_state(0, 1))
+    assert newcomer.get_position(PositionRequest(digest=True)) == state.get_position(PositionRequest(digest=True))

@@ -1,0 +1,107 @@
+"""Comparison of a local swarm, with faults, to one process that does the same work without any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.data.dataset import Dataset
+from trainer.swarm import single_process
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.data import Batches
+from trainer.swarm.fault_plans import FAULT_PLANS, SwarmSize
+from trainer.swarm.journal import JournalLine, get_losses
+from trainer.swarm.local_swarm import LocalSwarm
+
+LOSS_TOLERANCE = 1e-4
+"""Largest accepted difference of a loss, in nats."""
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    max_abs_loss_difference: float
+    steps: int
+    kills: int
+    exact_cover: bool
+    hashes_equal: bool
+    leftovers: tuple[str, ...] = ()
+    """Processes that should have ended."""
+    has_happened: bool = True
+    """Whether the planned faults happened."""
+
+    def is_passed(self, steps: int) -> bool:
+        is_complete = self.steps == steps and self.exact_cover and self.hashes_equal and not self.leftovers
+        return is_complete and self.has_happened and self.max_abs_loss_difference < LOSS_TOLERANCE
+
+
+def has_exact_cover(lines: Sequence[JournalLine], config: SwarmConfig) -> bool:
+    """Return whether every commit held each micro-batch exactly once at each stage."""
+    expected = list(range(config.micro_batches))
+    return all(
+        sorted(number for held in line["cover"][str(stage)].values() for number in held) == expected
+        for line in lines
+        if line["kind"] == "commit"
+        for stage in range(config.stages)
+    )
+
+
+def has_equal_hashes(lines: Sequence[JournalLine]) -> bool:
+    """Return whether all replicas of a stage had the same weights and gradient at each version and at the end."""
+    digests = [line["votes"] for line in lines if line["kind"] == "commit"]
+    digests += [line["digests"] for line in lines if line["kind"] == "end"]
+    return bool(digests) and all(len(set(peers.values())) == 1 for stages in digests for peers in stages.values())
+
+
+def compute_max_difference(losses: Sequence[float], config: SwarmConfig, dataset: Path) -> float:
+    """Return the largest difference between a loss and that of the same step in one process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # like the swarm's processes: small models are slower with more
+    try:
+        expected = single_process.iter_losses(config, Batches(Dataset.open(dataset), config), len(losses))
+        return max((abs(loss - other) for loss, other in zip(losses, expected, strict=True)), default=float("inf"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare_with_single_process(
+    config: SwarmConfig,
+    dataset: Path,
+    workers: int,
+    chaos: str,
+    timeout: float = 3.0,
+    seconds: float = 600,
+    out: Path | None = None,
+    **options: Any,
+) -> tuple[ComparisonResult, list[JournalLine]]:
+    """Run a swarm with the faults of a plan, and one process without any.
+
+    `options` are further fields of `LocalSwarm`. Raise `SwarmStuckError` if the swarm takes more than `seconds`.
+    """
+    plan = FAULT_PLANS[chaos](SwarmSize(config.stages, workers, config.steps, timeout, config.seed))
+    options = {
+        "faults": plan.workers,
+        "coordinator_faults": plan.coordinator,
+        "rebalance_seconds": plan.rebalance_seconds,
+        "required_members": plan.required_members,
+        "restart_killed": plan.replace_killed,
+        **options,
+    }
+    requested = plan.requested_stages or [stage for _ in range(workers) for stage in range(config.stages)]
+    with LocalSwarm(config, dataset, requested, timeout=timeout, out=out, **options) as swarm:
+        lines = swarm.run(seconds, plan.on_tick)
+        leftovers = tuple(swarm.find_leftovers())
+    losses = get_losses(lines)
+    result = ComparisonResult(
+        compute_max_difference(losses, config, dataset),
+        len(losses),
+        swarm.kills,
+        has_exact_cover(lines, config),
+        has_equal_hashes(lines),
+        leftovers,
+        plan.has_happened(lines),
+    )
+    return result, lines

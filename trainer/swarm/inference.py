@@ -1,0 +1,48 @@
+"""Evaluation and sampling with a swarm's model. Requests take the path of training steps, without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trainer.swarm import messages
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.data import Batches
+from trainer.swarm.stage_client import StageClient
+
+
+async def evaluate_dev(
+    client: StageClient, config: SwarmConfig, batches: Batches, step: int, timeout: float, rows: int = 32
+) -> tuple[float, int]:
+    """Return the loss on the first `rows` rows of dev, in nats per target, and the number of targets."""
+    nats, targets = 0.0, 0
+    for number, (x, y) in enumerate(batches.iter_dev(rows)):
+        request = messages.RunRequest(step=step, micro_batch=number, mode="nats", patience=timeout)
+        answer, _ = await client.call_stage(messages.to_frame(request, x, y), config.stages, timeout, x.numel())
+        nats, targets = nats + float(answer.tensors[0].double().sum()), targets + int((y >= 0).sum())
+    return nats / max(targets, 1), targets
+
+
+async def sample_tokens(
+    client: StageClient,
+    config: SwarmConfig,
+    step: int,
+    timeout: float,
+    tokens: Sequence[int],
+    count: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[int]:
+    """Return the prompt's tokens and `count` sampled ones; a temperature of 0 takes the likeliest."""
+    text, rng = list(tokens), torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        x = torch.tensor([text[-config.sequence_length :]])
+        request = messages.RunRequest(step=step, micro_batch=0, mode="logits", patience=timeout)
+        answer, _ = await client.call_stage(messages.to_frame(request, x), config.stages, timeout, x.numel())
+        logits = answer.tensors[0][0]
+        if temperature:
+            text.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng)))
+        else:
+            text.append(int(logits.argmax()))
+    return text

@@ -1,0 +1,143 @@
+"""A worker's client for the stage after its own, with verification of the gradients that come back.
+
+A gradient is verified if two peers compute the same one. That doubles the work, so it is done only until the usual size
+of gradients is known, and at random afterwards (`SwarmConfig.audit`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.swarm import messages, trust
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.frames import DTYPES, CallError, MalformedFrameError, RpcFrame
+from trainer.swarm.stage import ForwardRecord
+from trainer.swarm.stage_client import AnswerCheck, StageClient
+from trainer.swarm.transport import Transport, loop_time
+
+MAX_CONFIRMATIONS = 3
+"""Peers that compute one gradient: two, and a third if these disagree."""
+
+
+@dataclass(frozen=True)
+class StageQuery:
+    """A micro-batch on its way to the next stage."""
+
+    request: messages.RunRequest
+    tensors: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+    """Shape of the answer."""
+    dtype: torch.dtype
+    depth: int
+    """Number of stages from the next one on."""
+
+    def to_frame(self) -> RpcFrame:
+        return messages.to_frame(self.request, *self.tensors)
+
+    def to_replay_frame(self, peer: str) -> RpcFrame:
+        """Return a request for the same computation without any peer accumulating gradients."""
+        aside = messages.ReplayTarget(peer=peer, number=0)
+        return messages.to_frame(self.request.model_copy(update={"aside": aside}), *self.tensors)
+
+
+class NextStageClient:
+    def __init__(self, transport: Transport, config: SwarmConfig, stage: int) -> None:
+        self.peer, self.config, self.stage = transport.peer, config, stage
+        self.client = StageClient(transport)
+        self.gradient_norms = trust.GradientNormTracker()
+        self.rng = random.SystemRandom()
+
+    async def run_micro_batch(
+        self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
+    ) -> tuple[Tensor, messages.RunResult]:
+        """Return the answer of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
+        query = self.build_query(request, record, targets)
+        pinned, cost = None if request.aside is None else request.aside.peer, record.tokens.numel()
+        started, check = loop_time(), self.build_check(query)
+        answer, result = await self.client.call_stage(
+            query.to_frame(), query.depth, request.patience, cost, check, pinned
+        )
+        (tensor,) = answer.tensors
+        if request.mode == "learn":
+            is_confirmed = True
+            is_audited = request.aside is None and self.rng.random() < self.config.audit
+            if not self.gradient_norms.is_ready or is_audited:
+                left = started + request.patience * (query.depth + 0.5) - loop_time()
+                tensor, is_confirmed = await self.confirm_gradient(query, result.path[0], tensor, left)
+            if is_confirmed:
+                self.gradient_norms.observe(tensor)
+        return tensor, result.model_copy(update={"below": loop_time() - started})
+
+    def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
+        tokens, dtype = record.tokens, DTYPES[self.config.wire]
+        inputs = (tokens,) if targets is None else (tokens, targets)
+        shape = {
+            "learn": tuple(record.output.shape),
+            "nats": tuple(tokens.shape),
+            "logits": (len(tokens), int(self.config.model["vocabulary_size"])),
+        }[request.mode]
+        return StageQuery(
+            request=request,
+            tensors=(*inputs, record.output.to(dtype)),
+            shape=shape,
+            dtype=dtype if request.mode == "learn" else torch.float32,
+            depth=self.config.stages - self.stage - 1,
+        )
+
+    def build_check(self, query: StageQuery) -> AnswerCheck:
+        """Return the check of answers: shape and dtype, finite numbers, and the usual size of gradients."""
+
+        def check(_: str, answer: RpcFrame) -> str:
+            tensor = get_single_tensor(answer, query.shape, query.dtype)
+            outlier = self.gradient_norms.describe_outlier if query.request.mode == "learn" else lambda _: ""
+            return describe_non_finite(tensor) or outlier(tensor)
+
+        return check
+
+    async def confirm_gradient(
+        self, query: StageQuery, author: str, gradient: Tensor, seconds: float
+    ) -> tuple[Tensor, bool]:
+        """Return the gradient that two peers compute, or two of three if two disagree, and True. Blame the others.
+
+        If too few peers answer within `seconds`, return the likeliest one (`trust.majority_vote`) and False. Without
+        other peers, return the gradient as it came and True. A peer that depends on further stages may be wrong by
+        their fault, so it is only banned for a while.
+        """
+        request, tolerance = (
+            query.to_replay_frame(self.peer),
+            trust.get_tolerance(self.config.precision, self.config.wire),
+        )
+        gradients, agreeing = {author: gradient}, [author]
+        deadline, others = loop_time() + seconds, self.client.list_other_peers(author)
+        for peer in others:
+            left = deadline - loop_time()
+            if len(agreeing) > 1 or len(gradients) == MAX_CONFIRMATIONS or left < seconds / MAX_CONFIRMATIONS:
+                break
+            with contextlib.suppress(CallError):
+                answer, _, reason = await self.client.call_peer(peer, request, left, self.build_check(query))
+                if not reason:
+                    (gradients[peer],) = answer.tensors
+                    agreeing = trust.majority_vote(gradients, tolerance)
+        if len(agreeing) > 1:
+            accuse = self.client.blame if query.depth == 1 else self.client.ban
+            for peer in gradients.keys() - set(agreeing):
+                accuse(peer, "its gradient differs from that of two others")
+        return gradients[agreeing[0]], len(agreeing) > 1 or not others
+
+
+def describe_non_finite(tensor: Tensor) -> str:
+    """Return "not finite" for a tensor with NaN or infinity, else an empty string."""
+    return "" if bool(torch.isfinite(tensor).all()) else "not finite"
+
+
+def get_single_tensor(answer: RpcFrame, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an answer's only tensor; raise `MalformedFrameError` if it does not have this shape and dtype."""
+    if len(answer.tensors) != 1 or answer.tensors[0].shape != torch.Size(shape) or answer.tensors[0].dtype != dtype:
+        raise MalformedFrameError(f"the answer is not one tensor of shape {list(shape)}")
+    return answer.tensors[0]

@@ -1,0 +1,74 @@
+"""The interface of a partition, and the assignment of blocks to stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from trainer.errors import UserError
+from trainer.models.base import LanguageModel
+
+
+class PartitionError(UserError):
+    """This architecture, or this size of it, cannot be partitioned as requested."""
+
+
+class Partition(Protocol):
+    """The functions of a partition module. They accept models that lack the parts of other stages.
+
+    Stages send one tensor `[B, T, width x streams]`: the residual stream, and whatever later blocks read besides it.
+    """
+
+    def check(self, model: LanguageModel) -> None:
+        """Raise `PartitionError` for a model that cannot be partitioned into any number of stages."""
+
+    def get_blocks(self, model: LanguageModel) -> nn.ModuleList:
+        """Return the blocks in order."""
+
+    def get_end_parts(
+        self, model: LanguageModel
+    ) -> tuple[Sequence[tuple[nn.Module, str]], Sequence[tuple[nn.Module, str]]]:
+        """Return the parts that only the first stage needs, and those that only the last needs, as (owner, name)."""
+
+    def count_streams(self, config: Any, done: int) -> int:
+        """Return the number of tensors `[B, T, width]` that leave block `done - 1`."""
+
+    def embed_tokens(self, model: LanguageModel, tokens: Tensor) -> Tensor:
+        """Return the input of the first block, `[B, T, width x streams]`."""
+
+    def run_blocks(self, model: LanguageModel, tokens: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return the output of block `stop - 1`, given the input of block `start`."""
+
+    def normalize_output(self, model: LanguageModel, hidden: Tensor) -> Tensor:
+        """Return the head's input `[B, T, width]`, given the output of the last block."""
+
+
+@lru_cache
+def balance_blocks(costs: tuple[int, ...], head: int, stages: int) -> tuple[range, ...]:
+    """Return each stage's blocks, such that the most expensive stage is as cheap as possible.
+
+    `costs` are the blocks' and `head` the head's, in one unit (matrix parameters). The embedding is a lookup and costs
+    nothing.
+    """
+    if not 1 <= stages <= len(costs):
+        raise PartitionError(f"{len(costs)} blocks cannot be partitioned into {stages} stages: each needs one")
+    return find_best_split(costs, head, 0, stages)[1]
+
+
+def find_best_split(costs: tuple[int, ...], head: int, start: int, stages: int) -> tuple[int, tuple[range, ...]]:
+    """Return the cost of the most expensive stage and the split of the blocks from `start` on."""
+    if stages == 1:
+        return sum(costs[start:]) + head, (range(start, len(costs)),)
+    best: tuple[int, tuple[range, ...]] | None = None
+    for stop in range(start + 1, len(costs) - stages + 2):
+        own = sum(costs[start:stop])
+        if best is not None and own >= best[0]:
+            break  # more blocks only make this stage more expensive
+        most, others = find_best_split(costs, head, stop, stages - 1)
+        if best is None or max(own, most) < best[0]:
+            best = max(own, most), (range(start, stop), *others)
+    assert best is not None
+    return best

@@ -1,0 +1,203 @@
+"""A site's swarm run: the coordinator with an order's configuration, metrics for the site, and an ordinary run folder.
+
+    python -m trainer.swarm.site_run --order ORDER.json --dataset DATASET --out RUN --listen 0.0.0.0:7000
+
+Complete versions of the stages become checkpoints, from which another machine can resume. Exit codes: 0 after the last
+step; 2 for an invalid configuration and 3 for a diverged model, both described in `failure.json`; 143 after a signal,
+when the state has been saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from trainer.accounting import flops
+from trainer.accounting.budget import Budget
+from trainer.checkpoint import store
+from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.store import MANIFEST, reference
+from trainer.data.dataset import Dataset
+from trainer.errors import UserError, to_one_line
+from trainer.models import load_architecture
+from trainer.protocol import Checkpoint, SwarmOrder, encode_message
+from trainer.swarm import checkpoint
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
+from trainer.swarm.coordinator_main import add_network_arguments, run_until_signal, start_transport
+from trainer.swarm.credentials import Admission
+from trainer.swarm.data import Batches
+from trainer.swarm.journal import JournalLine
+from trainer.swarm.messages import Hello
+from trainer.swarm.metrics_reporter import MetricsReporter, ReportingStageClient
+from trainer.swarm.partitions import get_partition
+from trainer.swarm.stage import build_model
+from trainer.swarm.transaction import DivergedError
+from trainer.swarm.transport import Transport
+from trainer.training.metrics import MetricsWriter, build_logger
+
+DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
+EVALUATIONS = 10
+"""Evaluations on dev, evenly over a run, the first before the first step."""
+CHECKPOINTS = 10
+
+
+def config_from_order(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
+    """Return the configuration of all peers; raise `UserError` for one that cannot run as a swarm."""
+    try:
+        return build_config(order, dataset)
+    except UserError:
+        raise
+    except ValueError as error:  # of the architecture's or the swarm's configuration
+        raise UserError(to_one_line(error)) from error
+
+
+def build_config(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
+    given = order.config
+    train, model, swarm = (dict(given.get(name) or {}) for name in ("train", "model", "swarm"))
+    get_partition(given["arch"])
+    budget = Budget.parse(given["budget"])
+    if budget.kind != "steps":
+        raise UserError(f"a swarm's budget is a number of steps, such as 2000steps, not {given['budget']}")
+    length = int(train.get("sequence_length", 256))
+    count = int(swarm.setdefault("micro_batches", 8))
+    swarm.setdefault("micro_batch", max(1, int(train.get("batch", 8 * count)) // count))
+    swarm.setdefault("checkpoint_every", max(1, int(budget.amount) // CHECKPOINTS))
+    vocabulary = dataset.tokenizer.vocabulary_size
+    shape = load_architecture(given["arch"]).Config.sized(int(model.pop("depth", 4)), vocabulary, length)
+    if unknown := sorted(model.keys() - {field.name for field in dataclasses.fields(shape)}):
+        raise UserError(f"{given['arch']} has no {', '.join(unknown)}")
+    shape = dataclasses.replace(shape, **model)
+    fields = {
+        "arch": given["arch"],
+        "model": json.loads(json.dumps(dataclasses.asdict(shape))),
+        "stages": order.stages,
+        "steps": int(budget.amount),
+        "seed": given["seed"],
+        "sequence_length": length,
+    }
+    return SwarmConfig.model_validate(swarm | fields)
+
+
+class SiteRun:
+    def __init__(self, order: SwarmOrder, out: Path, dataset: Dataset) -> None:
+        self.order, self.out, self.dataset = order, out, dataset
+        self.config = config_from_order(order, dataset)
+        row = torch.zeros(1, self.config.sequence_length, dtype=torch.int64)
+        self.flops_per_token = flops.count_flops(build_model(self.config), row).per_token
+
+    async def run(self, args: argparse.Namespace) -> int:
+        """Run the coordinator to its end; return the exit code."""
+        transport = await start_transport(args, serve_as_relay=True)
+        logger = build_logger(str(self.order.config.get("logger", "none")), self.out, f"run-{self.order.run}")
+        try:
+            with MetricsWriter(self.out / "metrics.jsonl", logger) as metrics:
+                reporter = MetricsReporter(self.config, metrics, transport, self.flops_per_token)
+                coordinator = self.build_coordinator(transport, reporter)
+                reporter.report_address()
+                await run_until_signal(coordinator)
+                return self.write_result(coordinator, reporter)
+        finally:
+            await transport.close()
+
+    def build_coordinator(self, transport: Transport, reporter: MetricsReporter) -> Coordinator:
+        admission = Admission(self.order.secret)
+
+        def admit(peer: str, hello: Hello) -> bool:
+            return admission.admit(peer, hello.label, hello.credential, time.monotonic())
+
+        def handle_line(line: JournalLine) -> None:
+            reporter.report(line)
+            if line["kind"] == "checkpoint":
+                self.publish_checkpoint(line["step"])
+
+        options = CoordinatorOptions(
+            timeout=self.order.patience,
+            peers=self.order.minimum * self.config.stages,
+            evaluation_interval=max(1, self.config.steps // EVALUATIONS),
+        )
+        return Coordinator(
+            self.out,
+            self.config,
+            Batches(self.dataset, self.config),
+            transport,
+            options,
+            first_stage=ReportingStageClient(transport, reporter),
+            admit=admit,
+            on_journal_line=handle_line,
+        )
+
+    def publish_checkpoint(self, version: int) -> None:
+        """Link a complete version into a checkpoint folder, from which another machine can resume. The last version is
+        assembled into one model instead."""
+        if not 0 < version < self.config.steps:
+            return
+        folder, source = store.path(self.out, version), checkpoint.version_folder(self.out, version)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(file for file in source.iterdir() if file.name.startswith("stage-"))
+        for file in files:
+            if not (folder / file.name).exists():
+                os.link(file, folder / file.name)
+        refs = tuple(reference(folder / file.name) for file in files)
+        manifest = json.loads(encode_message(Checkpoint(step=version, files=refs)))
+        atomic_write_json(folder / MANIFEST, manifest)
+
+    def write_result(self, coordinator: Coordinator, reporter: MetricsReporter) -> int:
+        """Assemble the model and write `result.json` if the run is complete; return the exit code."""
+        if coordinator.version < self.config.steps:
+            return STOPPED
+        checkpoint.assemble_run(self.out, self.config, self.dataset, coordinator.version, seconds=reporter.seconds)
+        usage = reporter.compute_usage(self.config.steps)
+        result = {
+            "step": self.config.steps,
+            "steps": self.config.steps,
+            "tokens": usage["tokens"],
+            "train_flops": usage["flops"],
+            "train_seconds": usage["seconds"],
+            "final_loss": reporter.dev_loss,
+        }
+        atomic_write_json(self.out / "result.json", result)
+        return DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    order = SwarmOrder.model_validate_json(args.order.read_bytes())
+    try:
+        return asyncio.run(SiteRun(order, args.folder, Dataset.open(args.dataset)).run(args))
+    except DivergedError as error:
+        return report_failure(args.folder, str(error), MODEL)
+    except UserError as error:
+        return report_failure(args.folder, str(error), CONFIGURATION)
+
+
+def report_failure(out: Path, reason: str, code: int) -> int:
+    atomic_write_json(out / "failure.json", {"cause": "model", "reason": reason})
+    print(reason, file=sys.stderr)  # noqa: T201
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.swarm.site_run", description="Coordinate a site's swarm run."
+    )
+    parser.add_argument("--order", required=True, type=Path, help="the site's order, JSON")
+    parser.add_argument("--dataset", required=True, type=Path, help="a prepared dataset")
+    parser.add_argument("--out", dest="folder", required=True, type=Path, help="the run's folder")
+    add_network_arguments(parser, "0.0.0.0:0")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
