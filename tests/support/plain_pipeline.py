@@ -1,9 +1,9 @@
-"""What a swarm is compared with: a plain pipeline over torch.distributed, one process a stage, filled and drained.
+"""A plain GPipe pipeline over torch.distributed, one process per stage, to compare a swarm with.
 
     python -m tests.support.plain_pipeline CONFIG.json DATASET [--steps N]
 
-All micro-batches go down, then all gradients come up (GPipe, arXiv 1811.06965, figure 2c). No process may come, go or
-be late: whoever is lost takes the run along. Prints the losses and the seconds of its steps as one line of JSON.
+All micro-batches run forward, then all run backward (arXiv 1811.06965, figure 2c). If one process dies the run ends.
+Prints the losses and the seconds of its steps as one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 
-from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.stage import ForwardRecord, Stage, squared_norm
 
-PATIENCE = timedelta(minutes=10)
-"""A process that is waited for longer is gone, and the run with it."""
+TIMEOUT = timedelta(minutes=10)
+"""Timeout of a wait for another process."""
 
 
 def train(stage: Stage, batches: Batches, steps: int) -> tuple[list[float], list[float]]:
-    """Take part in so many steps as the process of this stage; return each one's loss and seconds.
+    """Run the process of this stage for `steps` steps; return each step's loss and seconds.
 
     The default process group has one process a stage, in their order.
     """
@@ -58,11 +57,11 @@ def train_step(stage: Stage, batches: Batches, step: int) -> float:
 
 
 def fill(stage: Stage, batches: Batches, step: int) -> tuple[list[ForwardRecord], float]:
-    """Let all micro-batches pass; return them and their nats, 0 but at the last stage."""
+    """Run all forward passes; return their records and the sum of nats (0 before the last stage)."""
     records, sent, nats = [], [], 0.0
     for micro_batch in range(stage.config.micro_batches):
         tokens, targets = batches.get_batch(step, micro_batch)
-        hidden = None if stage.is_first else received(tokens, stage.input_width, stage.index - 1)
+        hidden = None if stage.is_first else receive_hidden(tokens, stage.input_width, stage.index - 1)
         record = stage.forward(tokens, hidden, targets if stage.is_last else None)
         records.append(record)
         if stage.is_last:
@@ -75,10 +74,10 @@ def fill(stage: Stage, batches: Batches, step: int) -> tuple[list[ForwardRecord]
 
 
 def drain(stage: Stage, records: list[ForwardRecord]) -> None:
-    """Take all gradients back up, the oldest first, so that sums are those of the reference."""
+    """Run all backward passes, the oldest first, as in a single process."""
     sent = []
     for record in records:
-        gradient = None if stage.is_last else received(record.tokens, stage.output_width, stage.index + 1)
+        gradient = None if stage.is_last else receive_hidden(record.tokens, stage.output_width, stage.index + 1)
         upwards, mine = stage.backward(record, gradient)
         stage.add(mine)
         if upwards is not None:
@@ -87,7 +86,7 @@ def drain(stage: Stage, records: list[ForwardRecord]) -> None:
         sending.wait()
 
 
-def received(tokens: Tensor, width: int, source: int) -> Tensor:
+def receive_hidden(tokens: Tensor, width: int, source: int) -> Tensor:
     """Wait for a tensor `[B, T, width]` from another stage."""
     found = torch.empty(*tokens.shape, width)
     dist.recv(found, source)
@@ -107,13 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     steps = options.steps or config.steps
     if options.rank is not None:
-        take_part(config, batches, options.rank, options.meeting, steps)
+        run_process(config, batches, options.rank, options.rendezvous, steps)
         return 0
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        meeting = Path(folder) / "meeting"
-        others = [subprocess.Popen(command_of(options, rank, meeting)) for rank in range(1, config.stages)]
+        rendezvous = Path(folder) / "rendezvous"
+        others = [subprocess.Popen(build_command(options, rank, rendezvous)) for rank in range(1, config.stages)]
         try:
-            losses, seconds = take_part(config, batches, 0, meeting, steps)
+            losses, seconds = run_process(config, batches, 0, rendezvous, steps)
             codes = [other.wait() for other in others]
         finally:
             for other in others:
@@ -123,30 +122,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return max(codes, default=0)
 
 
-def take_part(
-    config: SwarmConfig, batches: Batches, rank: int, meeting: Path, steps: int
+def run_process(
+    config: SwarmConfig, batches: Batches, rank: int, rendezvous: Path, steps: int
 ) -> tuple[list[float], list[float]]:
-    """Be one of the processes, which meet in a file."""
-    meet = {"init_method": f"file://{meeting}", "rank": rank, "world_size": config.stages}
-    dist.init_process_group("gloo", timeout=PATIENCE, **meet)
+    """Run one of the processes, which rendezvous through a file."""
+    meet = {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": config.stages}
+    dist.init_process_group("gloo", timeout=TIMEOUT, **meet)
     try:
         return train(Stage(config, rank), batches, steps)
     finally:
         dist.destroy_process_group()
 
 
-def command_of(options: argparse.Namespace, rank: int, meeting: Path) -> list[str]:
-    own = ("--rank", str(rank), "--meeting", str(meeting), "--steps", str(options.steps))
+def build_command(options: argparse.Namespace, rank: int, rendezvous: Path) -> list[str]:
+    own = ("--rank", str(rank), "--rendezvous", str(rendezvous), "--steps", str(options.steps))
     return [sys.executable, "-m", "tests.support.plain_pipeline", str(options.config), str(options.dataset), *own]
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="tests.support.plain_pipeline", description="Train in a plain pipeline, one process a stage.")
+    parser = argparse.ArgumentParser(
+        prog="tests.support.plain_pipeline", description="Train in a plain pipeline, one process a stage."
+    )
     parser.add_argument("config", type=Path, help="a swarm run's configuration, JSON")
     parser.add_argument("dataset", type=Path, help="folder of a prepared dataset")
     parser.add_argument("--steps", type=int, default=0, help="only so many")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--meeting", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 

@@ -1,11 +1,12 @@
-"""SWARM: one model trained by machines that come and go (Ryabinin et al., arXiv 2301.11913), exactly.
+"""SWARM parallelism: train one model with unreliable machines (Ryabinin et al., arXiv 2301.11913), exactly.
 
-The model is cut into stages, each held by a few equal peers. A micro-batch travels through any one peer of each stage,
-as a call within a call; what comes back up is the gradient. A step is a transaction: every (stage, micro-batch) is held
-exactly once when it is committed, whoever died in between, so the losses are those of one process that never failed.
+The model is partitioned into stages, and each stage has a few equal peers. A micro-batch visits any one peer of each
+stage through nested calls, whose answers are the gradients. A step is a transaction: at its commit every (stage,
+micro-batch) is held exactly once, whichever peers failed, so the losses equal those of one process without failures.
 
-    transport     encrypted calls between peers: the only file that knows hivemind
-    wire          what they say to each other
-    worker        one peer of one stage; coordinator: who belongs, and when a step counts
-    local         all of it on this machine, held against one process: `python -m trainer.swarm.local`
+    transport     encrypted calls between peers, the adapter of hivemind
+    messages      the messages of these calls
+    worker        one peer of one stage
+    coordinator   membership, data order and commits
+    local_swarm   a whole swarm on this machine: `dailytrain swarm local`
 """

@@ -1,19 +1,19 @@
-"""What peers of a swarm say to each other: the bodies of frames. Read strictly, with limits; tensors come beside them.
+"""Messages of a swarm: the bodies of frames, validated strictly and with limits. Tensors travel beside them.
 
-Workers and the coordinator call each other by these methods; `trainer.swarm.worker` and `coordinator` answer them:
+Methods, answered in `trainer.swarm.worker` and `coordinator`:
 
-    hello      worker -> coordinator    here I am; again and again, so that both notice who is gone
-    members    coordinator -> worker    who belongs now; nobody else may call from then on
-    load       coordinator -> worker    take this stage, at this version, from one of these
-    run        -> stage 0 -> stage 1    a micro-batch's way down; the answer is the gradient's way up
-    where      coordinator -> worker    which version, which promise: asked after a restart, changes nothing
-    ledger     coordinator -> worker    whose gradients do you hold? Takes back a promise made in `prepare`
-    drop       coordinator -> worker    forget this step's sum and ledger
-    prepare    coordinator -> worker    hold still, add up all sums of your stage, and vote
-    replayed   coordinator -> worker    how far is that peer's sum from what you have computed again?
+    hello      worker -> coordinator    announces the worker, repeatedly, so that both notice a loss
+    members    coordinator -> worker    the current members; calls of others are refused
+    load       coordinator -> worker    load this stage, at this version, from one of these peers
+    run        -> stage 0 -> stage 1    run a micro-batch; the answer is the gradient of its input
+    where      coordinator -> worker    the version and frozen attempt; used after a restart
+    ledger     coordinator -> worker    the micro-batches that the worker holds; unfreezes it
+    drop       coordinator -> worker    reset this step's gradient sum and ledger
+    prepare    coordinator -> worker    freeze, reduce the stage's gradient sums, and vote
+    replayed   coordinator -> worker    the distance of a peer's sum from a replay
     commit     coordinator -> worker    make the update
-    snapshot   worker -> worker         a part of your own sum; `reduced`: of the sum of all that you added up
-    state      -> worker, coordinator   weights and momenta of a stage
+    snapshot   worker -> worker         a part of a worker's own sum; `reduced`: a part of the reduced sum
+    state      -> worker, coordinator   weights and optimizer state of a stage
     bye        coordinator -> worker    the run is over
 """
 
@@ -40,95 +40,95 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Peer(Message):
     name: PeerName
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
-    """None for a machine that nobody can dial."""
+    """Empty for a machine that cannot be dialed."""
 
 
 class Acknowledgement(Message):
-    """Nothing more to say."""
+    """An answer without content."""
 
 
 class Hello(Message):
     version: Literal[1] = 1
     run: str = Field(max_length=100)
     label: str = Field(default="", max_length=60)
-    """What its owner calls it."""
+    """The owner's name for the machine."""
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     credential: str = Field(default="", max_length=4096)
-    """Of this run; the coordinator's `admits` decides."""
+    """Credential for this run, checked by the coordinator's `admit`."""
     wish: int | None = Field(default=None, ge=0, lt=64)
-    """The stage it would like, if that is all the same to others."""
+    """Preferred stage, if no other stage lacks a worker."""
     memory: int = Field(default=0, ge=0, lt=2**53)
-    """Bytes free for a stage."""
+    """Free bytes for a stage."""
     leaving: bool = False
-    """It would like to go, and stays until it is no member."""
+    """The worker wants to leave; it serves until it is no longer a member."""
 
 
 class Welcome(Message):
     config: SwarmConfig
     member: bool
-    """Whether it has a seat; who has none waits for `load`, which comes between two steps."""
+    """Whether the worker is a member. Others wait for `load`, which comes between two steps."""
     finished: bool = False
     every: float = Field(default=1.0, gt=0, le=600)
     """Seconds until the next hello."""
     patience: float = Field(default=30.0, gt=0, le=86_400)
-    """Seconds that a peer is waited for before it counts as lost."""
+    """Timeout in seconds after which a silent peer counts as lost."""
 
 
 class Members(Message):
     attempt: Number
     stages: Annotated[tuple[tuple[Peer, ...], ...], Field(max_length=64)]
     joining: tuple[Peer, ...] = ()
-    """About to load: they may ask for a state."""
+    """Workers that are loading a stage: they may read its state."""
 
 
 class Load(Message):
     attempt: Number
     stage: int = Field(ge=0, lt=64)
     step: Number
-    """The version to be at."""
+    """The version to load."""
     sources: tuple[Peer, ...] = ()
-    """Who has it, best first; none: make it from the seed, which gives version 0."""
+    """Peers that have the state, best first. Empty: build the stage from the seed, at version 0."""
 
 
 class Loaded(Message):
     digest: Digest
     parameters: Number
     slots: int = Field(ge=1, le=4096)
-    """Micro-batches that its memory can hold at once."""
+    """Micro-batches that fit into memory at once."""
 
 
 class ReplayTarget(Message):
-    """Who keeps a replayed gradient to itself, and for which comparison."""
+    """The peer that keeps a replay's gradients aside, and the number of the comparison."""
 
     peer: PeerName
     number: Number
 
 
 class RunRequest(Message):
-    """Tensors: tokens `[B, T]`; with `targets` those `[B, T]`; behind stage 0 the hidden state `[B, T, width]`."""
+    """Tensors: tokens `[B, T]`, targets `[B, T]` but for logits, and after stage 0 the hidden state `[B, T, width]`."""
 
     step: Number
     micro_batch: Number
     mode: Literal["learn", "nats", "logits"] = "learn"
-    """`learn` brings gradients back; `nats` each target's `[B, T]`, `logits` those of the next token `[B, V]`."""
+    """The answer of `learn` is a gradient, of `nats` each target's `[B, T]`, of `logits` the next token's `[B, V]`."""
     need: tuple[int, ...] = ()
-    """Stages whose gradients are missing; the others compute without adding."""
+    """Stages that lack this micro-batch; the others compute without accumulating."""
     patience: float = Field(gt=0, le=86_400)
-    """Seconds for each stage on the way."""
+    """Timeout in seconds for each stage."""
     aside: ReplayTarget | None = None
-    """A replay: nobody adds anything, and this peer, which must be on the way, keeps its gradients aside."""
+    """Marks a replay: no peer accumulates gradients, and this peer, which has to take part, keeps them aside."""
 
 
 class RunResult(Message):
-    """Tensors: the gradient of the hidden state that came in, none from stage 0; or what the mode asks for."""
+    """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
     path: tuple[PeerName, ...]
-    """Who computed, this stage first."""
+    """The peers that computed, this stage first."""
     nats: float = 0.0
     """Sum over the micro-batch's targets; not finite where the model is not."""
     targets: Number = 0
     below: Share = 0.0
-    """Seconds spent waiting for the stages behind."""
+    """Seconds spent waiting for later stages."""
 
 
 class StepRequest(Message):
@@ -137,21 +137,21 @@ class StepRequest(Message):
 
 
 class DropStep(StepRequest):
-    """Forget this step's gradients."""
+    """Reset this step's gradients."""
 
     doubted: bool = False
-    """The sum was wrong: have gradients from further down confirmed for a while."""
+    """The sum was wrong: verify gradients of later stages for a while."""
 
 
 class HeldMicroBatch(Message):
     micro_batch: Number
     nats: float = 0.0
-    """The last stage knows it; 0 at others."""
+    """Sum of nats at the last stage; 0 at others."""
     targets: Number = 0
 
 
 class Blame(Message):
-    """A peer of a neighbouring stage that sent what no sound one would."""
+    """A peer of a neighboring stage that sent an invalid message."""
 
     peer: PeerName
     why: str = Field(max_length=200)
@@ -161,19 +161,19 @@ class Ledger(Message):
     held: tuple[HeldMicroBatch, ...]
     blamed: Annotated[tuple[Blame, ...], Field(max_length=256)] = ()
     throughput: Share | None = None
-    """Tokens a second of its lane, by its own count."""
+    """Tokens per second of its compute thread, as measured by itself."""
 
 
 class PositionRequest(Message):
     digest: bool = False
-    """Whether the answer should have one: that looks at every byte."""
+    """Whether to include the digest, which reads all weights."""
 
 
 class Position(Message):
     stage: int | None
     step: Number
     promised: Number | None
-    """The attempt it has voted in and not heard of since."""
+    """The attempt in which the worker is frozen."""
     digest: Digest | None = None
     """Of the weights at that version."""
 
@@ -182,23 +182,23 @@ class Prepare(Message):
     attempt: Number
     step: Number
     held: tuple[Number, ...]
-    """What its ledger must be, sorted."""
+    """The expected ledger, sorted."""
     peers: tuple[PeerName, ...]
-    """All peers of its stage, itself too, sorted: sums are added up in this order."""
+    """All peers of its stage including itself, in the order of the reduction."""
     patience: float = Field(gt=0, le=86_400)
 
 
 class Vote(Message):
     digest: Digest
-    """Of the summed gradient and the weights it will change."""
+    """Digest of the weights and the mean gradient."""
     squared_norm: float
-    """Of the mean gradient of this stage; not finite where that is not."""
+    """Squared norm of this stage's mean gradient; may be not finite."""
     norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
-    """The squared norm of what it read of each peer's sum, its own too."""
+    """Squared norm of what the voter read of each peer's sum, including its own."""
 
 
 class CompareReplay(Message):
-    """Compare what you keep aside with this peer's sum. Asked while that holds still."""
+    """Compare the gradients kept aside with this peer's sum, while that peer is frozen."""
 
     attempt: Number
     step: Number
@@ -209,22 +209,22 @@ class CompareReplay(Message):
 
 class ReplayDistance(Message):
     of: float
-    """||theirs - mine|| / ||mine||; not finite where one of them is not."""
+    """||theirs - ours|| / ||ours||; not finite if one of them is not."""
     finite: bool
-    """Whether what was computed again is."""
+    """Whether the recomputed gradient is finite."""
 
 
 class Commit(Message):
     attempt: Number
     step: Number
     factor: Share
-    """On the learning rate."""
+    """Factor on the learning rate."""
     clip_scale: float = Field(gt=0, le=1)
 
 
 class Committed(Message):
     step: Number
-    """The version it is at now."""
+    """The version after the update."""
 
 
 class SumPart(Message):
@@ -232,7 +232,7 @@ class SumPart(Message):
     step: Number
     start: Number
     stop: Number
-    """Parameters, counted through the stage."""
+    """Range of parameters, numbered through the stage."""
     patience: float = Field(gt=0, le=86_400)
 
 
@@ -255,9 +255,9 @@ M = TypeVar("M", bound=Message)
 
 
 def parse_message(kind: type[M], frame: RpcFrame) -> M:
-    """Return a frame's body as this message; raise Malformed for anything else."""
+    """Validate a frame's body as this message; raise `MalformedFrameError`."""
     try:
-        return kind.model_validate_json(json.dumps(frame.body))  # as JSON: tuples may come as lists, and nothing else
+        return kind.model_validate_json(json.dumps(frame.body))  # as JSON, where tuples are lists
     except ValidationError as error:
         first = error.errors()[0]
         raise MalformedFrameError(f"{kind.__name__}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
