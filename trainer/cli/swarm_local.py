@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.data.sizes import parse_size
 from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.sizes import parse_size
 from trainer.errors import UserError
 from trainer.models import load_architecture
 from trainer.swarm.comparison import ComparisonResult, compare_with_single_process
