@@ -141,7 +141,7 @@ def coverage(rng: np.random.Generator, setting: Setting, multiplier: float, runs
         ladder, _ = setting.ladders(rng, size)
         reading = estimate_multipliers(ladder, setting.entry(rng, size, multiplier, runs).loss, 1.0, runs)
         low, high = reading.interval(ladder)
-        sure = reading.doubt <= MAX_SLOPE_VARIATION
+        sure = reading.slope_variation <= MAX_SLOPE_VARIATION
         held += int(np.sum(sure & (low <= multiplier) & (multiplier <= high)))
         resolved += int(np.sum(sure))
         widths.append(np.sqrt(high[sure] / low[sure]) - 1)
@@ -192,11 +192,11 @@ def false_records(
         record = record_of(rng, pretender, size, losses, setting)
         if pretender.looks == 1:
             new = setting.entry(rng, size, pretender.multiplier, pretender.runs, pretender.compute)
-            won += int(np.sum(run_record_test(ladder, new, record, level).won))
+            won += int(np.sum(run_record_test(ladder, new, record, level).is_record))
             continue
         runs = [setting.entry(rng, size, pretender.multiplier, 1).loss for _ in range(pretender.looks)]
         looks = [RecordCandidate(np.mean(runs[:n], axis=0), 1.0, n) for n in range(1, pretender.looks + 1)]
-        won += int(np.sum(np.any([run_record_test(ladder, look, record, level).won for look in looks], axis=0)))
+        won += int(np.sum(np.any([run_record_test(ladder, look, record, level).is_record for look in looks], axis=0)))
     return won / trials
 
 

@@ -116,7 +116,7 @@ def wins(standings: Standings, entry: int, record: int | None) -> bool:
     assert standings.board is not None
     rival = name_of(record) if record not in (None, entry) else None
     try:
-        return bool(standings.board.challenge(name_of(entry), rival).won)
+        return bool(standings.board.run_record_test(name_of(entry), rival).is_record)
     except ResultsError:
         return False
 
@@ -146,7 +146,7 @@ def conclude(entry: Entry) -> None:
     own = [run for run in judged if run.entry == entry.pk and run.budget == entry.track.budget]
     first = [run for run in own if run.purpose != Run.Purpose.CONFIRMATION]
     second = [run for run in own if run.purpose == Run.Purpose.CONFIRMATION]
-    if standings.board is None or not standings.board.ladder.noisy or len(second) < len(confirming) or not first:
+    if standings.board is None or not standings.board.ladder.has_noise or len(second) < len(confirming) or not first:
         return
     record = holder(entry.track)
     worse = excess(standings.board.ladder, first, second)

@@ -76,7 +76,7 @@ def note(row: Row, standings: Standings) -> str:
         return ""
     if estimate.verdict is MultiplierVerdict.VOID and row.voided:
         return f"time voided: {row.voided}"
-    if estimate.verdict is MultiplierVerdict.BASELINE or not estimate.verdict.resolved:
+    if estimate.verdict is MultiplierVerdict.BASELINE or not estimate.verdict.is_resolved:
         return str(estimate.verdict)
     if estimate.verdict is MultiplierVerdict.TIED:
         return f"provisional, {resolution(estimate)}"
@@ -88,7 +88,7 @@ def note(row: Row, standings: Standings) -> str:
 def brief(row: Row, standings: Standings) -> str:
     """Return the note as a table has room for it: ties are counted, and what the number itself says is left out."""
     estimate = row.estimate
-    compared = estimate is not None and row.trust not in NOT_RELIED_ON and estimate.verdict.resolved
+    compared = estimate is not None and row.trust not in NOT_RELIED_ON and estimate.verdict.is_resolved
     if not compared or estimate is None:
         return note(row, standings)
     if estimate.verdict is MultiplierVerdict.TIED:
@@ -143,7 +143,7 @@ def standing(row: Row, standings: Standings) -> str:
     where = f"at {scale(standings)}"
     if row.is_baseline:
         return f"The baseline {where}: every multiplier is read off its {len(standings.ladder)} runs."
-    if estimate.cm is None or not estimate.verdict.resolved:
+    if estimate.cm is None or not estimate.verdict.is_resolved:
         number = "" if estimate.cm is None else f"Indicative multiplier {multiplier(estimate)} {where}. "
         return f"{number}{capital(str(estimate.verdict))}."
     number = f"multiplier {multiplier(estimate)} {interval(estimate)} {where}"

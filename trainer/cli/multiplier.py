@@ -101,7 +101,7 @@ def describe_verdict(row: EntryMultiplier, baseline: str) -> str:
         parts.append(f"indistinguishable from {', '.join(others)}")
     if row.seeds_needed:
         parts.append(f"needs {row.seeds_needed} more seed{'s' if row.seeds_needed > 1 else ''} to resolve")
-    elif row.seeds_needed is None and row.verdict.resolved:
+    elif row.seeds_needed is None and row.verdict.is_resolved:
         parts.append("more seeds will not resolve it")
     return "; ".join(parts)
 
@@ -117,7 +117,7 @@ def describe_ladder(comparison: TrackComparison) -> list[str]:
         )
     if values["sigma"] is not None:
         lines.append(f"Noise of one run {values['sigma']:.3g} bits per byte, {ladder.freedom} degrees of freedom.")
-    if ladder.narrowed:
+    if ladder.is_narrowed:
         lines.append(
             "Its outer rungs do not fit one parabola with the others: only the three nearest the budget are used."
         )

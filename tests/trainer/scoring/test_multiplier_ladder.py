@@ -103,7 +103,7 @@ def test_rungs_that_leave_the_parabola_are_left_out() -> None:
         if run["flops"] < FULL / 3:
             run["bits_per_byte"] += 0.02
     ladder = night.entry("new", 1.1, 3).board().ladder
-    assert ladder.narrowed
+    assert ladder.is_narrowed
     assert float(ladder.coefficients[1]) == pytest.approx(-0.034, rel=0.1)
     assert ladder.freedom == 17  # all rungs tell the noise
 

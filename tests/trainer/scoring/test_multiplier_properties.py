@@ -56,7 +56,7 @@ def test_a_lower_loss_is_a_higher_multiplier(night: Night, gain: float) -> None:
 @given(NIGHTS, st.floats(0.5, 2.0))
 def test_the_full_budget_is_where_we_look_and_no_part_of_the_multiplier(night: Night, factor: float) -> None:
     one, two = night.board(full=1e18), night.board(full=1e18 * factor)
-    if not one.ladder.narrowed and not two.ladder.narrowed:
+    if not one.ladder.is_narrowed and not two.ladder.is_narrowed:
         assert one["a"].cm == pytest.approx(two["a"].cm, rel=1e-9)
 
 

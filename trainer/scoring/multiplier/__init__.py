@@ -1,6 +1,6 @@
 """The compute multiplier: how much compute the baseline needs for an entry's loss, over what the entry used.
 
-`compare(results, baseline)` is all a page needs; `docs/multiplier.md` says what the numbers mean and how they were
+`compare_entries(results, baseline)` is the entry point; `docs/multiplier.md` explains the numbers and how they were
 checked. numpy and scipy only: the site imports this.
 """
 

@@ -1,4 +1,4 @@
-"""All entries of one track beside each other: multipliers, verdicts, ties, and the seeds that would settle them."""
+"""Comparison of all entries of one track: multipliers, verdicts, ties, and the seeds that would resolve them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ from trainer.scoring.multiplier.results import Axis, ResultsError, RunResult
 from trainer.scoring.multiplier.samples import RungSample, find_most_repeated_compute, find_nearest_rung, group_by_rung
 
 SCATTER_LEVEL = 0.0001
-"""An entry whose runs scatter so much more than the baseline's that chance does it less often than this loses its
-interval. Strict, since it is for gross cases: three runs with four times the noise."""
-
+"""An entry whose runs scatter more than the baseline's, with a p-value below this, gets no interval. Strict, since it
+is for gross cases: three runs with four times the noise."""
 
 MAX_BUDGET_FACTOR = 1000.0
-"""A full budget this many times off all of the baseline's runs is a mistake of units."""
+"""A full budget this many times below or above all runs of the baseline is in the wrong unit."""
 
 
 class MultiplierVerdict(StrEnum):
-    """What is known of an entry. These sentences are stable: other programs may compare them."""
+    """What is known of an entry. The values are stable: other programs may compare them."""
 
     BASELINE = "the baseline"
     BETTER = "better than the baseline"
@@ -52,7 +51,7 @@ class MultiplierVerdict(StrEnum):
     SCATTER = "not resolvable: its own runs scatter far more than the baseline's"
 
     @property
-    def resolved(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether there is an interval."""
         return self in {
             MultiplierVerdict.BASELINE,
@@ -63,8 +62,8 @@ class MultiplierVerdict(StrEnum):
 
     @property
     def has_multiplier(self) -> bool:
-        """Whether there is at least a number: without an interval, it is only indicative."""
-        return self.resolved or self in {
+        """Whether there is at least a point estimate; without an interval it is only indicative."""
+        return self.is_resolved or self in {
             MultiplierVerdict.NO_REPEATS,
             MultiplierVerdict.NO_NOISE,
             MultiplierVerdict.SCATTER,
@@ -101,26 +100,26 @@ class EntryMultiplier:
 
     entry: str
     cm: float | None = None
-    """None where it cannot be read off the ladder at all."""
+    """None if it cannot be estimated."""
     low: float | None = None
-    """95 % interval. None where the noise is unknown."""
+    """95 % interval. None if the noise is unknown."""
     high: float | None = None
     runs: int = 0
-    """How many runs were used: those at the entry's rung nearest the full budget, one for each seed."""
+    """Number of runs used: those at the entry's rung nearest the full budget, one for each seed."""
     verdict: MultiplierVerdict
     tied_with: tuple[str, ...] = ()
-    """Entries that it cannot be told from, best first."""
+    """Entries whose difference is not significant, best first."""
     seeds_needed: int | None = None
-    """More runs until it is told from the baseline; once it is, more runs of it and of another until one of its ties is
-    decided. 0: nothing is open. None: more seeds will not settle it, or nobody can say."""
+    """More runs until it differs from the baseline; after that, more runs of it and of another entry until one of its
+    ties is resolved. 0: no open tie. None: more seeds will not resolve it, or the number is unknown."""
     extrapolated: bool = False
-    """The baseline needs more compute than its largest rung, or less than its smallest: read off beyond the ladder."""
+    """The baseline needs more compute than its largest rung, or less than its smallest."""
     rank: int | None = None
-    """One more than the entries that are surely better: entries may share a rank."""
+    """One more than the number of significantly better entries; entries may share a rank."""
     loss: float | None = None
     """Mean over the runs, bits per byte."""
     compute: float | None = None
-    """Geometric mean over the runs, on the board's axis."""
+    """Geometric mean over the runs, on the axis of the comparison."""
 
     def to_dict(self) -> EntryMultiplierDict:
         return {
@@ -138,11 +137,11 @@ class EntryMultiplier:
 
 @dataclass(frozen=True)
 class MultiplierRatio:
-    """One entry's multiplier over another's: what the other needs for the one's loss, over what the one used."""
+    """Ratio of two multipliers: compute that the second entry needs for the first one's loss, over the first one's."""
 
     cm: float
     low: float
-    """95 % interval. Where it holds 1, the two are tied."""
+    """95 % interval. The two are tied if it contains 1."""
     high: float
 
 
@@ -161,7 +160,7 @@ class TrackComparison:
     """Largest multiplier first; those without an interval last."""
 
     def __getitem__(self, entry: str) -> EntryMultiplier:
-        """Raises `ResultsError` for an entry that has no runs."""
+        """Raise `ResultsError` for an entry without runs."""
         if entry not in self.by_name:
             raise unknown_entry_error(entry, self.by_name)
         return self.by_name[entry]
@@ -170,31 +169,32 @@ class TrackComparison:
     def by_name(self) -> dict[str, EntryMultiplier]:
         return {estimate.entry: estimate for estimate in self.entries}
 
-    def challenge(self, entry: str, record: str | None = None) -> RecordTest:
-        """Judge an entry by the record rule; without a record, over the baseline alone. Runs are taken as they are:
-        the caller passes confirmation runs only."""
-        return run_record_test(self.ladder, self.standing(entry), None if record is None else self.standing(record))
+    def run_record_test(self, entry: str, record: str | None = None) -> RecordTest:
+        """Test an entry against the baseline and the record, if there is one. Pass confirmation runs only."""
+        return run_record_test(
+            self.ladder, self.get_record_candidate(entry), None if record is None else self.get_record_candidate(record)
+        )
 
     def ratio(self, entry: str, other: str) -> MultiplierRatio | None:
-        """Compare two entries, as their ties are decided; None where one of them has no interval."""
+        """Compare two entries with the rule for ties; None if one of them has no interval."""
         return self.ratios([(entry, other)])[0]
 
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[MultiplierRatio | None]:
         """Compare many pairs at once."""
         rows = [(self[entry], self[other]) for entry, other in pairs]
         far = [self.baseline not in pair and have_intervals(*row) for pair, row in zip(pairs, rows, strict=True)]
-        off = iter(self._read_off([row for row, is_far in zip(rows, far, strict=True) if is_far]))
-        return [next(off) if is_far else self._known(*row) for row, is_far in zip(rows, far, strict=True)]
+        off = iter(self._estimate_ratios([row for row, is_far in zip(rows, far, strict=True) if is_far]))
+        return [next(off) if is_far else self._ratio_to_baseline(*row) for row, is_far in zip(rows, far, strict=True)]
 
-    def _known(self, one: EntryMultiplier, two: EntryMultiplier) -> MultiplierRatio | None:
-        """What needs no reading: one of the two is the baseline, or has no interval."""
+    def _ratio_to_baseline(self, one: EntryMultiplier, two: EntryMultiplier) -> MultiplierRatio | None:
+        """Return the ratio if one of the two is the baseline; None if one has no interval."""
         if one.cm is None or one.low is None or one.high is None or two.cm is None or two.low is None:
             return None
         if two.entry == self.baseline:
             return MultiplierRatio(one.cm, one.low, one.high)
         return None if two.high is None else MultiplierRatio(1 / two.cm, 1 / two.high, 1 / two.low)
 
-    def _read_off(self, rows: Sequence[tuple[EntryMultiplier, EntryMultiplier]]) -> list[MultiplierRatio]:
+    def _estimate_ratios(self, rows: Sequence[tuple[EntryMultiplier, EntryMultiplier]]) -> list[MultiplierRatio]:
         if not rows:
             return []
         columns = (
@@ -206,14 +206,14 @@ class TrackComparison:
         width = self.ladder.quantile((1 + CONFIDENCE) / 2) * error
         return [MultiplierRatio(*ends) for ends in np.exp([gap, gap - width, gap + width]).T.tolist()]
 
-    def standing(self, entry: str) -> RecordCandidate:
+    def get_record_candidate(self, entry: str) -> RecordCandidate:
         row = self[entry]
         if row.low is None or row.loss is None or row.compute is None:
             return RecordCandidate(np.asarray(np.nan), self.ladder.full, 1)
         return RecordCandidate(np.asarray(row.loss), row.compute, row.runs)
 
     def to_dict(self) -> TrackComparisonDict:
-        """Plain JSON: finite numbers of ten digits, or null."""
+        """Return plain JSON: finite numbers of ten digits, or null."""
         b0, slope, curvature = (float(value) for value in self.ladder.coefficients)
         degree = self.ladder.degree
         return {
@@ -230,9 +230,11 @@ class TrackComparison:
 def compare_entries(
     results: Iterable[RunResult], baseline: str, axis: Axis = "flops", full: float | None = None
 ) -> TrackComparison:
-    """Compare all entries with the baseline. `full`: the track's budget; by default the rung of the baseline with most
-    runs (the largest of equals). It chooses which runs count where an entry has several rungs, and where the ladder's
-    slope is told; a multiplier does not depend on it. Raises `ResultsError`."""
+    """Compare all entries with the baseline. Raise `ResultsError`.
+
+    `full`: the track's budget; by default the rung of the baseline with most runs (the largest of equals). It selects
+    the rung of entries with several, and where the ladder's slope is reported. A multiplier does not depend on it.
+    """
     results = list(results)
     names = sorted({result.entry for result in results})
     if baseline not in names:
@@ -258,7 +260,7 @@ def unknown_entry_error(entry: str, names: Iterable[str]) -> ResultsError:
 
 
 def fit_ladder(samples: Sequence[RungSample], full: float | None) -> Ladder:
-    """Fit the baseline's ladder. Raises `ResultsError` for a full budget in other units than the runs."""
+    """Fit the baseline's ladder. Raise `ResultsError` for a full budget in other units than the runs."""
     compute, loss = (np.concatenate(parts) for parts in zip(*((s.compute, s.loss) for s in samples), strict=True))
     full = find_most_repeated_compute(samples) if full is None else full
     if not compute.min() / MAX_BUDGET_FACTOR < full < compute.max() * MAX_BUDGET_FACTOR:
@@ -268,26 +270,26 @@ def fit_ladder(samples: Sequence[RungSample], full: float | None) -> Ladder:
 
 
 def estimate_entries(ladder: Ladder, baseline: str, samples: dict[str, RungSample]) -> list[EntryMultiplier]:
-    """Return a row for each sample, with ties among all that have an interval."""
+    """Return a row for each sample, with ties among all entries that have an interval."""
     names = list(samples)
     loss = np.array([sample.mean_loss for sample in samples.values()])
     compute = np.array([sample.mean_compute for sample in samples.values()])
-    reading = estimate_multipliers(ladder, loss, compute, [len(sample.loss) for sample in samples.values()])
-    low, high = reading.interval(ladder)
-    verdicts = [decide_verdict(ladder, reading[i], samples[name], name == baseline) for i, name in enumerate(names)]
-    resolved = [i for i, verdict in enumerate(verdicts) if verdict.resolved]
-    ties, ranks = find_ties(ladder, reading, resolved, names.index(baseline), (low <= 1) & (high >= 1))
+    estimates = estimate_multipliers(ladder, loss, compute, [len(sample.loss) for sample in samples.values()])
+    low, high = estimates.interval(ladder)
+    verdicts = [decide_verdict(ladder, estimates[i], samples[name], name == baseline) for i, name in enumerate(names)]
+    resolved = [i for i, verdict in enumerate(verdicts) if verdict.is_resolved]
+    ties, ranks = find_ties(ladder, estimates, resolved, names.index(baseline), (low <= 1) & (high >= 1))
     return [
         EntryMultiplier(
             entry=name,
-            cm=float(np.exp(reading.log_multiplier[i])) if verdicts[i].has_multiplier else None,
+            cm=float(np.exp(estimates.log_multiplier[i])) if verdicts[i].has_multiplier else None,
             low=float(low[i]) if i in ties else None,
             high=float(high[i]) if i in ties else None,
-            runs=int(reading.runs[i]),
+            runs=int(estimates.runs[i]),
             verdict=verdicts[i],
             tied_with=tuple(names[other] for other in ties.get(i, ())),
-            seeds_needed=count_seeds_needed(ladder, reading, i, ties[i], verdicts[i]) if i in ties else None,
-            extrapolated=bool(np.isfinite(reading.x[i]) and not ladder.inside(reading.x[i])),
+            seeds_needed=count_seeds_needed(ladder, estimates, i, ties[i], verdicts[i]) if i in ties else None,
+            extrapolated=bool(np.isfinite(estimates.x[i]) and not ladder.is_inside(estimates.x[i])),
             rank=ranks.get(i),
             loss=float(loss[i]),
             compute=float(compute[i]),
@@ -297,33 +299,33 @@ def estimate_entries(ladder: Ladder, baseline: str, samples: dict[str, RungSampl
 
 
 def decide_verdict(
-    ladder: Ladder, reading: MultiplierEstimates, sample: RungSample, is_baseline: bool
+    ladder: Ladder, estimates: MultiplierEstimates, sample: RungSample, is_baseline: bool
 ) -> MultiplierVerdict:
-    """Return the verdict on one entry; the deepest reason first where there is no interval."""
+    """Return the verdict on one entry. Reasons for a missing interval are ordered by how fundamental they are."""
     if ladder.degree == 0:
         return MultiplierVerdict.ONE_RUNG
-    if not ladder.falls:
+    if not ladder.is_falling:
         return MultiplierVerdict.NOT_FALLING
-    if not np.isfinite(reading.x):
+    if not np.isfinite(estimates.x):
         return MultiplierVerdict.OFF_THE_CURVE
     if not ladder.freedom:
         return MultiplierVerdict.NO_REPEATS
-    if not ladder.noisy:
+    if not ladder.has_noise:
         return MultiplierVerdict.NO_NOISE
-    if not reading.doubt <= MAX_SLOPE_VARIATION:
+    if not estimates.slope_variation <= MAX_SLOPE_VARIATION:
         return MultiplierVerdict.SLOPE
     if is_baseline:
         return MultiplierVerdict.BASELINE
     if has_excess_scatter(ladder, sample):
         return MultiplierVerdict.SCATTER
-    low, high = reading.interval(ladder)
+    low, high = estimates.interval(ladder)
     if low > 1:
         return MultiplierVerdict.BETTER
     return MultiplierVerdict.WORSE if high < 1 else MultiplierVerdict.TIED
 
 
 def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
-    """Whether an entry's replicates refute that the baseline's sigma is theirs too, which every interval assumes."""
+    """Return whether an entry's replicates contradict the assumption of all intervals: the baseline's sigma."""
     if len(sample.loss) < 2:
         return False
     residual = sample.loss - ladder.loss_at(np.log(sample.compute / ladder.full))
@@ -333,14 +335,14 @@ def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
 
 
 def find_ties(
-    ladder: Ladder, reading: MultiplierEstimates, resolved: Sequence[int], baseline: int, holds_one: Array
+    ladder: Ladder, estimates: MultiplierEstimates, resolved: Sequence[int], baseline: int, holds_one: Array
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Return for each resolved entry those it is tied with, best first, and its rank.
 
-    Two entries are tied where the 95 % interval of their difference holds 0. Against the baseline the printed interval
-    decides, so that no row contradicts its own verdict.
+    Two entries are tied if the 95 % interval of their difference contains 0. For the baseline the printed interval
+    is used, so that no row contradicts its own verdict.
     """
-    some = reading[list(resolved)]
+    some = estimates[list(resolved)]
     gap, error = log_multiplier_difference(ladder, some[:, None], some[None, :])
     apart = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
     order = np.argsort(-some.log_multiplier, kind="stable")
@@ -356,13 +358,13 @@ def find_ties(
 
 
 def count_seeds_needed(
-    ladder: Ladder, reading: MultiplierEstimates, one: int, ties: Sequence[int], verdict: MultiplierVerdict
+    ladder: Ladder, estimates: MultiplierEstimates, one: int, ties: Sequence[int], verdict: MultiplierVerdict
 ) -> int | None:
     if verdict is MultiplierVerdict.TIED:
-        return count_seeds_against_baseline(ladder, reading[one])
+        return count_seeds_against_baseline(ladder, estimates[one])
     if verdict is MultiplierVerdict.BASELINE or not ties:
         return 0
-    return count_seeds_between(ladder, reading[one], reading[list(ties)])
+    return count_seeds_between(ladder, estimates[one], estimates[list(ties)])
 
 
 def sort_key(row: EntryMultiplier) -> tuple[bool, bool, float, str]:
@@ -370,5 +372,5 @@ def sort_key(row: EntryMultiplier) -> tuple[bool, bool, float, str]:
 
 
 def round_or_none(value: float | None) -> float | None:
-    """Return ten significant digits: fewer than a computer's linear algebra may change, more than anyone needs."""
+    """Round to ten significant digits, which do not depend on the machine's linear algebra."""
     return float(f"{value:.10g}") if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Reading losses off the ladder: multipliers, their intervals, and how many more runs would decide a question.
+"""Multipliers from losses and the ladder, their intervals, and how many more runs would resolve a comparison.
 
 ln CM = x* + ln(C_full / C_v) with L_b(x*) = L_v, and its variance is [sigma^2 / n_v + g' S g] / L_b'(x*)^2.
 Arrays have an axis of entries, or of simulated nights.
@@ -15,39 +15,39 @@ import numpy.typing as npt
 from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
 
 CONFIDENCE = 0.95
-"""Of the interval beside every multiplier, two-sided."""
+"""Of the two-sided interval of every multiplier."""
 
 MAX_SLOPE_VARIATION = 0.10
-"""A slope with a larger coefficient of variation than this is too poorly known to read anything off it."""
+"""Largest coefficient of variation of the slope for which multipliers are estimated."""
 
 MAX_EXTRA_SEEDS = 50
-"""Where more runs than this would be needed, we say that seeds will not settle it."""
+"""If more runs than this are needed, more seeds are said not to resolve it."""
 
 
 @dataclass(frozen=True)
 class MultiplierEstimates:
-    """Where mean losses meet the baseline's curve. All arrays [...]."""
+    """Multipliers of mean losses on the baseline's curve. All arrays [...]."""
 
     x: Array
-    """x*: ln of the compute that the baseline needs, over the full budget. NaN where the curve never has this loss."""
+    """x*: ln of the compute that the baseline needs, over the full budget. NaN if the curve never has this loss."""
     log_multiplier: Array
     slope: Array
     """L_b'(x*)."""
     runs: Array
     error: Array
-    """Standard error of ln CM. NaN where sigma is unknown."""
-    doubt: Array
+    """Standard error of ln CM. NaN if sigma is unknown."""
+    slope_variation: Array
     """Coefficient of variation of the slope."""
 
     def __getitem__(self, index: object) -> MultiplierEstimates:
-        """Index all arrays at once: the readings of some entries, or an axis more."""
-        parts = (self.x, self.log_multiplier, self.slope, self.runs, self.error, self.doubt)
+        """Index all arrays at once."""
+        parts = (self.x, self.log_multiplier, self.slope, self.runs, self.error, self.slope_variation)
         return MultiplierEstimates(*(part[index] for part in parts))  # type: ignore[call-overload]
 
     def interval(self, ladder: Ladder, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
         """Return the two-sided interval of CM."""
         width = ladder.quantile((1 + confidence) / 2) * self.error
-        with np.errstate(over="ignore"):  # an upper end beyond all floats is printed as none
+        with np.errstate(over="ignore"):  # an infinite upper end is reported as null
             return np.exp(self.log_multiplier - width), np.exp(self.log_multiplier + width)
 
     def lower_bound(self, ladder: Ladder, level: float) -> Array:
@@ -58,13 +58,13 @@ class MultiplierEstimates:
 def estimate_multipliers(
     ladder: Ladder, loss: Array, compute: npt.ArrayLike, runs: npt.ArrayLike
 ) -> MultiplierEstimates:
-    """Read mean losses [...] off the ladder. `compute` of each run, and how many `runs`: [...] or one number."""
+    """Estimate the multipliers of mean losses [...]. `compute` of each run and number of `runs`: [...] or a scalar."""
     x, count = ladder.crossing(loss), np.broadcast_to(np.asarray(runs, dtype=float), loss.shape)
     slope = ladder.slope_at(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = ladder.sigma * np.sqrt(1 / count + ladder.leverage(x)) / np.abs(slope)
     return MultiplierEstimates(
-        x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_doubt(x)
+        x, x - np.log(np.asarray(compute) / ladder.full), slope, count, error, ladder.slope_variation(x)
     )
 
 
@@ -79,24 +79,23 @@ def log_multiplier_difference(
 def curve_variance(ladder: Ladder, one: MultiplierEstimates, other: MultiplierEstimates) -> Array:
     """Variance that the curve adds to ln(CM_one / CM_other), in units of sigma^2.
 
-    Both are read off the same curve, so for neighbours nearly all of its error cancels.
+    Both use the same curve, so nearly all of its error cancels between neighbors.
     """
     shift = monomials(one.x) / one.slope[..., None] - monomials(other.x) / other.slope[..., None]
-    return ladder.quadratic(shift)
+    return ladder.quadratic_form(shift)
 
 
 def count_seeds_against_baseline(ladder: Ladder, one: MultiplierEstimates) -> int | None:
-    """How many more runs until the interval no longer holds 1, if the multiplier stays where it is. None: hopeless."""
+    """Return how many more runs exclude 1 from the interval, if the multiplier stays the same; None if too many."""
     reach = one.log_multiplier * one.slope / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
     room = float(reach**2 - ladder.leverage(one.x))  # how large 1/n may be
     return find_fewest_runs(lambda more: 1 / (int(one.runs) + more) < room)
 
 
 def count_seeds_between(ladder: Ladder, one: MultiplierEstimates, others: MultiplierEstimates) -> int | None:
-    """How many more runs, of each, until one is no longer tied with some of the others [n], if all stay where they are.
-    None: hopeless.
+    """Return how many more runs of each entry resolve the tie of one with some of the others [n]; None if too many.
 
-    Of each, since the noise of a neighbour that ran once cannot be averaged away by anyone else's runs.
+    Of each, since an entry's noise can only be averaged over its own runs.
     """
     reach = (one.log_multiplier - others.log_multiplier) / (ladder.quantile((1 + CONFIDENCE) / 2) * ladder.sigma)
     room = reach**2 - curve_variance(ladder, one, others)

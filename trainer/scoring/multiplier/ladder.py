@@ -3,10 +3,9 @@
 With x = ln(C / C_full), the curve is L_b(x) = b0 + b1 x + b2 x^2, by least squares over all baseline runs. The noise
 sigma is pooled over replicates: runs of the same rung that differ in their seed only.
 
-A small model's curve bends more than a parabola does over a factor of 16, and then the outer rungs pull the fit off
-the full budget: intervals that should hold the truth in 95 % of nights held it in 50 %. So the parabola over all rungs
-has to agree, at the full budget, with the one through the three rungs nearest to it; where it does not, those three are
-fitted.
+A small model's curve bends more than a parabola over a factor of 16. Then the outer rungs bias the fit at the full
+budget: the coverage of 95 % intervals was 50 %. So the parabola over all rungs must agree, at the full budget, with the
+one through the three rungs nearest to it; otherwise only those three are fitted.
 
 Arrays may have leading axes: `docs/multiplier_simulation.py` fits thousands of ladders at once with this very code.
 """
@@ -22,18 +21,18 @@ from scipy.special import stdtrit
 Array = npt.NDArray[np.float64]
 
 RUNG_GAP = 1.10
-"""Runs belong to different rungs where the next larger compute is over 10 % away. Rungs are a factor of two apart, and
-FLOPs under a budget of time scatter by some per cent between nodes. What is left of such differences inside a rung is
-corrected for with the curve, so they neither widen sigma nor bend the fit."""
+"""Runs belong to different rungs if the next larger compute is over 10 % away. Rungs are a factor of two apart, and
+FLOPs under a budget of time vary by a few per cent between nodes. Differences inside a rung are corrected for with the
+curve, so they neither widen sigma nor bend the fit."""
 
 DEGREE = 2
 
 MISFIT_LEVEL = 0.20
-"""All rungs and the nearest three may disagree by chance this often before the outer rungs are left out. Generous: to
-leave them out for nothing costs a little precision, to keep them wrongly costs the truth of the interval."""
+"""Significance level at which the outer rungs are left out. Generous: to leave them out needlessly costs a little
+precision, to keep them wrongly costs the coverage of the interval."""
 
 MAX_ABS_X = 50.0
-"""Beyond e^50 times the full budget, a crossing is an accident of an almost flat curve."""
+"""Beyond e^50 times the full budget, a crossing is an artifact of an almost flat curve."""
 
 
 def assign_rungs(compute: Array) -> npt.NDArray[np.intp]:
@@ -47,7 +46,7 @@ def assign_rungs(compute: Array) -> npt.NDArray[np.intp]:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The fitted curve and what is known of its errors. Losses in bits per byte, x in ln(compute / full)."""
+    """The fitted curve and its errors. Losses in bits per byte, x in ln(compute / full)."""
 
     full: float
     """Compute at which x is 0: the track's budget."""
@@ -62,10 +61,10 @@ class Ladder:
     """[...]: x of the first run that was fitted."""
     highest: Array
     sigma: Array
-    """[...]: standard deviation of one run about the curve. NaN where no rung has two runs."""
+    """[...]: standard deviation of one run about the curve. NaN if no rung has two runs."""
     freedom: int
     """Degrees of freedom of sigma: runs less rungs."""
-    narrowed: npt.NDArray[np.bool_]
+    is_narrowed: npt.NDArray[np.bool_]
     """[...]: whether only the three rungs nearest the full budget were fitted."""
 
     @classmethod
@@ -85,12 +84,12 @@ class Ladder:
             highest=np.full(shape, x.max()),
             sigma=pooled_deviation(loss - coefficients @ monomials(x).T, labels, count),
             freedom=len(x) - count,
-            narrowed=np.zeros(shape, dtype=np.bool_),
+            is_narrowed=np.zeros(shape, dtype=np.bool_),
         )
-        return wide if count <= DEGREE + 1 else wide.unless_refuted_by(wide.narrow(x, labels, loss))
+        return wide if count <= DEGREE + 1 else wide.replace_if_refuted(wide.fit_nearest_rungs(x, labels, loss))
 
-    def narrow(self, x: Array, labels: npt.NDArray[np.intp], loss: Array) -> Ladder:
-        """Fit only the three rungs nearest the full budget; sigma stays, since all rungs tell it."""
+    def fit_nearest_rungs(self, x: Array, labels: npt.NDArray[np.intp], loss: Array) -> Ladder:
+        """Fit only the three rungs nearest the full budget; sigma is still pooled over all rungs."""
         near = select_nearest_rungs(x, labels, DEGREE + 1)
         coefficients, inverse = fit_parabola(x[near], loss[..., near], self.degree)
         return replace(
@@ -101,8 +100,8 @@ class Ladder:
             highest=np.full_like(self.highest, x[near].max()),
         )
 
-    def unless_refuted_by(self, narrow: Ladder) -> Ladder:
-        """Return this fit, or the narrow one where the two differ at the full budget by more than their noise.
+    def replace_if_refuted(self, narrow: Ladder) -> Ladder:
+        """Return this fit, or the narrow one if the two differ at the full budget by more than their noise.
 
         Hausman's test: this fit is efficient if it is right, so the variance of the difference is the difference of the
         variances, and both need no covariance.
@@ -117,62 +116,62 @@ class Ladder:
             inverse=np.where(refuted[..., None, None], narrow.inverse, self.inverse),
             lowest=np.where(refuted, narrow.lowest, self.lowest),
             highest=np.where(refuted, narrow.highest, self.highest),
-            narrowed=refuted,
+            is_narrowed=refuted,
         )
 
     def loss_at(self, x: Array) -> Array:
-        b0, b1, b2 = self.parts()
+        b0, b1, b2 = self.split_coefficients()
         return b0 + x * (b1 + x * b2)
 
     def slope_at(self, x: Array) -> Array:
-        """L_b'(x): bits per byte for each e-fold of compute; negative where compute helps."""
-        _, b1, b2 = self.parts()
+        """L_b'(x): bits per byte per e-fold of compute; negative if compute helps."""
+        _, b1, b2 = self.split_coefficients()
         return b1 + 2 * b2 * x
 
-    def parts(self) -> tuple[Array, Array, Array]:
+    def split_coefficients(self) -> tuple[Array, Array, Array]:
         return self.coefficients[..., 0], self.coefficients[..., 1], self.coefficients[..., 2]
 
     def leverage(self, x: Array) -> Array:
         """g' (X'X)^-1 g with g = (1, x, x^2): variance of the curve at x, in units of sigma^2."""
-        return self.quadratic(monomials(x))
+        return self.quadratic_form(monomials(x))
 
-    def slope_doubt(self, x: Array) -> Array:
-        """Coefficient of variation of the slope at x. NaN where sigma is unknown."""
+    def slope_variation(self, x: Array) -> Array:
+        """Coefficient of variation of the slope at x. NaN if sigma is unknown."""
         direction = np.stack([np.zeros_like(x), np.ones_like(x), 2 * x], axis=-1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self.sigma * np.sqrt(self.quadratic(direction)) / np.abs(self.slope_at(x))
+            return self.sigma * np.sqrt(self.quadratic_form(direction)) / np.abs(self.slope_at(x))
 
-    def quadratic(self, vectors: Array) -> Array:
+    def quadratic_form(self, vectors: Array) -> Array:
         """v' (X'X)^-1 v for each v in `vectors` [..., 3]."""
         return np.maximum(np.einsum("...i,...ij,...j->...", vectors, self.inverse, vectors), 0.0)
 
     @property
-    def falls(self) -> npt.NDArray[np.bool_]:
+    def is_falling(self) -> npt.NDArray[np.bool_]:
         """Whether the loss falls from the first rung to the last."""
         return self.slope_at((self.lowest + self.highest) / 2) < 0
 
     @property
-    def noisy(self) -> npt.NDArray[np.bool_]:
-        """Whether sigma is known and above the last digits of a float: identical replicates measure no noise."""
+    def has_noise(self) -> npt.NDArray[np.bool_]:
+        """Whether sigma is known and above rounding errors: identical replicates measure no noise."""
         return self.sigma > 1e-12 * np.abs(self.coefficients[..., 0])
 
     def crossing(self, loss: Array) -> Array:
-        """Solve L_b(x) = loss on the branch where the curve falls. NaN where it never has this loss.
+        """Solve L_b(x) = loss on the falling branch of the curve. NaN if it never has this loss.
 
-        Both roots are written so that nothing cancels, and so that b2 = 0 needs no case of its own.
+        Both roots are written without cancellation, and so that b2 = 0 needs no special case.
         """
-        b0, b1, b2 = self.parts()
+        b0, b1, b2 = self.split_coefficients()
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = -np.sqrt(b1 * b1 - 4 * b2 * (b0 - loss))  # of the curve at the crossing
             x = np.where(b1 <= 0, 2 * (b0 - loss) / (-b1 - slope), (slope - b1) / (2 * b2))
-        return np.where((np.abs(x) < MAX_ABS_X) & (slope < 0) & self.falls, x, np.nan)
+        return np.where((np.abs(x) < MAX_ABS_X) & (slope < 0) & self.is_falling, x, np.nan)
 
-    def inside(self, x: Array) -> npt.NDArray[np.bool_]:
-        """Whether x lies between the first rung and the last; a curve is an extrapolation elsewhere."""
+    def is_inside(self, x: Array) -> npt.NDArray[np.bool_]:
+        """Whether x lies between the first and the last rung."""
         return (x >= self.lowest - 1e-9) & (x <= self.highest + 1e-9)
 
     def quantile(self, level: float) -> float:
-        """Student's t with sigma's degrees of freedom, below which lies `level`."""
+        """Quantile `level` of Student's t with sigma's degrees of freedom."""
         return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
 
 
@@ -192,14 +191,14 @@ def fit_parabola(x: Array, loss: Array, degree: int) -> tuple[Array, Array]:
 
 
 def select_nearest_rungs(x: Array, labels: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.bool_]:
-    """Return which runs [n] are of the `count` rungs nearest x = 0, the larger compute first where two are as near."""
+    """Return which runs [n] are of the `count` rungs nearest x = 0; of two equally near ones the larger is first."""
     means = {int(label): float(x[labels == label].mean()) for label in np.unique(labels)}
     chosen = sorted(means, key=lambda label: (round(abs(means[label]), 6), -means[label]))[:count]
     return np.isin(labels, chosen)
 
 
 def pooled_deviation(residual: Array, labels: npt.NDArray[np.intp], count: int) -> Array:
-    """Standard deviation within rungs of `residual` [..., n]; NaN where no rung has two runs."""
+    """Return the pooled standard deviation within rungs of `residual` [..., n]; NaN if no rung has two runs."""
     freedom = len(labels) - count
     if not freedom:
         return np.full(residual.shape[:-1], np.nan)

@@ -1,7 +1,7 @@
-"""Plain results of runs: what anyone can download from the board and compute with.
+"""Plain results of runs, as downloaded from the leaderboard.
 
 A result is `{"entry", "seed", "flops", "seconds", "bits_per_byte"}`. `flops` or `seconds` may be null: that axis was
-voided for this run, and the run is left out there. Fields that we do not know are ignored.
+voided for this run, and the run is left out there. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
 MAX_COMPUTE = 1e300
 MAX_BITS_PER_BYTE = 1e6
-"""Far above any real loss (8 bits per byte is a uniform guess): what lies beyond is a mistake."""
+"""Far above any real loss (a uniform guess needs 8 bits per byte)."""
 
 FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
 
@@ -33,12 +33,12 @@ class RunResult:
     """One finished run and its score on the test split."""
 
     entry: str
-    """Whose run: runs of one entry differ in seed and compute only."""
+    """Name of the entry; its runs differ in seed and compute only."""
     seed: int
     flops: float | None
     """Training FLOPs, as our harness counted them. None: voided."""
     seconds: float | None
-    """Training seconds, as the agent metered them, on one class of node. None: voided."""
+    """Training seconds metered by the node, on one class of node. None: voided."""
     bits_per_byte: float
 
     def compute(self, axis: Axis) -> float | None:
@@ -46,7 +46,7 @@ class RunResult:
 
 
 def load_results(path: Path) -> list[RunResult]:
-    """Read a JSON file: a list of results, or an object whose `runs` is that list. Raises `ResultsError`."""
+    """Read a JSON file: a list of results, or an object whose `runs` is that list. Raise `ResultsError`."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -61,7 +61,7 @@ def load_results(path: Path) -> list[RunResult]:
 
 
 def parse_results(document: object) -> list[RunResult]:
-    """Check plain JSON values and return them as results. Raises `ResultsError` with one line."""
+    """Validate plain JSON values and return them as results. Raise `ResultsError`."""
     if isinstance(document, Mapping):
         document = document.get("runs")
     if not isinstance(document, list | tuple):
@@ -93,22 +93,22 @@ def parse_result(record: object, number: int) -> RunResult:
     )
 
 
-def parse_positive(value: object, field: str, number: int, most: float) -> float:
-    """Return the value as a float above 0 and up to `most`. Raises `ResultsError`."""
+def parse_positive(value: object, field: str, number: int, maximum: float) -> float:
+    """Return the value as a float above 0 and up to `maximum`. Raise `ResultsError`."""
     try:
         parsed = (
             float(cast(float, value)) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
         )
     except OverflowError:
         parsed = math.inf
-    if not 0 < parsed <= most:
+    if not 0 < parsed <= maximum:
         raise ResultsError(
-            f"Run {number}: {field} must be a number above 0 and up to {most:g}, not {format_value(value)}."
+            f"Run {number}: {field} must be a number above 0 and up to {maximum:g}, not {format_value(value)}."
         )
     return parsed
 
 
 def format_value(value: object) -> str:
-    """Return a value of unknown size and kind for a message of one line."""
+    """Return an arbitrary value, shortened for a one-line message."""
     text = to_one_line(repr(value))
     return text if len(text) <= 40 else f"{text[:37]}..."

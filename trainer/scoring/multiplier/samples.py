@@ -1,4 +1,4 @@
-"""Which of an entry's runs are compared: those of one rung, one for each seed."""
+"""Grouping of an entry's runs by rung, one for each seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RungSample:
 
     @property
     def mean_compute(self) -> float:
-        """Geometric: the curve is straight in ln C over so short a stretch."""
+        """Geometric mean: within a rung the curve is linear in ln C."""
         if np.ptp(self.compute) == 0:
             return float(self.compute[0])
         return math.exp(math.fsum(np.log(self.compute)) / len(self.compute))
@@ -32,9 +32,9 @@ class RungSample:
 
 
 def group_by_rung(results: Sequence[RunResult], axis: Axis) -> list[RungSample]:
-    """Return one entry's runs by rung, smallest first; runs of one seed at one rung are one draw, and averaged.
+    """Return one entry's runs by rung, smallest first; runs with the same seed at one rung are averaged.
 
-    Sorted, so that the order of the results changes no digit.
+    Runs are sorted, so that the result does not depend on their order.
     """
     runs = sorted(
         (compute, run.seed, run.bits_per_byte) for run in results if (compute := run.compute(axis)) is not None
@@ -42,13 +42,13 @@ def group_by_rung(results: Sequence[RunResult], axis: Axis) -> list[RungSample]:
     if not runs:
         return []
     labels = assign_rungs(np.array([compute for compute, _, _ in runs]))
-    found = []
+    samples = []
     for label in range(labels.max() + 1):
-        here = [run for run, of in zip(runs, labels, strict=True) if of == label]
+        here = [run for run, rung in zip(runs, labels, strict=True) if rung == label]
         draws = [average_repeats([run for run in here if run[1] == seed]) for seed in sorted({run[1] for run in here})]
         draws.sort()
-        found.append(RungSample(np.array([compute for compute, _ in draws]), np.array([loss for _, loss in draws])))
-    return found
+        samples.append(RungSample(np.array([compute for compute, _ in draws]), np.array([loss for _, loss in draws])))
+    return samples
 
 
 def average_repeats(runs: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
@@ -64,5 +64,5 @@ def find_most_repeated_compute(samples: Sequence[RungSample]) -> float:
 
 
 def find_nearest_rung(samples: Sequence[RungSample], full: float) -> RungSample:
-    """Return the rung nearest the full budget, since gains shrink with scale; the larger of two that are as near."""
+    """Return the rung nearest the full budget, since gains shrink with scale; the larger of two equally near ones."""
     return min(samples, key=lambda sample: (round(abs(math.log(sample.mean_compute / full)), 6), -sample.mean_compute))
