@@ -8,7 +8,7 @@ ON_ALL_CORES := --numprocesses auto --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase fmt lock
+.PHONY: help install run test check node chaos-pool chaos-swarm chaos-rephrase docs-cli fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -59,6 +59,9 @@ gpt2-swarm: install  ## GPT-2 124M over two stages of two workers: ten steps on 
 fmt: install     ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs-cli: install  ## generate docs/cli.md from the parsers
+	$(BIN)/python -m trainer.cli.reference > docs/cli.md
 
 lock:            ## resolve the newest allowed versions anew, in a throwaway environment, into requirements.lock
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock

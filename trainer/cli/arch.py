@@ -25,7 +25,7 @@ class Row(TypedDict):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="dailytrain arch", description="List the architectures.")
     parser.add_argument("action", choices=["list"])
-    parser.add_argument("--json", action="store_true", help="as a JSON list of name, description, parameters")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     rows = [describe(name) for name in ARCHITECTURES]
     lines = [f"{row['name']:10} {row['parameters']:>12,}  {row['description']}" for row in rows]

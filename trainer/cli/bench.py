@@ -18,8 +18,18 @@ from trainer.bench import machine
 from trainer.bench.results import build_results, print_results
 from trainer.bench.round_robin import RoundRobin, run_repeats
 from trainer.bench.spec import GPU_SHAPE, PEERS, ContenderSpec, Shape, ShapeError
-from trainer.cli.parser import Parser
+from trainer.cli.parser import Parser, add_device_flag
 from trainer.errors import ExitCode, UserError, print_error
+
+SHAPE_HELP = {
+    "depth": "blocks",
+    "width": "size of the residual stream",
+    "heads": "attention heads",
+    "sequence_length": "tokens in a row",
+    "batch": "rows in a step",
+    "vocabulary_size": "tokens of the vocabulary",
+    "threads": "CPU threads of torch",
+}
 
 OURS = ("nanogpt", "gpt")
 """GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
@@ -123,8 +133,12 @@ def build_parser() -> Parser:
     parser.add_argument("--shape", help="LAYERSxWIDTH (4x256; on a GPU 12x768)")
     for field in dataclasses.fields(Shape):
         if field.name != "device":
-            parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help=f"(on a CPU {field.default})")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}",
+                type=int,
+                help=f"{SHAPE_HELP[field.name]} (on a CPU {field.default})",
+            )
+    add_device_flag(parser)
     parser.add_argument("--compile", action="store_true", help="also compiled by torch.compile")
     parser.add_argument("--compiled-only", action="store_true", help="only the compiled forms")
     parser.add_argument("--only", help="contenders, separated by commas")

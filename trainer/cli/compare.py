@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="dailytrain compare", description="Compare two scored runs by paired bootstrap over items.")
     parser.add_argument("first", type=Path, metavar="A", help="items.jsonl.gz of a run (`dailytrain score --items`)")
     parser.add_argument("second", type=Path, metavar="B", help="the same file of another run")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     try:
         differences = paired_bootstrap.compare_items(items.read_items(options.first), items.read_items(options.second))

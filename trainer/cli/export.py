@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="dailytrain export", description="Write a run's weights in another format.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what the other program reads")
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
     parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint; without: the latest")
     options = parser.parse_args(argv)
     try:

@@ -29,7 +29,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="dailytrain import", description="Make a run of weights from elsewhere.")
     parser.add_argument("file", type=Path, help="the weights")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what wrote them")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the run to make")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write: the run")
     parser.add_argument("--sequence-length", type=int, default=1024, help="tokens in a row when scored (%(default)s)")
     parser.add_argument("--tokenizer", type=Path, help="its tokenizer.json; without: it answers token ids only")
     options = parser.parse_args(argv)

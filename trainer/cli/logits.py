@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.store import load_model, read_run
-from trainer.cli.parser import Parser
+from trainer.cli.parser import Parser, add_device_flag, resolve_device
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,15 +50,16 @@ def parse(text: str, vocabulary_size: int) -> list[int]:
 @torch.inference_mode()
 def log_probabilities(options: argparse.Namespace, tokens: list[int]) -> Tensor:
     """Return `[T, V]`: one row after each token, normalised in fp64."""
-    model = load_model(options.run, options.checkpoint, options.device)
-    return model(torch.tensor([tokens], device=options.device))[0].double().log_softmax(-1)
+    device = resolve_device(options.device)
+    model = load_model(options.run, options.checkpoint, device)
+    return model(torch.tensor([tokens], device=device))[0].double().log_softmax(-1)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="dailytrain logits", description="What a run's model expects after tokens.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--tokens", required=True, help="token ids, joined by commas")
-    parser.add_argument("--json", action="store_true", help="all of them, one row after each token; else the likeliest")
-    parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint; without: the latest")
-    parser.add_argument("--device", default="cpu", help="where to compute, as torch names it (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint (the latest)")
+    add_device_flag(parser, default="cpu")
     return parser.parse_args(argv)

@@ -51,7 +51,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="COMPUTE",
         help="the track's budget, in FLOPs or seconds (the baseline's rung with the most runs)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(argv)
 
 

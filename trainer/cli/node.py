@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--server", required=True, metavar="URL", help="the site, such as https://train.example.org")
     add("--token", default=os.environ.get(TOKEN), help=f"join token, needed the first time only (or ${TOKEN})")
-    add("--home", type=Path, default=home(), metavar="DIR", help="where the node keeps its files (%(default)s)")
+    add("--home", type=Path, default=home(), metavar="DIR", help="where it keeps its files (%(default)s)")
     add("--name", default=platform.node() or "node", help="what the site shows (%(default)s)")
     add("--label", action="append", default=[], metavar="LABEL", help="for jobs that ask for it; may be repeated")
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from trainer.errors import ExitCode
+from trainer.errors import ExitCode, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,3 +13,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitCode.USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_device_flag(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    help = "where to compute; auto: on a GPU if there is one (%(default)s)"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=default, help=help)
+
+
+def resolve_device(name: str) -> str:
+    """Return `cpu` or `cuda` for a value of --device."""
+    import torch
+
+    if name != "cpu" and not torch.cuda.is_available():
+        if name == "cuda":
+            raise UserError("--device cuda: torch finds no GPU here")
+        return "cpu"
+    return "cpu" if name == "cpu" else "cuda"

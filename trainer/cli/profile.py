@@ -114,7 +114,7 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     """Return our own options and those of the run."""
     about = "Where the time of a training step goes. Other options are those of dailytrain train."
     parser = Parser(prog="dailytrain profile", description=about, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the trace")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write: the trace")
     parser.add_argument("--steps", type=int, default=8, help="steps of each measurement (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options, rest = parser.parse_known_args(argv)

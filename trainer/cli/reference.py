@@ -18,8 +18,10 @@ Every command explains itself with `--help`. This page is generated from the par
 """
 FLAGS_HEADER = """## Flags
 
-A flag has one meaning in all commands. `train` also takes every field of its configuration, see
-[training.md](training.md).
+- `--out` names the file or folder that a command writes, `--home` the folder where it keeps files between calls.
+- `--device` is `auto`, `cpu` or `cuda`; `CUDA_VISIBLE_DEVICES` chooses among several GPUs.
+- `--batch` counts rows (sequences) in a step, `--label` marks a node for matching jobs, `--name` is only displayed.
+- `train` also takes every field of its configuration, see [training.md](training.md).
 
 | flag | value | meaning | commands |
 |---|---|---|---|

@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("sample", metavar="SAMPLE.jsonl", help='lines {"source", "style", "output"}; - reads stdin')
     add("--keep", type=float, default=0.99, help="share of the sample to accept (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="also write the JSON to this file")
-    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.store import load_model, read_run
-from trainer.cli.parser import Parser
+from trainer.cli.parser import Parser, add_device_flag, resolve_device
 from trainer.data.tokenizer import Tokenizer
 from trainer.inference.sampling import PROMPTS, Sampler, written
 from trainer.models.base import LanguageModel
@@ -48,8 +48,8 @@ def add_writing_flags(parser: argparse.ArgumentParser, tokens: int) -> None:
     parser.add_argument("--top-k", type=int, help="draw among so many of the likeliest tokens (all)")
     parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest of this probability (1)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same text (%(default)s)")
-    parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint; without: the latest")
-    parser.add_argument("--device", default="cpu", help="where to compute, as torch names it (%(default)s)")
+    parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint (the latest)")
+    add_device_flag(parser, default="cpu")
     parser.add_argument("--load", choices=("8bit", "4bit"), help="smaller weights, through bitsandbytes")
 
 
@@ -62,11 +62,7 @@ def sampler_of(options: argparse.Namespace) -> Sampler:
 
 def opened(options: argparse.Namespace) -> tuple[LanguageModel, Tokenizer, int]:
     """Return the run's model, its tokenizer and how many tokens it can see. Raises ValueError."""
-    try:
-        device = torch.device(options.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {options.device}: torch has no such device here") from error
+    device = torch.device(resolve_device(options.device))
     model = load_model(options.run, options.checkpoint, "cpu" if options.load else device)
     if options.load:
         from trainer.ops.quantize import quantize

@@ -65,7 +65,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--items", type=Path, help="write each document's bits and each item's answer there, for `dailytrain compare`")
     add("--suite-limit", type=parse_positive_integer, help="only the first so many items of each benchmark")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print JSON")
     add("--job", action="store_true", help="started by a node: --sandbox is required, model output is never shown")
     add("--show-model-output", action="store_true", help="show the model's own output, for debugging")
     options = parser.parse_args(argv)

@@ -89,7 +89,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("arch", metavar="ARCH", help="a name of `dailytrain arch list`")
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    add("--json", action="store_true", help="print JSON")
     add("--sandbox", default="auto", help="auto, bubblewrap or none (auto: bubblewrap where it works)")
     add("--steps", type=positive, default=STEPS, help=f"optimizer steps of the small model ({STEPS})")
     add("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)

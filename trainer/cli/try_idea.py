@@ -55,12 +55,12 @@ def try_idea(options: argparse.Namespace, flags: Sequence[str]) -> int:
         seeds=options.seeds,
         dataset=dataset.hash,
         preset=PRESET,
-        folder=options.folder,
+        folder=options.home,
     )
     records = run_plan(plan, TrialRunner(dataset.folder, PRESET, options.jobs))
     comparison = compare_records(plan, records, options.axis)
     plot = LossPlot.from_comparison(comparison, parse_results(records))
-    picture = save_results(plan, records, comparison, plot, options.folder)
+    picture = save_results(plan, records, comparison, plot, options.home)
     if options.json:
         content = {**comparison.to_dict(), "runs": records, "picture": str(picture)}
         sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -134,12 +134,13 @@ def build_parser() -> Parser:
     add("--dataset", type=Path, help="a prepared dataset instead")
     add("--jobs", type=int, default=count_cores(), help="runs at a time, one thread each (%(default)s)")
     add(
-        "--folder",
+        "--home",
         type=Path,
         default=get_cache_folder().parent / "rehearsals",
-        help="where runs are kept (%(default)s)",
+        metavar="DIR",
+        help="where it keeps its files (%(default)s)",
     )
-    add("--json", action="store_true", help="print JSON, for programs")
+    add("--json", action="store_true", help="print JSON")
     return parser
 
 

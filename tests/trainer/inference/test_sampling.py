@@ -151,7 +151,7 @@ def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: To
         (["--temperature", "-1"], "the temperature cannot be negative"),
         (["--top-k", "0"], "top-k must leave"),
         (["--top-p", "1.5"], "top-p is a probability"),
-        (["--device", "gpu"], "torch has no such device"),
+        (["--device", "cuda"], "torch finds no GPU here"),
     ],
 )
 def test_numbers_that_make_no_sense_get_one_line(

@@ -79,7 +79,7 @@ def test_unknown_architecture_is_rejected_before_training(tmp_path: Path) -> Non
 def test_finished_runs_are_reused_and_verdict_is_printed(
     dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--dataset", str(dataset_folder), "--folder", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
+    flags = ["--dataset", str(dataset_folder), "--home", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
     dataset = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
     write_scores(build_plan(tmp_path, budget="4e12flops", rungs=(0.5, 1.0, 2.0), seeds=3, dataset=dataset))
     assert main(["smear", *flags, "--json"]) == 0
