@@ -63,7 +63,7 @@ def findings(run: Run, job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def reported(result: Mapping[str, Any]) -> tuple[protocol.ProbeReading, protocol.ProbeReading] | None:
     try:
-        probes = protocol.ProbeComparison.model_validate(result.get("probes"))
+        probes = protocol.ProbeResults.model_validate(result.get("probes"))
     except ValidationError:
         return None
     return (probes.before, probes.after) if probes.before and probes.after else None

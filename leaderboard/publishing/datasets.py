@@ -79,7 +79,7 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
     try:
         with effects.held(effect), hub_files.empty(folder):
             commit = brought(campaign, repository, folder)
-    except hub.HubBusy as error:
+    except hub.HubBusyError as error:
         raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
         raise effects.Refused(str(error)) from error
@@ -92,7 +92,7 @@ def brought(campaign: Campaign, repository: hub.Repository, folder: Path) -> str
     refuse_others(campaign, repository)
     written = dataset.shards(campaign)
     missing = [shard for shard in written if shard.blob and shard.published != shard.blob.sha256]
-    words = [hub.Addition(path, content) for path, content in dataset.words(campaign, written).items()]
+    words = [hub.FileAddition(path, content) for path, content in dataset.words(campaign, written).items()]
     rows = sum(shard.rows for shard in written)
     *batches, last = [missing[begin : begin + IN_ONE_COMMIT] for begin in range(0, len(missing), IN_ONE_COMMIT)] or [[]]
     for batch in batches:
@@ -100,14 +100,14 @@ def brought(campaign: Campaign, repository: hub.Repository, folder: Path) -> str
     return send(campaign, repository, [*files(last, folder), *words], f"{rows:,} rows", last)
 
 
-def files(batch: Sequence[Shard], folder: Path) -> list[hub.Addition]:
-    return [hub.Addition(shard.name, hub_files.on_disk(shard.blob, folder)) for shard in batch if shard.blob]
+def files(batch: Sequence[Shard], folder: Path) -> list[hub.FileAddition]:
+    return [hub.FileAddition(shard.name, hub_files.on_disk(shard.blob, folder)) for shard in batch if shard.blob]
 
 
 def send(
     campaign: Campaign,
     repository: hub.Repository,
-    additions: Sequence[hub.Addition],
+    additions: Sequence[hub.FileAddition],
     title: str,
     batch: Sequence[Shard],
 ) -> str:

@@ -18,7 +18,7 @@ from leaderboard.models import Publication
 from leaderboard.pictures import curve_files
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
-from scheduler.hub import Addition
+from scheduler.hub import FileAddition
 from scheduler.models import Blob
 from trainer.checkpoint.formats import FormatError, gpt_neox
 
@@ -26,18 +26,18 @@ RUN_FOLDER = "dailytrain"
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def of(kept: Publication, name: str, folder: Path) -> list[Addition]:
+def of(kept: Publication, name: str, folder: Path) -> list[FileAddition]:
     """Return all files of a publication, for the repository `name`.
 
     What has to be made, or fetched from a bucket, is laid into `folder`.
     """
     files = {path: on_disk(blob, folder) for path, blob in weights.found(kept.run, kept.name)}
     transformers = list(for_transformers(kept, files, folder))
-    own = [Addition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
+    own = [FileAddition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
     return [*words(kept, name, bool(transformers)), *own, *transformers]
 
 
-def words(kept: Publication, name: str, with_transformers: bool) -> list[Addition]:
+def words(kept: Publication, name: str, with_transformers: bool) -> list[FileAddition]:
     """Return what is said of the weights, as of now."""
     run = kept.run
     results = {
@@ -49,14 +49,14 @@ def words(kept: Publication, name: str, with_transformers: bool) -> list[Additio
         "dataset_hash": run.season.dataset_hash,
     }
     return [
-        Addition("README.md", model_card.text(kept, name, with_transformers).encode()),
-        Addition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
-        Addition("curve.png", curve_files.png(run)),
-        Addition("curve.csv", curve_files.csv(run)),
+        FileAddition("README.md", model_card.text(kept, name, with_transformers).encode()),
+        FileAddition("results.json", json.dumps(results, indent=1, sort_keys=True).encode()),
+        FileAddition("curve.png", curve_files.png(run)),
+        FileAddition("curve.csv", curve_files.csv(run)),
     ]
 
 
-def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[Addition]:
+def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
     """Yield the same weights as transformers reads them; nothing for an architecture that it does not know."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
     if weights.WEIGHTS not in named or not gpt_neox.fits(kept.run.config):
@@ -67,11 +67,11 @@ def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) ->
             config = gpt_neox.convert(kept.run.config, source, out)
     except FormatError:  # the entry's own litgpt is another: its weights are published as they are
         return
-    yield Addition("config.json", json.dumps(config, indent=1).encode())
-    yield Addition(weights.WEIGHTS, made)
+    yield FileAddition("config.json", json.dumps(config, indent=1).encode())
+    yield FileAddition(weights.WEIGHTS, made)
     if tokenizer := named.get("tokenizer.json"):
-        yield Addition("tokenizer.json", tokenizer)
-        yield Addition("tokenizer_config.json", json.dumps(TOKENIZER_CONFIG, indent=1).encode())
+        yield FileAddition("tokenizer.json", tokenizer)
+        yield FileAddition("tokenizer_config.json", json.dumps(TOKENIZER_CONFIG, indent=1).encode())
 
 
 def on_disk(blob: Blob, folder: Path) -> Path:

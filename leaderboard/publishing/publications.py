@@ -144,7 +144,7 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
     try:
         with effects.held(effect), hub_files.empty(folder):
             commit = brought(kept, hub_of(name), mark(kept, effect.version), folder)
-    except hub.HubBusy as error:
+    except hub.HubBusyError as error:
         raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
         raise effects.Refused(str(error)) from error

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from django.conf import settings
 
-from scheduler.hub import HubError, explained
+from scheduler.hub import HubError, translate_errors
 from scheduler.models import Campaign
 
 LINES = (".jsonl", ".json", ".ndjson")
@@ -100,7 +100,7 @@ def on_the_hub(campaign: Campaign) -> tuple[list[str], str]:
 
     api = HfApi(endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN or False)
     try:
-        with explained(campaign.dataset):
+        with translate_errors(campaign.dataset):
             info = api.dataset_info(campaign.dataset, revision=campaign.revision or None, timeout=TIMEOUT)
     except HubError as error:
         raise SourceError(str(error)) from error
@@ -170,7 +170,7 @@ def download(campaign: Campaign, name: str, path: Path) -> None:
     aside = path.with_name(f".{path.name}.part")
     aside.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with explained(campaign.dataset), aside.open("wb") as file:
+        with translate_errors(campaign.dataset), aside.open("wb") as file:
             http_get(address, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
         aside.rename(path)
     except HubError as error:

@@ -222,7 +222,7 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
-    assert effect.problem == "A file could not be sent: the Hub's storage answered 403."
+    assert effect.problem == "A file upload failed: the Hub's storage answered 403."
     assert ours(hub, finished) == []
     arrived = set(of(hub, finished).objects)
     assert arrived
@@ -236,10 +236,10 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
 @pytest.mark.parametrize(
     ("path", "status", "sentence"),
     [
-        ("/api/repos/create", 401, "does not take the token"),
-        ("/api/repos/create", 422, "did not accept what we sent: name is taken"),
+        ("/api/repos/create", 401, "rejected the token"),
+        ("/api/repos/create", 422, "rejected the upload: name is taken"),
         ("/api/models/.*/commits/", 404, "does not know trains/smear-run-"),
-        ("/api/models/.*/commit/", 403, "does not allow it"),
+        ("/api/models/.*/commit/", 403, "Permission denied by the Hub"),
         ("/api/models/.*/commit/", 422, "did not accept"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_hub_that_is_down_costs_nothing_but_time(hub: Hub, finished: Run, sett
     due()
     effect = Effect.objects.get(kind="hub")
     assert effect.state == Effect.State.WANTED
-    assert effect.problem == "The Hub cannot be reached just now (ConnectionError)."
+    assert effect.problem == "The Hub cannot be reached (ConnectionError)."
     settings.HUB_ENDPOINT = hub.url
     due()
     assert len(ours(hub, finished)) == 1

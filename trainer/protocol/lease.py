@@ -79,7 +79,7 @@ class FinishLease(Message):
     reason: str = Field(default="", max_length=500)
     """A sentence for the contributor."""
     result: dict[str, Any] = {}
-    """By kind of job: `result.json` of a training run with its `ProbeComparison`, the JSON of `dailytrain score`,
+    """By kind of job: `result.json` of a training run with its `ProbeResults`, the JSON of `dailytrain score`,
     `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult` or `WorkerResult`."""
     files: tuple[FileRef, ...] = ()
     """Files stored with the job (`run.json`, a notebook's files in `model/`), uploaded like blobs."""

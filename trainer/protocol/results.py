@@ -24,7 +24,7 @@ class ProbeReading(Message):
     """Of the second step, in nats per token; equal on all nodes that compute correctly."""
 
 
-class ProbeComparison(Message):
+class ProbeResults(Message):
     """Speed before and after a training run whose order has a `ProbeSpec`; under "probes" in its result."""
 
     version: Literal[1] = 1
@@ -42,7 +42,7 @@ class ReplayResult(Message):
     """|replayed - claimed| divided by the distance that the claimed weights moved in the segment."""
 
 
-class SmokeCheck(Message):
+class SmokeCheckResult(Message):
     name: Literal["starts", "fits", "learns", "causal"]
     passed: bool
     text: str = Field(max_length=1000)
@@ -58,7 +58,7 @@ class SmokeResult(Message):
     version: Literal[1] = 1
     passed: bool
     sentence: str = Field(max_length=1000)
-    checks: tuple[SmokeCheck, ...] = Field(max_length=8)
+    checks: tuple[SmokeCheckResult, ...] = Field(max_length=8)
     file: str = Field(default="", max_length=200)
     """The entry's file in which it failed, with the line number and its text; empty: unknown."""
     line: int = Field(default=0, ge=0)

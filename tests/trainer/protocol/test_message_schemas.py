@@ -48,7 +48,7 @@ MESSAGES: Final[dict[str, type[protocol.Message]]] = {
     "order rephrase": protocol.RephraseOrder,
     "order swarm": protocol.SwarmOrder,
     "order seat": protocol.SeatOrder,
-    "result train, probes": protocol.ProbeComparison,
+    "result train, probes": protocol.ProbeResults,
     "result replay": protocol.ReplayResult,
     "result smoke": protocol.SmokeResult,
     "result notebook": protocol.NotebookResult,

@@ -1,4 +1,4 @@
-"""What passes for a rephrasing, and what does not, on real texts."""
+"""The checks of rephrased texts, on real texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reasons(style: str, output: str, **more: object) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_good_rephrasing_is_taken_in_each_style(style: str) -> None:
+def test_good_rephrasing_is_accepted_in_each_style(style: str) -> None:
     found = check_output(SOURCE, style, GOOD[style], language="en")
     assert found.reasons == ()
     assert found.accepted
@@ -44,15 +44,15 @@ def test_a_good_rephrasing_is_taken_in_each_style(style: str) -> None:
         ("basic", "hard", "king_james"),
     ],
 )
-def test_of_human_paraphrases_fewer_than_two_in_a_hundred_are_refused(source: str, style: str, output: str) -> None:
+def test_human_paraphrases_are_rejected_below_two_percent(source: str, style: str, output: str) -> None:
     """Measured: 0.2 to 0.5 %. MRPC, which the start values come from, is not among our data."""
     found = [check_output(one[source], style, one[output], language="en") for one in passages()]
     assert sum(not one.accepted for one in found) < 0.02 * len(found)
 
 
 @pytest.mark.parametrize("style", ["easy", "medium", "hard"])
-def test_of_rephrasings_of_another_passage_of_the_same_book_hardly_any_is_taken(style: str) -> None:
-    """A volunteer that hands in somebody else's results; of another book it would be easier to see."""
+def test_rephrasings_of_other_passages_are_mostly_rejected(style: str) -> None:
+    """A volunteer that submits another volunteer's results; of another book it would be easier to see."""
     order = list(passages())
     random.Random(1).shuffle(order)
     strangers = list(itertools.pairwise(order))
@@ -60,7 +60,7 @@ def test_of_rephrasings_of_another_passage_of_the_same_book_hardly_any_is_taken(
     assert sum(taken) < {"medium": 0.04, "easy": 0.3, "hard": 0.3}[style] * len(strangers)
 
 
-def test_of_rephrasings_of_another_whole_chunk_hardly_any_is_taken() -> None:
+def test_rephrasings_of_other_chunks_are_mostly_rejected() -> None:
     def chunk(version: str, first: int) -> str:
         return " ".join(passage[version] for passage in passages()[first : first + 4])
 
@@ -77,7 +77,7 @@ def test_of_rephrasings_of_another_whole_chunk_hardly_any_is_taken() -> None:
 
 
 @pytest.mark.parametrize("output", ["", "  \n ", "...", "\u200b", "***"])
-def test_nothing_is_no_rephrasing(output: str) -> None:
+def test_output_without_text_is_empty(output: str) -> None:
     assert reasons("medium", output) == ("empty",)
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_no_rephrasing(output: str) -> None:
         "I apologize, but I won't be able to generate a paraphrase of this passage.",
     ],
 )
-def test_a_refusal_is_told(output: str) -> None:
+def test_refusal_is_rejected(output: str) -> None:
     assert reasons("medium", output) == ("refusal",)
 
 
@@ -102,40 +102,40 @@ def test_a_refusal_is_told(output: str) -> None:
     "output",
     ["I'm sorry for your loss, said the captain.", "I cannot help loving the sea.", "The AI model of the ship sailed."],
 )
-def test_a_text_that_only_sounds_like_a_refusal_is_none(output: str) -> None:
+def test_text_similar_to_refusal_is_no_refusal(output: str) -> None:
     assert "refusal" not in check_output(output, "medium", output).reasons
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_prompt_once_more_is_an_echo(style: str) -> None:
+def test_repeated_prompt_is_echo(style: str) -> None:
     assert reasons(style, build_prompt(style, SOURCE)) == ("echo",)
     assert reasons(style, f"{get_instructions(style)[1]} {GOOD[style]}") == ("echo",)
 
 
-def test_the_source_once_more_is_copied() -> None:
+def test_repeated_source_is_copied() -> None:
     for style in ("easy", "medium", "hard"):
         assert "copied" in reasons(style, SOURCE)
         assert "copied" in reasons(style, SOURCE.replace("struck", "amazed").upper())
     assert "copied" in check_output("The cat sat on the mat today.", "medium", "The cat sat on the mat, today!").reasons
 
 
-def test_a_sentence_or_two_may_keep_most_of_its_words() -> None:
+def test_short_text_may_keep_most_words() -> None:
     source = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at so hard a task."
     output = "No team has overcome such a deficit in the finals, and nobody wants to try their luck at it."
     assert check_output(source, "medium", output).accepted
 
 
-def test_a_text_without_its_end_is_cut_off() -> None:
+def test_text_without_sentence_end_is_cut_off() -> None:
     assert reasons("medium", GOOD["medium"][:-30]) == ("cut_off",)
     assert reasons("medium", GOOD["medium"], ended="length") == ("cut_off",)
     assert reasons("medium", GOOD["medium"] + '"') == ()
 
 
-def test_a_source_that_has_no_end_asks_for_none() -> None:
+def test_source_without_sentence_end_requires_none() -> None:
     assert "cut_off" not in check_output("A heading about the ship", "medium", "A title on the vessel").reasons
 
 
-def test_length_is_measured_by_style() -> None:
+def test_length_limits_depend_on_style() -> None:
     first = GOOD["medium"].split(". ")[0] + "."
     assert "too_short" in reasons("medium", first)
     assert "too_wordy" in reasons("hard", f"{GOOD['hard']} {GOOD['medium']} {GOOD['easy']}")
@@ -152,42 +152,42 @@ def test_length_is_measured_by_style() -> None:
         "Question: Who?\nAnswer:\nQuestion: What?\nAnswer: He was on a ship.",
     ],
 )
-def test_questions_and_answers_alternate_and_are_two_or_more(output: str) -> None:
+def test_qa_needs_two_alternating_pairs(output: str) -> None:
     assert "not_pairs" in reasons("qa", output)
 
 
-def test_questions_may_be_numbered_and_bold() -> None:
+def test_qa_accepts_numbered_and_bold_labels() -> None:
     assert reasons("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**")) == ()
 
 
-def test_another_language_is_told_and_a_few_words_are_not_judged() -> None:
+def test_other_language_is_rejected_unless_short() -> None:
     assert "language" in reasons("medium", GERMAN, language="en")
     assert "language" in reasons("medium", GERMAN)
     assert "language" not in check_output(GERMAN, "medium", GERMAN).reasons
     assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
 
 
-def test_another_subject_is_told() -> None:
+def test_other_subject_is_rejected() -> None:
     assert "meaning" in reasons("medium", texts(3)[2])
 
 
-def test_going_round_in_circles_is_told() -> None:
+def test_repetitive_text_is_rejected() -> None:
     assert "repetitive" in reasons("easy", "The ship went to South America. " * 18)
 
 
-def test_what_was_handed_in_before_is_a_duplicate_whatever_its_spaces_and_case() -> None:
+def test_duplicate_ignores_spaces_and_case() -> None:
     known = {compute_duplicate_key(GOOD["medium"])}
     assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), known=known) == ("duplicate",)
     assert reasons("easy", GOOD["easy"], known=known) == ()
 
 
-def test_letters_at_random_fail_in_every_style() -> None:
-    dice = random.Random(2)
-    output = " ".join("".join(dice.choices(string.ascii_lowercase, k=6)) for _ in SOURCE.split()) + "."
+def test_random_letters_fail_in_every_style() -> None:
+    rng = random.Random(2)
+    output = " ".join("".join(rng.choices(string.ascii_lowercase, k=6)) for _ in SOURCE.split()) + "."
     assert all("meaning" in reasons(style, output) for style in STYLES)
 
 
-def test_thresholds_can_be_changed_style_by_style() -> None:
+def test_thresholds_change_for_one_style_only() -> None:
     strict = merge_thresholds({"medium": {"meaning": 0.99}})
     assert reasons("medium", GOOD["medium"], thresholds=strict) == ("meaning",)
     assert reasons("easy", GOOD["easy"], thresholds=strict) == ()
@@ -203,13 +203,13 @@ def test_thresholds_can_be_changed_style_by_style() -> None:
         ({"easy": {"shortest": 9}}, "below longest"),
     ],
 )
-def test_thresholds_that_make_no_sense_are_a_sentence(changes: dict[str, dict[str, float]], sentence: str) -> None:
+def test_invalid_thresholds_raise_error(changes: dict[str, dict[str, float]], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         merge_thresholds(changes)
 
 
 @given(source=st.text(max_size=300), output=st.text(max_size=300), style=st.sampled_from(STYLES))
-def test_whatever_comes_is_judged_with_reasons_that_there_are(source: str, output: str, style: str) -> None:
+def test_arbitrary_text_gets_known_reasons(source: str, output: str, style: str) -> None:
     found = check_output(source, style, output)
     assert found.accepted == (not found.reasons)
     assert set(found.reasons) <= set(REASONS)

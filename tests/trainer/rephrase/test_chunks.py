@@ -1,4 +1,4 @@
-"""Documents are cut at sentence ends, and nothing of them is lost."""
+"""Splitting documents into chunks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_joined_chunks_are_the_text(text: str, tokens: int) -> None:
 @given(
     st.lists(st.sampled_from(["Mr. Smith went.", "No!", "word " * 50 + "end.", "\n\n", " ", "東京は。"]), max_size=80)
 )
-def test_joined_sentences_are_the_text_whatever_they_are(parts: list[str]) -> None:
+def test_joined_chunks_of_sentences_are_the_text(parts: list[str]) -> None:
     text = " ".join(parts)
     assert "".join(split_into_chunks(text, 60)) == text
 
 
-def test_chunks_end_with_sentences_and_are_about_as_long_as_each_other() -> None:
+def test_chunks_end_with_sentences_and_have_similar_lengths() -> None:
     text = " ".join(texts(60))
     chunks = split_into_chunks(text)
     assert len(chunks) == round(count_tokens(text) / 300)
@@ -41,7 +41,7 @@ def test_chunks_end_with_sentences_and_are_about_as_long_as_each_other() -> None
 
 
 @pytest.mark.parametrize("abbreviation", ["Mr.", "Dr.", "e.g.", "J.", "U.S.", "No."])
-def test_an_abbreviation_is_no_end(abbreviation: str) -> None:
+def test_abbreviation_does_not_end_sentence(abbreviation: str) -> None:
     text = f"We met {abbreviation} Jones there today. Then we went home again at once."
     assert split_into_chunks(text, 9) == [
         f"We met {abbreviation} Jones there today. ",
@@ -49,7 +49,7 @@ def test_an_abbreviation_is_no_end(abbreviation: str) -> None:
     ]
 
 
-def test_the_end_of_a_wrapped_line_is_no_end_of_a_sentence_and_that_of_a_heading_is() -> None:
+def test_line_end_ends_sentence_only_in_unwrapped_text() -> None:
     line = "Of all the lines in this long book none ends where a sentence does,\n"
     assert all(
         chunk.rstrip().endswith(".") for chunk in split_into_chunks((line * 3 + "or so I was told by them.\n") * 8, 60)
@@ -60,19 +60,19 @@ def test_the_end_of_a_wrapped_line_is_no_end_of_a_sentence_and_that_of_a_heading
     )
 
 
-def test_a_sentence_without_an_end_is_cut_inside() -> None:
+def test_very_long_sentence_is_split_inside() -> None:
     chunks = split_into_chunks("word " * 3000 + "x" * 5000, 300)
     assert all(count_tokens(chunk) <= MAX_SENTENCE_RATIO * 300 * 2 for chunk in chunks)
     assert len(chunks) > 10
 
 
-def test_nothing_is_cut_into_no_chunks_and_a_chunk_holds_something() -> None:
+def test_empty_text_has_no_chunks_and_zero_tokens_raise() -> None:
     assert split_into_chunks("") == []
     with pytest.raises(ValueError, match="one token"):
         split_into_chunks("text", 0)
 
 
-def test_real_documents_lose_nothing_and_are_cut_to_size() -> None:
+def test_real_documents_are_split_to_size_without_loss() -> None:
     if not DATA.is_dir():
         pytest.skip(f"no real text at {DATA}")
     documents = [json.loads(line)["text"] for line in (DATA / "c4_sample" / "c4_sample.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A result is what was asked for, and made with what was asked for."""
+"""The envelope check: a result matches its packet and order."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CHUNKS = (protocol.Chunk(index=3, text=SOURCE, sha256=sha256(SOURCE), styles=("e
 
 def output(style: protocol.Style, **changes: Any) -> protocol.RephraseOutput:
     text = changes.pop("text", GOOD[style])
-    said = {"chunk": 3, "style": style, "source_sha256": sha256(SOURCE), "text": text, "sha256": sha256(text)}
-    return protocol.RephraseOutput(**{**said, **changes})
+    fields = {"chunk": 3, "style": style, "source_sha256": sha256(SOURCE), "text": text, "sha256": sha256(text)}
+    return protocol.RephraseOutput(**{**fields, **changes})
 
 
 def result(*outputs: protocol.RephraseOutput, **changes: Any) -> protocol.RephrasedPacket:
-    said = {"packet": 1, "prompt_version": 1, "model": "m", "revision": "r", "sampling": ORDER.sampling}
-    return protocol.RephrasedPacket(**{**said, "outputs": outputs or (output("easy"), output("qa")), **changes})
+    fields = {"packet": 1, "prompt_version": 1, "model": "m", "revision": "r", "sampling": ORDER.sampling}
+    return protocol.RephrasedPacket(**{**fields, "outputs": outputs or (output("easy"), output("qa")), **changes})
 
 
-def test_what_was_asked_for_fits() -> None:
+def test_matching_result_has_no_reasons() -> None:
     assert check_envelope(result(), CHUNKS, ORDER) == ()
 
 
@@ -53,11 +53,11 @@ def test_what_was_asked_for_fits() -> None:
         (result(output("easy", text="word " * 19_000), output("qa")), "too_big"),
     ],
 )
-def test_what_was_not_is_told(wrong: protocol.RephrasedPacket, reason: str) -> None:
+def test_mismatched_result_has_reason(wrong: protocol.RephrasedPacket, reason: str) -> None:
     assert reason in check_envelope(wrong, CHUNKS, ORDER)
     assert reason in REASONS
 
 
-def test_an_output_that_was_not_written_fits_too() -> None:
+def test_output_without_text_matches() -> None:
     nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
     assert check_envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()

@@ -1,4 +1,4 @@
-"""In which language a text is, offline."""
+"""Offline language identification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.genesis import texts
 from trainer.rephrase.languages import UNKNOWN, identify_language
 
-SAID = {
+SENTENCES = {
     "en": "The ship left the harbour in the morning, and nobody knew when it would come back.",
     "de": "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wann es zurückkommen würde.",
     "fr": "Le navire quitta le port au matin, et personne ne savait quand il reviendrait.",
@@ -19,19 +19,19 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("language", SAID)
-def test_a_sentence_is_enough(language: str) -> None:
-    assert identify_language(SAID[language]) == language
+@pytest.mark.parametrize("language", SENTENCES)
+def test_one_sentence_identifies_language(language: str) -> None:
+    assert identify_language(SENTENCES[language]) == language
 
 
-def test_old_english_is_english() -> None:
+def test_old_english_is_identified_as_english() -> None:
     assert {identify_language(text) for text in texts(100)} == {"en"}
 
 
 @pytest.mark.parametrize("text", ["", "Yes.", "1,024 + 2,048 = 3,072", "???"])
-def test_of_a_few_letters_nobody_can_say(text: str) -> None:
+def test_few_letters_are_unknown(text: str) -> None:
     assert identify_language(text) == UNKNOWN
 
 
-def test_the_library_is_the_pinned_one() -> None:
+def test_library_has_pinned_version() -> None:
     assert version("py3langid") == "0.4.0"

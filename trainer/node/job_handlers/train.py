@@ -13,7 +13,7 @@ from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
 from trainer.node.datasets import PYTHON_COMMAND, ensure_dataset
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import BaseWeights, Checkpoint, ProbeComparison, TrainOrder
+from trainer.protocol import BaseWeights, Checkpoint, ProbeResults, TrainOrder
 from trainer.sandbox import Mount, ResourceLimits, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
@@ -63,7 +63,7 @@ def run(job: Job) -> JobOutcome:
         return ended
     # Whatever the training process says about its own node's speed is put aside.
     found = (
-        ProbeComparison(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
+        ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
         if order.probe
         else None
     )

@@ -1,4 +1,4 @@
-"""Introductions are taken off, and nothing else."""
+"""Removing introductions from outputs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TEXT = GOOD["medium"]
         "Here’s a simplified version of the text\n\n",
     ],
 )
-def test_an_introduction_is_taken_off(introduction: str) -> None:
+def test_introduction_is_removed(introduction: str) -> None:
     assert clean_output(introduction + TEXT, SOURCE) == TEXT
 
 
 @pytest.mark.parametrize("text", [f'"{TEXT}"', f"“{TEXT}”", f"\n\n{TEXT}  \n"])
-def test_quotation_marks_and_space_around_all_are_taken_off(text: str) -> None:
+def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
     assert clean_output(text, SOURCE) == TEXT
 
 
@@ -49,16 +49,16 @@ def test_quotation_marks_and_space_around_all_are_taken_off(text: str) -> None:
         "This is the story of a ship.\n\nIt begins in Plymouth.",
     ],
 )
-def test_a_text_that_has_none_stays_as_it_is(text: str) -> None:
+def test_text_without_introduction_is_unchanged(text: str) -> None:
     assert clean_output(text, SOURCE) == text
 
 
-def test_a_source_that_begins_like_an_introduction_keeps_its_rephrasing_whole() -> None:
+def test_introduction_stays_if_source_begins_with_one() -> None:
     source = "Here is the new version of the text: it was printed twice."
     output = "Here is the rewritten version of the text: it went to press two times."
     assert clean_output(output, source) == output
 
 
-def test_human_texts_lose_nothing() -> None:
+def test_human_texts_are_unchanged() -> None:
     for passage in passages():
         assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
