@@ -139,7 +139,7 @@ def is_expected(error: Exception) -> bool:
     if isinstance(error, ModelError):
         return cause is None or is_out_of_memory(cause)
     return (
-        isinstance(error, ValueError | ProcessLostError | CompilerMissingError)
+        isinstance(error, UserError | ProcessLostError | CompilerMissingError)
         or is_disk_full(error)
         or is_out_of_memory(error)
         or is_thread_limit(error)
@@ -162,7 +162,7 @@ def describe_error(error: Exception) -> str:
         )
     if isinstance(error, CompilerMissingError):
         return f"{message} The same command then goes on from the last checkpoint."
-    if isinstance(error, ValueError):
+    if isinstance(error, UserError):
         return f"{message}; the same command then goes on from the last checkpoint"
     if isinstance(error, ProcessLostError) or is_process_lost(error):
         return ""  # the other process, or the launcher, reports the reason

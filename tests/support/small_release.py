@@ -116,7 +116,7 @@ options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 config, until = json.loads(Path(options["--config"]).read_text()), int(options["--until"])
 out = Path(options["--out"]) / "checkpoints"
 begun = max((int(folder.name[5:]) for folder in out.glob("step-*")), default=0)
-told = json.loads(Path(options["--told"]).read_text())
+told = json.loads(Path(options["--recorded-state"]).read_text())
 print(f"replaying {gpt.NAME} from step {begun} to {until}, told {told}")
 
 def save(step):

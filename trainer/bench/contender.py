@@ -16,9 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +26,6 @@ from trainer.accounting import flops
 from trainer.bench.peers import PEER_BUILDERS
 from trainer.bench.spec import ContenderSpec, Shape
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.devices import memory_bytes
 from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
@@ -92,44 +89,32 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
 
 
 def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
-    """Build an architecture with its recipe, trained by `trainer.train.train_step` on random tokens."""
+    """Build an architecture with its recipe, trained by `trainer.training.loop.train_step` on random tokens."""
     from trainer.distributed.devices import make_fabric
-    from trainer.train import train_step
     from trainer.training.grad_spikes import GradientSpikeFilter
-    from trainer.training.run import Run
+    from trainer.training.loop import train_step
     from trainer.training.setup import prepare_objective
 
     resolved = build_resolved_config(spec)
     module = load_architecture(spec.name)
     config = build_model_config(module, spec.shape)
     fabric = make_fabric(resolved, None)
-    model = module.Model(config).to(fabric.device)
+    raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
-    objective, resolved = prepare_objective(model, recipe, resolved, batches[0][0], undecided=False)
-    unused: Any = None  # fields that a step does not read
-    run = Run(
-        config=TrainConfig(out=Path(os.devnull), arch=spec.name),
-        resolved=resolved,
-        fabric=fabric,
-        dataset=unused,
-        raw_model=model,
-        objective=objective,
-        model=fabric.setup_module(objective),
-        optimizers=[
-            fabric.setup_optimizers(optimizer) for optimizer in optimizers.build(model, recipe, resolved.muon_precision)
-        ],
-        recipe=recipe,
-        flop_count=unused,
-        integrity=unused,
-        spike_filter=GradientSpikeFilter(resolved.spikes),
-        loader=cast(Any, SimpleNamespace(next_batch=itertools.cycle(batches).__next__)),
-        identity={},
-    )
+    objective, resolved = prepare_objective(raw_model, recipe, resolved, batches[0][0], is_micro_batch_open=False)
+    model = fabric.setup_module(objective)
+    built = [fabric.setup_optimizers(each) for each in optimizers.build(raw_model, recipe, resolved.muon_precision)]
+    optimizers.set_rates(built, recipe.schedule.scale(0.5, 0))
+    spike_filter, rows = GradientSpikeFilter(resolved.spikes), itertools.cycle(batches)
     # As in the training loop.
     gc.collect()
     gc.freeze()
     gc.disable()
-    return model, lambda: train_step(run, 0.5)
+
+    def step() -> None:
+        train_step(fabric, model, built, next(rows), resolved.micro_batch, spike_filter, recipe.clip)
+
+    return raw_model, step
 
 
 def build_resolved_config(spec: ContenderSpec) -> ResolvedConfig:

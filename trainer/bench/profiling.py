@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainer.distributed.devices import memory_bytes
-from trainer.train import train_step
+from trainer.training.loop import run_step
 from trainer.training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
@@ -107,7 +107,7 @@ def time_steps(run: Run, steps: int) -> float:
     synchronize(run.fabric.device)
     started = time.perf_counter()
     for _ in range(steps):
-        train_step(run, 0.5)
+        run_step(run, 0.5)
     synchronize(run.fabric.device)
     return time.perf_counter() - started
 

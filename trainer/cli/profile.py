@@ -27,7 +27,6 @@ from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.errors import ModelError
 from trainer.models import ARCHITECTURES
-from trainer.train import BASE
 from trainer.training import entry_integrity
 from trainer.training.run import Run
 from trainer.training.setup import build_run
@@ -60,7 +59,7 @@ def complain(error: Exception, code: int) -> int:
 def profiled(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Set the run up as training does, and measure some steps of it."""
     trace = config.out / "trace.json.gz"
-    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as guard:
         run = build_run(config, Console(stderr=True), guard)
         try:
             return {**described(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config.train_config import LoraArgs
+from trainer.errors import UserError
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
 
 
-class LoraError(ValueError):
+class LoraError(UserError):
     """The adapters do not fit the model; the message is one line."""
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.muon import Muon, Precision
 
 
-class NotInstalled(ValueError):
+class NotInstalled(UserError):
     """An optimizer's package is not there; the message says how to get it."""
 
 

@@ -38,7 +38,7 @@ from trainer.errors import ModelError, attribute_to_model
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
-from trainer.train import BASE, fit_and_finish
+from trainer.train import fit_and_finish
 from trainer.training import entry_integrity
 from trainer.training.setup import build_run, configure_model
 
@@ -124,7 +124,9 @@ def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter)
     find.at("imports")
     full = parse_config([*flags, "--arch", name, "--out", str(out)])
     small = shrink_config(full, options)
-    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(PRESETS.get(name, (name,))[0], BASE)) as guard:
+    with entry_integrity.EntryIntegrity(
+        ARCHITECTURES.get(PRESETS.get(name, (name,))[0], entry_integrity.BASE)
+    ) as guard:
         module, early = imported(name)
         run = build_run(small, Console(stderr=True, quiet=True), guard)
         try:

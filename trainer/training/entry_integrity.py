@@ -57,7 +57,14 @@ OWN_HAND = {"sys._getframe": OBJECTS, "object.__setattr__": OBJECTS, "object.__d
 """Events that libraries cause for honest reasons (dataclasses look at frames): only where the architecture itself did
 it. The latter two are raised for a function's code and its like, not for ordinary attributes."""
 
-LIBRARIES = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "<frozen importlib._bootstrap>", "/trainer/train.py")
+LIBRARIES = (
+    "/torch/_dynamo/",
+    "/torch/_inductor/",
+    "/triton/",
+    "<frozen importlib._bootstrap>",
+    "/trainer/training/loop.py",
+    "/trainer/train.py",
+)
 """What compilers do, and what happens while a library is imported, is not the architecture's doing. What the loop
 itself was called by is nobody's."""
 
@@ -75,6 +82,8 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
 )
 """What the loop uses of others."""
 
+BASE = "trainer.models.base"
+"""Stands in for an architecture that does not exist."""
 LOOKS = 3
 """At random moments of a run."""
 
@@ -132,7 +141,7 @@ class EntryIntegrity:
             if name in now and now[name] is not part:
                 raise ModelError(f"{CHANGED} ({name}).")
 
-    def due(self, before: float, after: float) -> bool:
+    def is_check_due(self, before: float, after: float) -> bool:
         """Is there a look to take between these used fractions of the budget? Nobody can foresee it."""
         return any(before < moment <= after for moment in self._looks)
 

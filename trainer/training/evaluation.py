@@ -24,7 +24,7 @@ def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> No
         raise ModelError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
     metrics.write("dev", run.usage.steps, **run.position(), **run.dev)
     text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
-    progress.say(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
+    progress.print_line(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
     for prompt in PROMPTS if run.resolved.sample_tokens else ():
         metrics.write("sample", run.usage.steps, prompt=prompt, text=generate_sample(run, prompt))
 

@@ -46,8 +46,8 @@ class GradientSpikeFilter:
             )
         return False
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"norms": self.norms, "skipped": self.skipped, "in_a_row": self.in_a_row}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.norms, self.skipped, self.in_a_row = list(state["norms"]), state["skipped"], state["in_a_row"]

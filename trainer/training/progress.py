@@ -39,14 +39,14 @@ class TrainingProgress:
     ) -> None:
         self.bar.stop()
 
-    def trained(self, step: int, fraction: float, loss: float, tokens_per_second: float) -> None:
-        """Some steps have been made."""
+    def update(self, step: int, fraction: float, loss: float, tokens_per_second: float) -> None:
+        """Show the state after some steps."""
         text = f"step {step}, loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
         self.bar.update(self.task, completed=fraction, description=text)
         if not self.console.is_terminal and time.monotonic() - self.spoken >= QUIET_SECONDS:
-            self.say(f"{fraction:4.0%}  {text}")
+            self.print_line(f"{fraction:4.0%}  {text}")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line that stays."""
         self.spoken = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)

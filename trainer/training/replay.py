@@ -1,10 +1,10 @@
 """Train a stretch of a run once more: from a checkpoint, or from the first weights, up to a step.
 
-    python -m trainer.training.replay --until 300 [--told FILE] CONFIGURATION...
+    python -m trainer.training.replay --until 300 [--recorded-state FILE] CONFIGURATION...
 
 The configuration is that of `trainer.train`. With `--out` holding the checkpoint where the stretch begins, the one at
 its end is written beside it; without one the stretch begins at step 0, and that is written too. Nothing is evaluated
-in between. `--told` is what the run's own machine had a say in, from the `state.json` of a later checkpoint:
+in between. `--recorded-state` is what the run's own machine had a say in, from the `state.json` of a later checkpoint:
 what each step was charged, which the schedule of a budget in seconds follows, and the precision and such.
 
 It runs in the sandbox, with the entry's code, and never sees what `trainer.scoring.compare_replay` compares it with.
@@ -12,6 +12,7 @@ It runs in the sandbox, with the entry's code, and never sees what `trainer.scor
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -23,48 +24,47 @@ from typing import Any
 from rich.console import Console
 
 from trainer import errors
-from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
 from trainer.config.resolve import MACHINE_FIELDS
 from trainer.config.train_config import ConfigError, TrainConfig
-from trainer.errors import ModelError
+from trainer.errors import ModelError, UserError
 from trainer.models import ARCHITECTURES
-from trainer.train import BASE, charge_step, train_step
 from trainer.training import entry_integrity
-from trainer.training.run import Run, save_checkpoint
+from trainer.training.checkpointing import save_checkpoint
+from trainer.training.loop import charge_step, run_step
+from trainer.training.run import Run
 from trainer.training.setup import build_run
 
 NOTHING: Mapping[str, Any] = {}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return the exit code, as `trainer.train` does; all trouble is told on standard error."""
-    parser = Parser(prog="trainer.training.replay", description="Train a stretch of a run once more.", add_help=False)
+    """Return the exit code, as `trainer.train` does; all trouble is recorded on standard error."""
+    parser = argparse.ArgumentParser(prog="trainer.training.replay", add_help=False)
     parser.add_argument("--until", type=int, required=True)
-    parser.add_argument("--told", type=Path)
+    parser.add_argument("--recorded-state", type=Path)
     options, rest = parser.parse_known_args(argv)
     try:
-        told = json.loads(options.told.read_bytes()) if options.told else NOTHING
-        replay_run(parse_config(rest, "trainer.training.replay"), options.until, told, Console(stderr=True))
+        recorded = json.loads(options.recorded_state.read_bytes()) if options.recorded_state else NOTHING
+        replay_run(parse_config(rest, "trainer.training.replay"), options.until, recorded, Console(stderr=True))
     except ModelError as failure:
         traceback.print_exception(failure)
         return errors.ExitCode.MODEL_ERROR
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"trainer.training.replay: {' '.join(str(error).split())}\n")
-        return errors.ExitCode.USER_ERROR
+    except (UserError, OSError) as error:
+        return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
     return errors.ExitCode.OK
 
 
-def replay_run(config: TrainConfig, until: int, told: Mapping[str, Any], console: Console) -> Path:
+def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], console: Console) -> Path:
     """Train up to step `until`, or to the end of the budget if that comes first; return the folder of what came out.
 
-    `told`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
+    `recorded`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
     configuration's [train] that count where it leaves them open.
     """
-    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, BASE)) as guard:
-        run = build_run(apply_recorded_fields(config, told.get("train", NOTHING)), console, guard)
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as integrity:
+        run = build_run(apply_recorded_fields(config, recorded.get("train", NOTHING)), console, integrity)
         try:
-            train_steps(run, until, told.get("clock", ()))
+            train_steps(run, until, recorded.get("clock", ()))
             return save_checkpoint(run)
         finally:
             run.loader.close()
@@ -86,7 +86,7 @@ def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
     if begun == 0:
         save_checkpoint(run)
     while run.usage.steps < until and run.fraction < 1:
-        loss, _ = train_step(run, run.fraction)
+        loss, _ = run_step(run, run.fraction)
         charge_step(run, loss, clock[run.usage.steps] / 1e6 if by_clock else 0.0)
     run.integrity.check()
 

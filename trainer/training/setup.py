@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from rich.console import Console
 
+from trainer import errors
 from trainer.accounting import flops
 from trainer.checkpoint.base_weights import (
     BaseCheckpoint,
@@ -33,21 +34,23 @@ from trainer.optim import lora, muon
 from trainer.optim import optimizers as optim
 from trainer.training import compilation, entry_integrity, micro_batch, precision
 from trainer.training.activation_checkpointing import enable_activation_checkpointing
+from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
 from trainer.training.compilation import is_writable
 from trainer.training.finetune import load_base_weights
 from trainer.training.grad_spikes import GradientSpikeFilter
+from trainer.training.identity import describe_identity, read_saved_identity
 from trainer.training.metrics import build_logger
+from trainer.training.micro_batch import warm_up
 from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
-from trainer.training.run import Run, describe_identity, log_run_summary, read_saved_identity, resume_run
-from trainer.training.warmup import warm_up
+from trainer.training.run import Run
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def build_run(config: TrainConfig, console: Console, guard: entry_integrity.EntryIntegrity) -> Run:
-    """Return the run, ready to train, where an earlier process stopped. Raises ValueError for what users can change."""
+def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.EntryIntegrity) -> Run:
+    """Return the run, ready to train, where an earlier process stopped. Raise `UserError` for bad input."""
     device = pick_device(config)
     set_threads(config)
     compilation.set_cache_folder()
@@ -60,13 +63,13 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
-    dataset.verify(("train", "dev"))
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
     row = row[:, : resolved.chunk_tokens]
     vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
     shape = get_inherited_fields(base, config.arch)
     model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
     fabric = make_fabric(resolved, logger)
+    dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
     built = build_model(module, config, model_config, base, dataset.tokenizer)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(
@@ -77,8 +80,8 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
     with attribute_to_model("while its FLOPs were counted"):
         counted = flops.count_flops(bare, row.to(fabric.device))
     entry_integrity.check_early_flops(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
-    undecided = config.train.micro_batch is None and "micro_batch" not in before
-    objective, resolved = prepare_objective(bare, built.recipe, resolved, row, undecided)
+    is_micro_batch_open = config.train.micro_batch is None and "micro_batch" not in before
+    objective, resolved = prepare_objective(bare, built.recipe, resolved, row, is_micro_batch_open)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
@@ -96,18 +99,20 @@ def build_run(config: TrainConfig, console: Console, guard: entry_integrity.Entr
         optimizers=optimizers,
         recipe=built.recipe,
         flop_count=counted,
-        integrity=guard,
+        integrity=integrity,
         spike_filter=GradientSpikeFilter(resolved.spikes),
         loader=build_train_loader(dataset, resolved, config, fabric),
         identity=describe_identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
         lineage=built.lineage,
         peak_flops=precision.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
-    guard.keep(type(fabric), *map(type, optimizers))
-    guard.check()
+    integrity.keep(type(fabric), *map(type, optimizers))
+    integrity.check()
+    check_run_folder(run)
+    write_run_json(run)
     log_run_summary(run, console)
     resume_run(run, console)
-    warm_up(run, console, undecided)
+    warm_up(run, console, is_micro_batch_open)
     return run
 
 
@@ -165,8 +170,11 @@ def configure_model(
         default = getattr(sized, name)
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):
             raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
-    told = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
-    return dataclasses.replace(sized, **given, **told)
+    end_of_text = {"end_of_text": tokenizer.end_of_text} if "end_of_text" in fields else {}
+    try:
+        return dataclasses.replace(sized, **given, **end_of_text)
+    except ValueError as error:
+        raise ConfigError(errors.to_one_line(error)) from error
 
 
 @dataclass(frozen=True)
@@ -202,18 +210,18 @@ def build_model(
 
 
 def prepare_objective(
-    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, row: torch.Tensor, undecided: bool
+    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, row: torch.Tensor, is_micro_batch_open: bool
 ) -> tuple[Objective, ResolvedConfig]:
     """Make the model what is trained: in 8 bits, with activations computed again, translated, where it is asked for.
 
-    `undecided`: nobody has said how many rows pass at once; on a CPU it is decided here.
+    `is_micro_batch_open`: the micro-batch is neither given nor saved with the run; on a CPU it is chosen here.
     """
     if resolved.precision == "fp8":
         precision.convert_to_fp8(model)
     if resolved.activation_checkpointing:
         enable_activation_checkpointing(model)
     objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
-    if undecided and resolved.device == "cpu":
+    if is_micro_batch_open and resolved.device == "cpu":
         with attribute_to_model("in a forward pass"):
             rows = micro_batch.choose_cpu_micro_batch(objective, row, resolved.rows_per_device)
         resolved = dataclasses.replace(resolved, micro_batch=rows)

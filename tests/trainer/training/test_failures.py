@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -15,8 +16,9 @@ from tests.support import failing_models
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
 from trainer.checkpoint import store
+from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
-from trainer.training import compilation
+from trainer.training import compilation, setup
 
 Train = Callable[..., int]
 
@@ -24,7 +26,7 @@ Train = Callable[..., int]
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) -> Callable[[str], int]:
     """Train a model that goes wrong in this way."""
-    monkeypatch.setitem(ARCHITECTURES, "failing", "failing_models")
+    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
 
     def start(way: str) -> int:
         from trainer.train import main
@@ -157,3 +159,25 @@ def test_memory_that_is_not_there_ends_in_one_line_and_a_run_that_goes_on(
     assert kept is not None
     assert store.step_of(kept) == 3
     assert fail("none") == 0
+
+
+def test_value_error_of_setup_keeps_its_traceback(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_inside(*arguments: object, **options: object) -> NoReturn:
+        raise ValueError("an internal error, not the user's")
+
+    monkeypatch.setattr(setup, "prepare_objective", break_inside)
+    assert train(tmp_path, "--budget", "2steps") == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert json.loads((tmp_path / "failure.json").read_text())["cause"] == "infrastructure"
+
+
+def test_dataset_verification_is_split_over_processes(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = []
+    monkeypatch.setattr(Dataset, "verify", lambda dataset, splits, rank=0, ranks=1: shares.append((rank, ranks)))
+    monkeypatch.setattr(setup, "make_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
+    assert train(tmp_path, "--budget", "2steps") == 1, "the stand-in for Fabric has no device"
+    assert shares == [(1, 2)]

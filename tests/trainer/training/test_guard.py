@@ -52,5 +52,5 @@ def test_what_is_usual_moves_along() -> None:
 def test_it_goes_on_where_it_was() -> None:
     guard, other = warmed(), GradientSpikeFilter("skip")
     guard.admits(100.0, 1)
-    other.restore(guard.state())
+    other.load_state_dict(guard.state_dict())
     assert other == guard

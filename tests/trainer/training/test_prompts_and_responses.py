@@ -180,3 +180,19 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
                 -log[place, token] for place, token in enumerate(y.tolist()) if token != IGNORE_INDEX and text[token]
             ]
     return float(torch.stack(nats).double().mean())
+
+
+def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
+    """Devices have different numbers of learned targets; the step's mean is over all of them."""
+    from trainer.train import main
+
+    flags = ["--dataset", str(dataset.folder), *TINY, "--budget", "1steps", "--seed", "3"]
+    steps = []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        assert main([*flags, "--out", str(out), "--devices", str(devices)]) == 0
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        steps += [row for row in rows if row["kind"] == "train"]
+    single, double = steps
+    assert double["loss"] == pytest.approx(single["loss"], rel=1e-5)
+    assert double["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-4)

@@ -33,7 +33,7 @@ def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayCompar
         told.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
         step = store.step_of(claimed)
         words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
-        assert main(["--until", str(step), "--told", str(told), *words]) == 0
+        assert main(["--until", str(step), "--recorded-state", str(told), *words]) == 0
         folders = (start or store.path(out, 0), claimed, store.path(out, step))
         return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 

@@ -13,7 +13,7 @@ from tests.support.metrics_lines import numbers
 from trainer.checkpoint import store
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
-from trainer.training.run import describe_identity
+from trainer.training.identity import describe_identity
 
 FLAGS = (
     *("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9"),

@@ -41,7 +41,7 @@ def run(job: Job) -> JobOutcome:
     configure(job, order.config, lay_out_base(job, order.base))
     told = job.workspace.root / "told.json"
     told.write_text(json.dumps(machines_word(job.workspace.run / "claimed" / STATE)))
-    words = ("--until", str(order.claimed.step), "--told", str(told))
+    words = ("--until", str(order.claimed.step), "--recorded-state", str(told))
     process = job.run(job.place.sandbox, box(job, data, "trainer.training.replay", *words, beside=[Mount(told)]))
     code = process.poll()
     if process.limit_error is not None or code == MODEL:

@@ -1,0 +1,156 @@
+"""What a run writes to its folder besides metrics, and how it is resumed from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from trainer.accounting.budget import Usage
+from trainer.accounting.flops import count_parameters
+from trainer.checkpoint import store
+from trainer.checkpoint.environment import describe_environment
+from trainer.checkpoint.json_files import atomic_write_json
+from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
+from trainer.training.finetune import describe_lineage
+from trainer.training.identity import check_identity
+from trainer.training.metrics import MetricsWriter
+from trainer.training.random_state import get_random_state, restore_random_state
+from trainer.training.run import MetricsWindow, Run
+
+
+def save_checkpoint(run: Run, wait: bool = True) -> Path:
+    """Write a checkpoint and delete those too old. All processes take part, one writes.
+
+    With `wait` false it is written in the background. Its OSError is then raised by the next call or by `run.writer`.
+    """
+    folder = store.path(run.config.out, run.usage.steps)
+    state = {
+        "step": run.usage.steps,
+        "spent": dataclasses.asdict(run.usage),
+        "window": dataclasses.asdict(run.window),
+        "dev": run.dev,
+        "clock": list(run.step_microseconds),
+        "compile_seconds": run.compile_seconds,
+        "spikes": run.spike_filter.state_dict(),
+        "loader": run.loader.state_dict(),
+        "random": get_random_state(),
+        "identity": run.identity,
+    }
+    content = store.snapshot(run.raw_model, run.optimizers)
+
+    def write() -> None:
+        store.write(folder, content, state)
+        store.prune(run.config.out, run.config.keep)
+
+    run.last_checkpoint = folder
+    if run.fabric.is_global_zero:
+        run.writer.begin(write)
+        if wait:
+            run.writer.wait()
+    return folder
+
+
+def resume_run(run: Run, console: Console) -> None:
+    """Restore the newest checkpoint if there is one."""
+    folder = store.latest(run.config.out)
+    metrics = MetricsWriter(run.metrics_path)
+    if folder is None:
+        metrics.cut_back(-1)
+        return
+    saved = store.verified(folder).get("identity", {})
+    check_identity(run.config.out, saved, run.identity)
+    state = store.restore(folder, run.raw_model, run.optimizers)
+    run.usage = Usage(**state["spent"])
+    run.window = MetricsWindow(**state["window"])
+    run.dev = state["dev"]
+    run.step_microseconds = state.get("clock", [])
+    run.last_checkpoint = folder
+    run.compile_seconds = state["compile_seconds"]
+    run.spike_filter.load_state_dict(state["spikes"])
+    run.loader.load_state_dict(state["loader"])
+    restore_random_state(state["random"])
+    metrics.cut_back(run.usage.steps)
+    console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
+    changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
+    if changed:
+        console.print(f"with another {' and '.join(changed)}: last digits will differ", highlight=False)
+
+
+def check_run_folder(run: Run) -> None:
+    """Raise `ConfigError` if the folder holds another run."""
+    if store.latest(run.config.out) is not None and (run.config.out / "run.json").is_file():
+        check_identity(run.config.out, store.read_run(run.config.out).get("identity", {}), run.identity)
+
+
+def log_run_summary(run: Run, console: Console) -> None:
+    """Print the computed configuration, wasted tokens and lineage."""
+    total = count_parameters(run.raw_model)["total"]
+    numbers = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
+    lines = [f"{run.config.arch}, {size}, budget {run.budget}: {numbers}"]
+    if run.loader.waste:
+        lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
+    if run.lineage is not None:
+        lines.append(describe_lineage(run.lineage))
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def write_run_json(run: Run) -> None:
+    """Write `run.json` and the tokenizer if this is the process that writes."""
+    if not run.fabric.is_global_zero:
+        return
+    config, dataset = run.config, run.dataset
+    manifest = dataset.manifest
+    content = {
+        "format": 1,
+        "arch": config.arch,
+        "model": run.identity["model"],
+        "recipe": run.identity["recipe"],
+        "seed": config.seed,
+        "budget": run.identity["budget"],
+        "dataset": {
+            "hash": dataset.hash,
+            "corpus": manifest["corpus"],
+            "tokenizer": manifest["tokenizer"]["spec"],
+            "tokenizer_sha256": dataset.tokenizer.sha256,
+            "limit_bytes": manifest["limit_bytes"],
+        },
+        "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
+        "parameters": count_parameters(run.raw_model),
+        "flops_per_token": run.flops_per_token,
+        "flops_void": run.flop_count.void,
+        "flops_void_names": run.flop_count.names,
+        "environment": describe_environment(run.fabric.device),
+        "peak_flops": run.peak_flops,
+        "compile_seconds": run.compile_seconds,
+        "from": run.lineage,
+        "lora": run.identity["lora"],
+        "config": serialize_config(config, run.resolved),
+        "identity": run.identity,
+    }
+    config.out.mkdir(parents=True, exist_ok=True)
+    dataset.tokenizer.save(config.out / "tokenizer.json")
+    atomic_write_json(config.out / "run.json", content)
+
+
+def write_result(run: Run, folder: Path) -> None:
+    """Write `result.json`, the last file of a run, if this is the process that writes."""
+    if not run.fabric.is_global_zero:
+        return
+    content = {
+        "steps": run.usage.steps,
+        "step": run.usage.steps,
+        "tokens": run.usage.tokens,
+        "train_flops": run.usage.flops,
+        "flops_void": run.flop_count.void,
+        "train_seconds": run.usage.seconds,
+        "compile_seconds": run.compile_seconds,
+        "spikes": run.spike_filter.skipped,
+        "final_loss": run.dev["loss"],
+        "bits_per_byte": run.dev["bits_per_byte"],
+        "checkpoint": str(folder.relative_to(run.config.out)),
+    }
+    atomic_write_json(run.config.out / "result.json", content)

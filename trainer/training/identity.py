@@ -1,0 +1,64 @@
+"""What makes two runs the same run: the content of `identity` in `run.json` and in each checkpoint's state."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import store
+from trainer.config.resolve import RESUMABLE_FIELDS, ResolvedConfig
+from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.models.base import ArchitectureConfig, Recipe
+
+
+def describe_identity(
+    config: TrainConfig,
+    resolved: ResolvedConfig,
+    model_config: ArchitectureConfig,
+    recipe: Recipe,
+    dataset: Dataset,
+    lineage: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the identity, of plain JSON values."""
+    identity = {
+        "arch": config.arch,
+        "model": dataclasses.asdict(model_config),
+        "recipe": dataclasses.asdict(recipe),
+        "seed": config.seed,
+        "budget": str(config.parsed_budget),
+        "dataset": dataset.hash,
+        "train": dataclasses.asdict(resolved),
+        "from": lineage and lineage["sha256"],
+        "lora": dataclasses.asdict(config.lora) if config.lora.rank else None,
+    }
+    return json.loads(json.dumps(identity))
+
+
+def comparable_identity(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity without `RESUMABLE_FIELDS`."""
+    train = {name: value for name, value in identity.get("train", {}).items() if name not in RESUMABLE_FIELDS}
+    return {**identity, "train": train}
+
+
+def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise `ConfigError` if the folder's run is another one. Fields that its release did not save count as equal."""
+    old, new = comparable_identity(saved), comparable_identity(current)
+    old["train"] = {**new["train"], **old["train"]}
+    different = [name for name, value in new.items() if old.get(name) != value]
+    if different:
+        raise ConfigError(
+            f"{run_folder} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
+        )
+
+
+def read_saved_identity(run_folder: Path) -> dict[str, Any]:
+    """Return the identity in the newest checkpoint's state; empty if there is none or it cannot be read."""
+    folder = store.latest(run_folder)
+    try:
+        saved = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
+    except (OSError, ValueError, KeyError):
+        return {}  # damaged: loading the checkpoint will report it
+    return saved if isinstance(saved, dict) and isinstance(saved.get("train"), dict) else {}

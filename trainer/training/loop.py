@@ -1,0 +1,239 @@
+"""The training loop: `fit` makes steps until the budget is used, `train_step` makes one.
+
+With a budget in steps, tokens or FLOPs, a run that was killed and resumed computes what an uninterrupted one does, to
+the last digit, on the same kind of machine with as many threads.
+
+Not covered: several machines, and stopping a step that hangs (the node's wall clock does).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.accounting import flops
+from trainer.accounting.budget import Budget
+from trainer.data.loader import IGNORE_INDEX, iterate_in_order
+from trainer.distributed.devices import memory_bytes
+from trainer.distributed.strategies import agree, gradient_norm
+from trainer.errors import ModelError, TrainingInterrupted, attribute_to_model
+from trainer.optim import optimizers as optim
+from trainer.training.activation_checkpointing import disable_activation_checkpointing
+from trainer.training.checkpointing import save_checkpoint
+from trainer.training.evaluation import evaluate
+from trainer.training.grad_spikes import GradientSpikeFilter
+from trainer.training.interruption import StopRequest
+from trainer.training.metrics import MetricsWriter
+from trainer.training.progress import TrainingProgress
+from trainer.training.random_state import get_random_state, restore_random_state
+from trainer.training.run import MetricsWindow, Run
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+TRAIN_LINES = 200
+"""Train lines over a whole run, fewer if it has fewer steps."""
+
+
+def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: StopRequest) -> None:
+    """Train until the budget is used. Raise `TrainingInterrupted` between two steps, `ModelError` if it diverges."""
+    if run.usage.steps == 0:
+        evaluate(run, metrics, progress)
+    interval, saved = run.config.checkpoint_interval, time.monotonic()
+    with garbage_collection_paused():
+        while (before := run.fraction) < 1:
+            run.writer.check()
+            started = time.perf_counter()
+            loss, norm = run_step(run, before)
+            seconds = time.perf_counter() - started
+            is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved)
+            # What decides must be the same on all devices.
+            loss, seconds, must_stop, is_due = agree(run.fabric, (loss, seconds, stop.is_requested, is_due))
+            charge_step(run, loss, seconds)
+            if run.integrity.is_check_due(before, run.fraction):
+                recheck_integrity(run)
+            if crosses_interval(before, run.fraction, TRAIN_LINES):
+                write_train_line(run, norm, metrics, progress)
+            if crosses_interval(before, run.fraction, run.resolved.evaluations):
+                evaluate(run, metrics, progress)
+                gc.collect()
+            if must_stop:
+                raise TrainingInterrupted
+            if is_due:
+                save_checkpoint(run, wait=False)
+                saved = time.monotonic()
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Pause Python's garbage collector, which would stop training for up to half a second and find nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def run_step(run: Run, fraction: float) -> tuple[float, float]:
+    """Make the run's next step at a used fraction of its budget; return loss and gradient norm."""
+    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
+    return train_step(
+        run.fabric,
+        run.model,
+        run.optimizers,
+        run.loader.next_batch(),
+        run.resolved.micro_batch,
+        run.spike_filter,
+        clip=run.recipe.clip,
+        step=run.usage.steps + 1,
+        fraction=fraction,
+    )
+
+
+def train_step(
+    fabric: Fabric,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    batch: tuple[Tensor, Tensor],
+    micro_batch: int,
+    spike_filter: GradientSpikeFilter,
+    clip: float | None = None,
+    step: int = 1,
+    fraction: float = 0.0,
+) -> tuple[float, float]:
+    """Make one optimizer step on this device's rows `[B, T]` of inputs and targets.
+
+    Return the loss in nats per token and the norm of the gradient. `step` and `fraction` are for messages.
+    """
+    total = accumulate_gradients(fabric, model, batch, micro_batch)
+    parameters = list(model.parameters())
+    norm = gradient_norm(parameters)
+    if norm is None:
+        raise ModelError("No parameter of the model gets a gradient.")
+    # One wait for the device a step: the loss is needed to stop a run that diverged.
+    loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
+    check_finite(loss, norm_value, step, fraction)
+    if spike_filter.admits(norm_value, step):
+        with attribute_to_model("in an optimizer step"):
+            update_weights(parameters, optimizers, norm_value, clip)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    return loss, norm_value
+
+
+def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, Tensor], micro_batch: int) -> Tensor:
+    """Run forward and backward over a step's micro-batches; return this device's part of the loss.
+
+    The sum of losses is divided by the mean number of learned targets per device. Averaging over devices, as is done
+    with gradients, then gives the mean over all learned targets of the step.
+    """
+    inputs, targets = batch
+    learned = max(1.0, agree(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
+    total = torch.zeros((), device=fabric.device)
+    for start in range(0, len(inputs), micro_batch):
+        rows = slice(start, start + micro_batch)
+        x, y = (half[rows].to(fabric.device, non_blocking=True) for half in batch)
+        # Gradients are exchanged once a step.
+        with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
+            with attribute_to_model("in a forward pass"):
+                loss = model(x, y) / learned
+            with attribute_to_model("in a backward pass"):
+                fabric.backward(loss)
+        total += loss.detach()
+    return total
+
+
+def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
+    """Raise `ModelError` if the loss or the gradient's norm is not finite."""
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
+        raise ModelError(
+            f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): training diverged. "
+            "A lower learning rate or a longer warmup may help."
+        )
+
+
+def update_weights(
+    parameters: Sequence[nn.Parameter], optimizers: Sequence[Optimizer], norm: float, clip: float | None
+) -> None:
+    """Clip the gradients, whose norm is `norm`, and step the optimizers."""
+    if clip is not None and norm > clip:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], clip / norm)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def recheck_integrity(run: Run) -> None:
+    """Check that the loop is unchanged and that a forward pass costs the FLOPs counted. Leaves no trace."""
+    run.integrity.check()
+    if run.resolved.is_sharded:
+        return  # no process has the whole model
+    row, _ = next(iterate_in_order(run.dataset, "dev", 1, run.resolved.sequence_length))
+    row = row[:, : run.resolved.chunk_tokens].to(run.fabric.device)
+    before = get_random_state()
+    buffers = [(buffer, buffer.clone()) for buffer in run.raw_model.buffers()]
+    with attribute_to_model("while its FLOPs were counted again"), disable_activation_checkpointing(run.raw_model):
+        run.flop_count = flops.recount_flops(run.flop_count, run.raw_model, row)
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    restore_random_state(before)
+
+
+def charge_step(run: Run, loss: float, seconds: float) -> None:
+    """Charge a step to the budget and to the next train line. Seconds are rounded to what a checkpoint stores."""
+    seconds = round(seconds, 6)
+    if run.budget.kind == "seconds":
+        run.step_microseconds.append(round(seconds * 1e6))
+    run.usage.steps += 1
+    run.usage.tokens += run.resolved.tokens_per_step
+    run.usage.flops = run.usage.tokens * run.flops_per_token
+    run.usage.seconds += seconds
+    run.window.losses += loss
+    run.window.steps += 1
+    run.window.seconds += seconds
+
+
+def crosses_interval(before: float, after: float, parts: int) -> bool:
+    """Return whether the used fraction passes a multiple of 1 / parts.
+
+    It depends on the budget alone, so a resumed run does the same things at the same steps.
+    """
+    return math.floor(after * parts + 1e-9) > math.floor(before * parts + 1e-9)
+
+
+def is_checkpoint_due(interval: Budget, step: int, saved: float) -> bool:
+    """Return whether it is time for a checkpoint. An interval in seconds is wall-clock time since `saved`."""
+    if interval.kind == "steps":
+        return step % int(interval.amount) == 0
+    return time.monotonic() - saved >= interval.amount
+
+
+def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: TrainingProgress) -> None:
+    window, run.window = run.window, MetricsWindow()
+    speed = window.steps * run.resolved.tokens_per_step / window.seconds
+    loss = window.losses / window.steps
+    peak = run.peak_flops and run.peak_flops * run.resolved.devices
+    metrics.write(
+        "train",
+        run.usage.steps,
+        **run.position(),
+        loss=loss,
+        learning_rate=run.optimizers[0].param_groups[0]["lr"],
+        gradient_norm=norm,
+        tokens_per_second=speed,
+        mfu=speed * run.flops_per_token / peak if peak else None,
+        memory_bytes=memory_bytes(run.fabric.device),
+        spikes=run.spike_filter.skipped,
+    )
+    progress.update(run.usage.steps, run.fraction, loss, speed)
