@@ -64,7 +64,7 @@ class LyingWorker(Worker):
         request: messages.RunRequest,
         record: ForwardRecord,
         gradient: Tensor | None,
-        result: messages.RunResult,
+        result: messages.StageAnswer,
     ) -> RpcFrame:
         answer = await super().backward(request, record, gradient, result)
         change = GRADIENT_LIES.get(self.get_lie(request.step))

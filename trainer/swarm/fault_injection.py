@@ -24,7 +24,7 @@ from trainer.protocol import Message
 class Fault(Message):
     kind: Literal["kill", "drop", "stall", "freeze"]
     """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: the compute thread sleeps, and its next action
-    can no longer be cancelled. `freeze`: the whole process sleeps."""
+    can no longer be canceled. `freeze`: the whole process sleeps."""
     point: str
     step: int = Field(ge=0)
     """The fault is due at the first opportunity from this step on."""

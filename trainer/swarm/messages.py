@@ -119,7 +119,7 @@ class RunRequest(Message):
     """Marks a replay: no peer accumulates gradients, and this peer, which has to take part, keeps them aside."""
 
 
-class RunResult(Message):
+class StageAnswer(Message):
     """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
     path: tuple[PeerName, ...]

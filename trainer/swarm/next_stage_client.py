@@ -55,7 +55,7 @@ class NextStageClient:
 
     async def run_micro_batch(
         self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None
-    ) -> tuple[Tensor, messages.RunResult]:
+    ) -> tuple[Tensor, messages.StageAnswer]:
         """Return the answer of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
         query = self.build_query(request, record, targets)
         pinned, cost = None if request.aside is None else request.aside.peer, record.tokens.numel()

@@ -56,7 +56,7 @@ class StageClient:
         cost: float,
         check: AnswerCheck = lambda peer, answer: "",
         pinned: str | None = None,
-    ) -> tuple[RpcFrame, messages.RunResult]:
+    ) -> tuple[RpcFrame, messages.StageAnswer]:
         """Have one peer, and the stages behind it, compute a micro-batch. Return its answer and the path it took.
 
         `depth` is the number of stages from here on; a peer gets `timeout` seconds for each. A peer that fails is
@@ -83,7 +83,7 @@ class StageClient:
         check: AnswerCheck,
         pinned: str | None,
         suspicious: dict[str, str],
-    ) -> tuple[RpcFrame, messages.RunResult]:
+    ) -> tuple[RpcFrame, messages.StageAnswer]:
         """Implement `call_stage`; record peers with suspicious answers, and why, in `suspicious`."""
         deadline, failures = loop_time() + timeout * (depth + 0.9), Counter[str]()
         while (left := deadline - loop_time()) > 0:
@@ -112,11 +112,11 @@ class StageClient:
 
     async def call_peer(
         self, peer: str, request: RpcFrame, seconds: float, check: AnswerCheck
-    ) -> tuple[RpcFrame, messages.RunResult, str]:
+    ) -> tuple[RpcFrame, messages.StageAnswer, str]:
         """Return a peer's answer and why it is suspicious, if so. Ban the peer and raise `CallError` if it fails."""
         try:
             answer = await self.transport.call(peer, "run", request, seconds, self.max_bytes)
-            result = messages.parse_message(messages.RunResult, answer)
+            result = messages.parse_message(messages.StageAnswer, answer)
             if result.path[:1] != (peer,):
                 raise MalformedFrameError("the answer names another peer as its author")
             return answer, result, check(peer, answer)

@@ -236,10 +236,10 @@ class Worker:
             tokens, targets, hidden = check_inputs(stage, request, frame.tensors)
             if stage.is_last and request.mode != "learn":
                 answer = await self.run_in_thread(state.infer, request, tokens, hidden, targets)
-                return messages.to_frame(messages.RunResult(path=(self.transport.peer,)), answer)
+                return messages.to_frame(messages.StageAnswer(path=(self.transport.peer,)), answer)
             record = await self.run_in_thread(state.run_forward, request, tokens, hidden, targets)
             if stage.is_last:
-                result = messages.RunResult(path=(), nats=record.nats, targets=record.count)
+                result = messages.StageAnswer(path=(), nats=record.nats, targets=record.count)
                 return await self.backward(request, record, None, result)
             return await self.run_next_stages(request, record, targets)
 
@@ -252,14 +252,14 @@ class Worker:
         if request.mode == "learn":
             return await self.backward(request, record, answer, result)
         path = (self.transport.peer, *result.path)
-        return messages.to_frame(messages.RunResult(path=path, below=result.below), answer)
+        return messages.to_frame(messages.StageAnswer(path=path, below=result.below), answer)
 
     async def backward(
         self,
         request: messages.RunRequest,
         record: ForwardRecord,
         gradient: Tensor | None,
-        result: messages.RunResult,
+        result: messages.StageAnswer,
     ) -> RpcFrame:
         state = self.get_state()
 

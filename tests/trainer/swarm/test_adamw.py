@@ -1,4 +1,4 @@
-"""The update is AdamW's, and each of its operations is rounded by itself."""
+"""The update is AdamW's, and each operation is rounded separately."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.swarm.adamw import AdamW
 SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "epsilon": 1e-8}
 
 
-def test_it_is_torchs_adamw() -> None:
+def test_update_is_close_to_torch() -> None:
     torch.manual_seed(1)
     mine = {"matrix": torch.randn(30, 20), "vector": torch.randn(30)}
     theirs = [tensor.clone().requires_grad_() for tensor in mine.values()]
@@ -30,8 +30,8 @@ def test_it_is_torchs_adamw() -> None:
         assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-6)
 
 
-def test_it_is_ieee_754_to_the_bit() -> None:
-    """numpy computes each operation by itself, too: whoever rounds as the standard says gets these weights."""
+def test_update_is_bit_exact_ieee_754() -> None:
+    """numpy computes each operation by itself, too: any machine that follows the standard gets these weights."""
     torch.manual_seed(2)
     weight = torch.randn(1000)
     optimizer = AdamW({"w": weight}, frozenset({"w"}), **SETTINGS)

@@ -1,4 +1,4 @@
-"""A worker holds what its free memory takes, and nobody starts more micro-batches than the tightest stage holds."""
+"""Slots of workers, and the limit of micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def config(dataset_folder: Path) -> SwarmConfig:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_room_is_what_the_free_memory_takes(config: SwarmConfig, index: int) -> None:
+def test_slots_follow_from_free_memory(config: SwarmConfig, index: int) -> None:
     stage = Stage(config, index)
     held, _ = measure_micro_batch(stage)
     weights = 4 * RESERVED_COPIES * stage.gradient_sum.numel()
     assert count_slots(stage, int((weights + 5.5 * held) / MEMORY_SHARE)) == 5
-    assert count_slots(stage, 0) == 1, "one must pass, whatever it takes"
+    assert count_slots(stage, 0) == 1, "at least one"
     assert count_slots(stage, 2**60) == MAX_SLOTS
     assert 1 <= count_slots(stage) <= MAX_SLOTS
 
 
-def test_what_is_computed_again_takes_little_room(config: SwarmConfig) -> None:
+def test_recompute_occupies_less_memory(config: SwarmConfig) -> None:
     kept, again = (measure_micro_batch(Stage(config, 1, recompute=again)) for again in (False, True))
     assert again[0] < kept[0] / 5
     assert sum(again) == pytest.approx(sum(kept))
 
 
-def test_twice_the_rows_take_twice_the_room(config: SwarmConfig) -> None:
+def test_twice_the_rows_occupy_twice_the_memory(config: SwarmConfig) -> None:
     one, _ = measure_micro_batch(Stage(config, 0))
     two, _ = measure_micro_batch(Stage(config.model_copy(update={"micro_batch": 2 * config.micro_batch}), 0))
     assert 1.7 * one < two < 2.1 * one
 
 
-def test_measuring_leaves_no_trace(config: SwarmConfig) -> None:
+def test_measuring_does_not_change_the_stage(config: SwarmConfig) -> None:
     stage = Stage(config, 1)
     before = stage.digest(stage.gradient_sum)
     count_slots(stage)
@@ -59,7 +59,7 @@ def test_measuring_leaves_no_trace(config: SwarmConfig) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.integers(0, 5), st.lists(st.integers(1, 9), max_size=5), min_size=1), st.integers(1, 50))
-def test_no_more_are_under_way_than_the_tightest_stage_has_room_for(rooms: dict[int, list[int]], wanted: int) -> None:
+def test_in_flight_is_limited_by_the_fewest_slots(rooms: dict[int, list[int]], wanted: int) -> None:
     found = limit_in_flight(rooms, wanted)
     assert 1 <= found <= wanted
     assert found == 1 or all(sum(peers) >= found for peers in rooms.values())

@@ -1,4 +1,4 @@
-"""With rebalancing a swarm of peers that come and go does nearly what the best assignment would."""
+"""Simulated churn: rebalancing is close to the best assignment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 
 
-def test_rebalancing_comes_near_the_best_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebalancing_approaches_the_best_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY)
     from benchmarks.swarm import churn
     from benchmarks.swarm.churn_picture import picture
@@ -23,7 +23,7 @@ def test_rebalancing_comes_near_the_best_assignment(monkeypatch: pytest.MonkeyPa
     ElementTree.fromstring(picture(story))  # noqa: S314 (our own)
 
 
-def test_nothing_is_lost_and_nothing_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_micro_batches_are_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY)
     from benchmarks.swarm.churn import Churn, Visit
 

@@ -1,4 +1,4 @@
-"""Which ledgers are emptied and what runs again, until each (stage, micro-batch) is held exactly once."""
+"""Repairs until each (stage, micro-batch) is held exactly once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEDGERS = st.dictionaries(
 
 
 @given(LEDGERS)
-def test_after_forgetting_nothing_is_held_twice_and_the_missing_make_it_exact(
+def test_reset_and_rerun_give_an_exact_cover(
     ledgers: dict[int, dict[str, set[int]]],
 ) -> None:
     left = {}
@@ -28,17 +28,17 @@ def test_after_forgetting_nothing_is_held_twice_and_the_missing_make_it_exact(
     assert not cover.find_missing(left, 8)
 
 
-def test_what_is_exact_stays_as_it_is() -> None:
+def test_exact_cover_needs_no_repair() -> None:
     ledgers = {0: {"a": {0, 1}, "b": {2}}, 1: {"c": {0, 1, 2}, "d": set[int]()}}
     assert cover.is_exact(ledgers, 3)
     assert not cover.peers_to_reset(ledgers)
     assert not cover.find_missing(ledgers, 3)
 
 
-def test_of_two_that_hold_the_same_the_one_with_less_to_lose_forgets() -> None:
+def test_of_two_holders_the_smaller_one_is_reset() -> None:
     ledgers = {0: {"a": {0}, "b": {0, 1, 2}}}
     assert cover.peers_to_reset(ledgers) == ["a"]
 
 
-def test_only_the_stages_that_lack_a_micro_batch_need_it() -> None:
+def test_missing_lists_only_stages_that_lack_a_micro_batch() -> None:
     assert cover.find_missing({0: {"a": {0, 1}}, 1: {"b": {1}}, 2: {"c": set()}}, 2) == {0: (1, 2), 1: (2,)}

@@ -1,4 +1,4 @@
-"""A swarm over slow links that break, and with machines that nobody can dial: its losses are those of one process.
+"""A swarm over slow links that break, or with undialable machines, has the losses of one process.
 
 The links are a proxy of ours (`benchmarks.swarm.link`); all processes and their connections are real.
 """
@@ -45,7 +45,7 @@ async def echo_behind(links: Links) -> AsyncIterator[tuple[asyncio.StreamReader,
             await asyncio.sleep(0.05)  # the echo hears of it
 
 
-def test_a_link_takes_the_time_that_it_should() -> None:
+def test_link_delays_data() -> None:
     async def talk(links: Links) -> float:
         async with echo_behind(links) as (reader, writer):
             started = time.monotonic()
@@ -58,7 +58,7 @@ def test_a_link_takes_the_time_that_it_should() -> None:
     assert seconds >= 0.2 + 0.1  # 8 Mbit there, and back while they still come; a machine may be slow, never quick
 
 
-def test_a_link_that_is_cut_is_cut_at_both_ends() -> None:
+def test_cut_link_closes_both_ends() -> None:
     async def talk(links: Links) -> bytes:
         async with echo_behind(links) as (reader, _):
             with contextlib.suppress(ConnectionResetError):
@@ -70,7 +70,7 @@ def test_a_link_that_is_cut_is_cut_at_both_ends() -> None:
         assert links.cut == 1
 
 
-def test_over_slow_far_links_that_break_it_is_one_process(dataset_folder: Path) -> None:
+def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     with Links(Shape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
         result, _ = compare_with_single_process(
@@ -81,7 +81,7 @@ def test_over_slow_far_links_that_break_it_is_one_process(dataset_folder: Path) 
     assert links.carried > 0
 
 
-def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
+def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     result, lines = compare_with_single_process(
         config, dataset_folder, 2, "none", timeout=10, seconds=280, undialable={"worker-1"}
@@ -91,12 +91,12 @@ def test_a_worker_that_nobody_can_dial_takes_part(dataset_folder: Path) -> None:
     assert any(stage.get(hidden) for line in lines if line["kind"] == "commit" for stage in line["cover"].values())
 
 
-def test_two_workers_that_nobody_can_dial_reach_each_other_through_the_coordinator(dataset_folder: Path) -> None:
+def test_two_undialable_workers_connect_through_the_coordinator(dataset_folder: Path) -> None:
     config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     hidden = {"worker-0", "worker-1"}
     result, lines = compare_with_single_process(
         config, dataset_folder, 1, "none", timeout=10, seconds=280, undialable=hidden
     )
     assert result.is_passed(8)
-    assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "nobody else computed anything"
+    assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "no other worker took part"
     assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 90, "libp2p alone takes three minutes"

@@ -34,7 +34,7 @@ def dev_loss(config: SwarmConfig, dataset: Dataset, stages: list[Stage]) -> floa
     return nats / targets
 
 
-def trained(config: SwarmConfig, folder: Path) -> list[Stage]:
+def load_trained_stages(config: SwarmConfig, folder: Path) -> list[Stage]:
     """Return the stages as they are in the last checkpoint."""
     stages = [Stage(config, index) for index in range(config.stages)]
     for stage in stages:
@@ -42,7 +42,7 @@ def trained(config: SwarmConfig, folder: Path) -> list[Stage]:
     return stages
 
 
-def alone(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
+def train_single_process(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
     """Return the last loss of one process in fp32, and its weights as stages."""
     reference = SingleProcessRun(config, Batches(dataset, config))
     last = [reference.run_step() for _ in range(config.steps)][-1]
@@ -55,7 +55,7 @@ def alone(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
 
 
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
-def test_two_bytes_a_number_leave_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
+def test_16_bit_messages_keep_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(dataset_folder)
     settings = {"steps": STEPS, "learning_rate": 3e-3, "checkpoint_every": STEPS, "audit": 0.2}
     config = tiny(dataset, wire=wire, sums="bf16", **settings)
@@ -64,7 +64,10 @@ def test_two_bytes_a_number_leave_the_loss_within_one_percent(wire: str, dataset
     assert has_exact_cover(lines, config)
     assert has_equal_hashes(lines)
     assert not [line for line in lines if line["kind"] == "ban"]
-    last, stages = alone(config, dataset)
+    last, stages = train_single_process(config, dataset)
     assert get_losses(lines)[-1] == pytest.approx(last, rel=0.01)
-    theirs, ours = dev_loss(config, dataset, trained(config, tmp_path / "run")), dev_loss(config, dataset, stages)
+    theirs, ours = (
+        dev_loss(config, dataset, load_trained_stages(config, tmp_path / "run")),
+        dev_loss(config, dataset, stages),
+    )
     assert theirs == pytest.approx(ours, rel=0.01)

@@ -14,7 +14,7 @@ from trainer.swarm import single_process
 from trainer.swarm.data import Batches
 
 
-def test_its_losses_are_the_references(
+def test_pipeline_losses_equal_single_process(
     dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = Dataset.open(dataset_folder)
@@ -28,7 +28,7 @@ def test_its_losses_are_the_references(
     assert len(found["seconds"]) == 4
 
 
-def test_a_wrong_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_configuration_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert plain_pipeline.main([str(tmp_path / "config.json"), str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

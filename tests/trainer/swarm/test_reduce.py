@@ -1,4 +1,4 @@
-"""Sums of a stage's peers, all read by all or shared out: the same bits, whoever asks."""
+"""Reduction of gradient sums: all-gather and butterfly give all peers the same bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.swarm import reduce
 
 
-async def everybody(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+async def reduce_all(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Let all peers add up; return what each of them got."""
     published: dict[str, asyncio.Future[Tensor]] = {peer: asyncio.get_running_loop().create_future() for peer in sums}
 
@@ -29,24 +29,24 @@ async def everybody(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32)
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4, 5, 7])
-def test_all_peers_get_the_same_mean_to_the_last_bit(peers: int) -> None:
+def test_all_peers_get_bit_identical_means(peers: int) -> None:
     torch.manual_seed(peers)
     sums = {f"peer-{number}": torch.randn(1003) for number in range(peers)}
     wanted = sum(sums[peer] for peer in sorted(sums)) * (1 / 8)
-    for mean in asyncio.run(everybody(sums)).values():
+    for mean in asyncio.run(reduce_all(sums)).values():
         assert torch.equal(mean, wanted)
 
 
 @pytest.mark.parametrize("peers", [3, 6])
-def test_in_bf16_they_still_agree(peers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_means_are_identical(peers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce, "CHUNK_PARAMETERS", 100)
     sums = {f"peer-{number}": torch.randn(1003) for number in range(peers)}
-    first, *others = asyncio.run(everybody(sums, torch.bfloat16)).values()
+    first, *others = asyncio.run(reduce_all(sums, torch.bfloat16)).values()
     assert all(torch.equal(first, other) for other in others)
     assert torch.allclose(first, sum(sums.values()) / 8, atol=0.05)
 
 
-def test_a_peer_that_cannot_be_read_fails_it_all() -> None:
+def test_unreadable_peer_fails_the_reduction() -> None:
     async def read(peer: str, which: str, start: int, stop: int) -> Tensor:
         raise ConnectionError(peer)
 

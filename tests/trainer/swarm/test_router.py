@@ -1,4 +1,4 @@
-"""Work goes round in proportion to speed, and never to who is banned."""
+"""Routing: work is shared in proportion to speed, and banned peers get none."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def router_of(speeds: list[float], seed: int = 0) -> Router:
 
 @settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.integers(0, 9))
-def test_each_peer_gets_its_part_of_the_work_at_every_moment(speeds: list[float], seed: int) -> None:
+def test_work_is_shared_in_proportion_to_speed_at_all_times(speeds: list[float], seed: int) -> None:
     router, given_out = router_of(speeds, seed), Counter[str]()
     for _ in range(200):
         given_out[router.pick(1.0, 0.0)] += 1
         clocks = [given_out[f"peer {n}"] / speed for n, speed in enumerate(speeds)]
-        # Nobody is ahead of anybody by more than a task of its own.
+        # No peer is ahead of another by more than one task of its own.
         assert all(clock - 1 / speed <= min(clocks) + 1e-6 for clock, speed in zip(clocks, speeds, strict=True))
 
 
 @settings(deadline=None, max_examples=50)
 @given(SPEEDS, st.lists(st.tuples(st.integers(0, 7), st.floats(0, 50), st.floats(0, 50)), max_size=8), st.floats(0, 99))
-def test_who_is_banned_is_not_asked(speeds: list[float], bans: list[tuple[int, float, float]], now: float) -> None:
+def test_banned_peers_are_not_picked(speeds: list[float], bans: list[tuple[int, float, float]], now: float) -> None:
     router, until = router_of(speeds), dict.fromkeys((f"peer {n}" for n in range(len(speeds))), float("-inf"))
     for number, start, seconds in bans:
         name = f"peer {number % len(speeds)}"
@@ -48,7 +48,7 @@ def test_who_is_banned_is_not_asked(speeds: list[float], bans: list[tuple[int, f
         assert caught.value.until == min(until.values())
 
 
-def test_who_comes_or_comes_back_is_not_flooded() -> None:
+def test_new_and_unbanned_peers_are_not_flooded() -> None:
     router = router_of([1.0, 1.0])
     router.ban("peer 1", 0.0, 30.0)
     assert {router.pick(1.0, 0.0) for _ in range(100)} == {"peer 0"}
@@ -57,30 +57,30 @@ def test_who_comes_or_comes_back_is_not_flooded() -> None:
     assert all(counts[peer] in (9, 10, 11) for peer in ("peer 0", "peer 1", "late"))
 
 
-def test_a_peer_that_is_told_of_again_keeps_what_is_known() -> None:
+def test_peer_added_again_keeps_its_statistics() -> None:
     router = router_of([4.0])
     router.observe("peer 0", 8.0, 1.0)
     router.add("peer 0", 1.0)
     assert router.throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
 
 
-def test_speed_is_an_average_that_follows() -> None:
+def test_throughput_is_a_moving_average() -> None:
     router = Router()
     router.add("a")
     router.add("b")
     assert router.throughput("a") == 1.0
     router.observe("b", 6.0, 2.0)
     assert router.throughput("b") == 3.0
-    assert router.throughput("a") == 3.0, "of one not yet seen: the others' median"
+    assert router.throughput("a") == 3.0, "without observations: the others' median"
     for _ in range(50):
         router.observe("b", 1.0, 1.0)
     assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
-    router.observe("nobody", 1.0, 1.0)
+    router.observe("unknown", 1.0, 1.0)
     router.observe("b", 1.0, 0.0)
     assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
 
 
-def test_who_is_dropped_is_gone() -> None:
+def test_dropped_peer_is_not_picked() -> None:
     router = router_of([1.0, 1.0])
     router.drop("peer 0")
     router.drop("peer 0")
@@ -92,13 +92,13 @@ def test_who_is_dropped_is_gone() -> None:
     assert caught.value.until is None
 
 
-def test_routers_with_other_seeds_do_not_all_begin_with_the_same_peer() -> None:
+def test_routers_with_different_seeds_start_with_different_peers() -> None:
     assert len({router_of([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 30), st.floats(1, 1e5))
-def test_what_was_given_out_before_any_speed_was_known_starves_nobody(peers: int, at_first: int, speed: float) -> None:
+def test_work_before_the_first_observation_starves_no_peer(peers: int, at_first: int, speed: float) -> None:
     router = Router()
     for number in range(peers):
         router.add(f"peer {number}")

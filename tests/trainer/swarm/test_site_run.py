@@ -1,4 +1,4 @@
-"""What a swarm's coordinator tells its site, whom it lets in, and what it makes of an order."""
+"""A site's swarm run: orders, admission and metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
     return protocol.SwarmOrder(run=7, dataset=pin, config=config, stages=2, secret=SECRET, **more)
 
 
-def test_a_label_comes_in_with_its_own_credential_and_with_no_other() -> None:
+def test_admission_requires_the_labels_own_credential() -> None:
     admission = Admission(SECRET)
     assert admission.admit(PEER, "seat-1", make_credential(SECRET, "seat-1"), 0.0)
     assert not admission.admit(PEER, "seat-2", make_credential(SECRET, "seat-1"), 0.0)
@@ -51,7 +51,7 @@ def test_a_label_comes_in_with_its_own_credential_and_with_no_other() -> None:
     assert not admission.admit(PEER, "seat-1", "ü", 0.0)
 
 
-def test_a_credential_given_away_lets_in_one_machine_at_a_time() -> None:
+def test_shared_credential_admits_one_machine_at_a_time() -> None:
     admission = Admission(SECRET)
     credential = make_credential(SECRET, "seat-1")
     assert admission.admit("one", "seat-1", credential, 0.0)
@@ -60,7 +60,7 @@ def test_a_credential_given_away_lets_in_one_machine_at_a_time() -> None:
     assert admission.admit("two", "seat-1", credential, 2 * LABEL_SECONDS)
 
 
-def test_an_order_becomes_what_all_peers_agree_on(dataset: Dataset) -> None:
+def test_order_becomes_a_configuration(dataset: Dataset) -> None:
     config = config_from_order(order(CONFIG), dataset)
     assert (config.arch, config.stages, config.steps, config.seed) == ("gpt", 2, 20, 3)
     assert (config.micro_batch, config.micro_batches, config.sequence_length) == (2, 4, 16)
@@ -78,14 +78,12 @@ def test_an_order_becomes_what_all_peers_agree_on(dataset: Dataset) -> None:
         ({"swarm": {"learning_rate": -1}}, "learning_rate"),
     ],
 )
-def test_what_cannot_be_run_as_a_swarm_is_refused_with_its_name(
-    dataset: Dataset, change: dict[str, Any], words: str
-) -> None:
+def test_invalid_order_is_refused_with_its_field(dataset: Dataset, change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config_from_order(order(CONFIG | change), dataset)
 
 
-def test_the_journal_becomes_rows_for_the_site(dataset: Dataset, tmp_path: Path) -> None:
+def test_journal_lines_become_metrics_rows(dataset: Dataset, tmp_path: Path) -> None:
     config: SwarmConfig = config_from_order(order(CONFIG), dataset)
     transport: Any = SimpleNamespace(bytes_in=5, bytes_out=6, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:

@@ -96,7 +96,7 @@ async def failure(call: Awaitable[Any]) -> CallError:
     return error.value
 
 
-def test_frames_come_back_as_they_were_and_the_caller_is_known_by_its_key(talk: Callable[..., None]) -> None:
+def test_frames_round_trip_and_caller_is_authenticated(talk: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
         sent = tuple(torch.arange(12).reshape(3, 4).to(kind) for kind in kinds)
@@ -110,7 +110,7 @@ def test_frames_come_back_as_they_were_and_the_caller_is_known_by_its_key(talk: 
     talk(conversation)
 
 
-def test_what_may_not_come_is_refused_before_it_is_read(talk: Callable[..., None]) -> None:
+def test_oversized_or_forbidden_calls_are_refused(talk: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         large = RpcFrame({}, (torch.zeros(2**20),))
         assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, 20)))
@@ -132,7 +132,7 @@ def test_what_may_not_come_is_refused_before_it_is_read(talk: Callable[..., None
     talk(conversation)
 
 
-def test_a_call_ends_in_time_and_ends_on_the_other_side_too(talk: Callable[..., None]) -> None:
+def test_call_timeout_cancels_the_handler(talk: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         await caller.call(other.peer, "echo", RpcFrame({}), 20)
         ended.clear()
@@ -151,7 +151,7 @@ def test_a_call_ends_in_time_and_ends_on_the_other_side_too(talk: Callable[..., 
     talk(conversation)
 
 
-def test_sockets_of_the_killed_are_swept_away_and_those_of_the_living_stay(tmp_path: Path) -> None:
+def test_stale_sockets_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
     mine, killed, other = (tmp_path / f"swarm-{name}" for name in (f"{os.getpid()}-a", "4194305-b", "notes"))
     for folder in (mine, killed, other):
         folder.mkdir()
