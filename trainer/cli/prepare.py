@@ -1,8 +1,7 @@
-"""`dailytrain prepare`: make a dataset, or find it in the cache."""
+"""`dailytrain prepare`: prepare a dataset from a corpus, or find it in the cache."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -12,26 +11,27 @@ from trainer.cli.parser import Parser
 from trainer.data.corpora import KINDS
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.sizes import parse_size
+from trainer.errors import ExitCode, UserError, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0, 2 for what the user can mend (one line on standard error), 130 when interrupted or stopped."""
-    options = _parser().parse_args(argv)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop cleans up as Ctrl-C does
+    """Print the dataset's path, hash and counts."""
+    options = build_parser().parse_args(argv)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
         dataset = prepare_dataset(options.corpus, options.tokenizer, options.out, limit, progress=not options.quiet)
-    except ValueError as error:
-        return _failed(str(error), 2)
+    except UserError as error:
+        return print_error("dailytrain prepare", error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
-        return _failed("Interrupted; nothing was kept", 130)
+        return print_error("dailytrain prepare", "interrupted; no files were kept", ExitCode.INTERRUPTED)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    print(json.dumps(_answer(dataset)) if options.json else _summary(dataset))  # noqa: T201
-    return 0
+        signal.signal(signal.SIGTERM, previous)
+    print(json.dumps(build_json(dataset)) if options.json else format_summary(dataset))  # noqa: T201
+    return ExitCode.OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(prog="dailytrain prepare", description=__doc__)
     kinds = ", ".join(sorted(KINDS))
     parser.add_argument("--corpus", required=True, help=f"one of {kinds}; files takes globs: files:books/*.jsonl.xz")
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(dataset: Dataset) -> dict[str, object]:
+def build_json(dataset: Dataset) -> dict[str, object]:
     return {
         "path": str(dataset.folder),
         "hash": dataset.hash,
@@ -57,18 +57,13 @@ def _answer(dataset: Dataset) -> dict[str, object]:
     }
 
 
-def _summary(dataset: Dataset) -> str:
+def format_summary(dataset: Dataset) -> str:
     lines = [f"{dataset.folder}", f"hash {dataset.hash}"]
     for name, split in dataset.manifest["splits"].items():
         lines.append(
             f"{name:5} {split['documents']:>9,} documents {split['tokens']:>13,} tokens {split['bytes']:>14,} bytes"
         )
     return "\n".join(lines)
-
-
-def _failed(sentence: str, code: int) -> int:
-    print(sentence, file=sys.stderr)  # noqa: T201
-    return code
 
 
 if __name__ == "__main__":

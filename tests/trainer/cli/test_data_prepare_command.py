@@ -86,7 +86,7 @@ def test_stop_exits_130_and_leaves_no_files(tmp_path: Path, stop: signal.Signals
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.splitlines()[-1] == "Interrupted; nothing was kept"
+    assert err.splitlines()[-1] == "dailytrain prepare: interrupted; no files were kept"
     assert "Traceback" not in err
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
 
