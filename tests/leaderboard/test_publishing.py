@@ -238,9 +238,9 @@ def test_an_upload_that_breaks_goes_on_with_what_is_missing(hub: Hub, finished: 
     [
         ("/api/repos/create", 401, "rejected the token"),
         ("/api/repos/create", 422, "rejected the upload: name is taken"),
-        ("/api/models/.*/commits/", 404, "does not know trains/smear-run-"),
+        ("/api/models/.*/commits/", 404, "has no repository trains/smear-run-"),
         ("/api/models/.*/commit/", 403, "Permission denied by the Hub"),
-        ("/api/models/.*/commit/", 422, "did not accept"),
+        ("/api/models/.*/commit/", 422, "rejected the upload"),
     ],
 )
 def test_what_the_hub_refuses_is_a_sentence_for_the_operator(
