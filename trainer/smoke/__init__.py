@@ -1,10 +1,11 @@
-"""The smoke run: most mistakes of an architecture, found in a minute on a CPU.
+"""The smoke test: finds most mistakes of an architecture in a minute on a CPU.
 
     dailytrain smoke ARCH
 
-`command` is trusted code: it starts `inside` in the sandbox, which imports the architecture, counts its full size
-without computing anything and trains a small one for 200 steps; then it asks that model, through the scorer's door,
-whether it looks ahead. `findings` puts what came out into sentences. A node runs the same for an entry.
+`trainer.cli.smoke` is trusted code. It starts `child` in the sandbox, which imports the architecture, counts its full
+size on fake tensors and trains a small model for 200 steps. Then `causality` checks with the scorer's model processes
+that the small model does not look ahead. `findings` turns the measurements into messages. A node runs the same test for
+an entry.
 
-It sorts out mistakes and proves nothing: whoever wants to cheat can. What counts is scored later, elsewhere.
+The smoke test finds mistakes. It does not detect deliberate cheating: the scorer does.
 """

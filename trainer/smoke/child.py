@@ -1,7 +1,7 @@
-"""The part of a smoke run that has the architecture in it: `python -m trainer.smoke.child`, in the sandbox.
+"""The sandboxed process of a smoke test, which imports the architecture: `python -m trainer.smoke.child`.
 
-What it finds is in `smoke.json`, rewritten as it goes along: where it is, numbers, and in the end perhaps a failure.
-The run that it trains lies beside it, as `dailytrain train` leaves one, for the scorer's checks.
+It writes its report to `smoke.json` and updates it as it proceeds: stage, measurements, and a failure if there is one.
+The run that it trains is in the same folder, like one of `dailytrain train`, for the scorer's checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import resolve_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import ModelError, attribute_to_model
+from trainer.errors import ModelError, attribute_to_model, to_one_line
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
@@ -42,21 +42,23 @@ from trainer.train import fit_and_finish
 from trainer.training import entry_integrity
 from trainer.training.setup import build_run, configure_model
 
-ANSWER = "smoke.json"
-PARTS = ("Config", "Model", "recipe")
-"""What an architecture's file has."""
+REPORT_FILE = "smoke.json"
+REQUIRED_NAMES = ("Config", "Model", "recipe")
+"""Defined by every architecture."""
 STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
-"""Of an optimizer, for each parameter; weights and gradients take four each."""
-GUESSED_VOCABULARY = 32768
-"""Where the tokenizer is a file that is not here."""
-UNCOUNTABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
-MISTAKES = (ValueError, AssertionError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
-"""What shapes that do not fit raise while a model is built."""
+"""Bytes of optimizer state per parameter; weights and gradients take four each."""
+DEFAULT_VOCABULARY_SIZE = 32768
+"""Used if the tokenizer is a file outside the sandbox."""
+FAKE_TENSOR_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+BUILD_ERRORS = (ValueError, AssertionError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
+"""Raised by mistakes in shapes while a model is built."""
 
 
 class CpuDeadline:
-    """Asks the loop to stop when the time is up, as `Interruption` does for a person. Of the processor's time: others
-    may be busy on this machine, too."""
+    """Stops the training loop after some CPU time, with the interface of `Interruption`.
+
+    CPU time, since other processes may be busy on this machine.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.is_graceful = False
@@ -67,24 +69,23 @@ class CpuDeadline:
         return time.process_time() > self._end
 
 
-class FindingsWriter:
-    """Keeps what is found, on disk at every step: the process may be killed."""
+class ReportWriter:
+    """Writes the report to disk at every stage, since the process may be killed."""
 
     def __init__(self, out: Path) -> None:
-        self._file = out / ANSWER
-        self._found: dict[str, Any] = {"hints": []}
+        self._file = out / REPORT_FILE
+        self._report: dict[str, Any] = {"hints": []}
 
-    def at(self, stage: str, **numbers: Any) -> None:
-        """From now on it is at this stage."""
-        self._found |= {"stage": stage, **numbers}
-        atomic_write_json(self._file, self._found)
+    def enter_stage(self, stage: str, **numbers: Any) -> None:
+        self._report |= {"stage": stage, **numbers}
+        atomic_write_json(self._file, self._report)
 
-    def hint(self, sentence: str) -> None:
-        self._found["hints"].append(sentence)
+    def add_hint(self, sentence: str) -> None:
+        self._report["hints"].append(sentence)
 
-    def failed(self, reason: str, error: BaseException | None = None) -> None:
-        self._found["failure"] = {"reason": reason, **place(error)}
-        atomic_write_json(self._file, self._found)
+    def set_failure(self, reason: str, error: BaseException | None = None) -> None:
+        self._report["failure"] = {"reason": reason, **locate_in_architecture(error)}
+        atomic_write_json(self._file, self._report)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,47 +97,50 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--arch", required=True)
     parser.add_argument("--out", type=Path, required=True)
     options, flags = parser.parse_known_args(argv)
-    find = FindingsWriter(options.out)
+    report = ReportWriter(options.out)
     try:
-        examine(options, flags, find)
+        run_smoke_test(options, flags, report)
     except ModelError as failure:
         if not errors.is_expected(failure):
             traceback.print_exception(failure.__cause__ or failure)
-        find.failed(sentence(failure), failure.__cause__)
+        report.set_failure(format_model_error(failure), failure.__cause__)
         return errors.ExitCode.MODEL_ERROR
     except UnknownArchitectureError as error:
-        find.failed(f"{capital(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
+        report.set_failure(f"{capitalize(error)}. A new one needs its line in the dict of trainer/models/__init__.py.")
         return errors.ExitCode.USER_ERROR
     except Exception as error:
-        if not isinstance(error, ValueError):
+        is_user_error = isinstance(error, errors.UserError)
+        if not is_user_error:
             traceback.print_exception(error)
-        if place(error):
-            find.failed(f"{type(error).__name__}: {error}", error)
+        if locate_in_architecture(error):
+            report.set_failure(f"{type(error).__name__}: {error}", error)
             return errors.ExitCode.MODEL_ERROR
-        find.failed(capital(error))
-        return errors.ExitCode.USER_ERROR if isinstance(error, ValueError) else errors.ExitCode.INFRASTRUCTURE
+        report.set_failure(capitalize(error))
+        return errors.ExitCode.USER_ERROR if is_user_error else errors.ExitCode.INFRASTRUCTURE
     return errors.ExitCode.OK
 
 
-def examine(options: argparse.Namespace, flags: list[str], find: FindingsWriter) -> None:
-    """Everything in its order: what is quick to find comes first."""
+def run_smoke_test(options: argparse.Namespace, flags: list[str], report: ReportWriter) -> None:
+    """Run all stages, the fastest first."""
     name, out = options.arch, options.out
-    find.at("imports")
+    report.enter_stage("imports")
     full = parse_config([*flags, "--arch", name, "--out", str(out)])
     small = shrink_config(full, options)
     with entry_integrity.EntryIntegrity(
         ARCHITECTURES.get(PRESETS.get(name, (name,))[0], entry_integrity.BASE)
     ) as guard:
-        module, early = imported(name)
+        module, early = import_architecture(name)
         run = build_run(small, Console(stderr=True, quiet=True), guard)
         try:
             step = run.flops_per_token * run.resolved.tokens_per_step
             entry_integrity.check_early_flops(early, step)
-            shown = (run.resolved.depth, run.resolved.sequence_length)
-            find.at("sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=shown)
-            find.at("trains", **measured(module, full, run.dataset.tokenizer, find))
-            peculiar(run.flop_count, find)
-            learn(run, options, find)
+            size = (run.resolved.depth, run.resolved.sequence_length)
+            report.enter_stage(
+                "sizes", small_parameters=flops.count_parameters(run.raw_model)["total"], small_size=size
+            )
+            report.enter_stage("trains", **measure_full_size(module, full, run.dataset.tokenizer, report))
+            hint_uncounted_flops(run.flop_count, report)
+            train_small_model(run, options, report)
         finally:
             run.loader.close()
             run.writer.close()
@@ -159,24 +163,26 @@ def shrink_config(full: TrainConfig, options: argparse.Namespace) -> TrainConfig
     return dataclasses.replace(tiny, preset=None, model={**tiny.model, **fields}, recipe=full.recipe)
 
 
-def imported(name: str) -> tuple[Architecture, float]:
-    """Return the architecture, and what it computed on the way."""
+def import_architecture(name: str) -> tuple[Architecture, float]:
+    """Return the architecture, and the FLOPs that its import computed."""
     if name not in ARCHITECTURES and name not in PRESETS:
-        load_architecture(name)  # names the known ones
+        load_architecture(name)  # raises an error that lists the known ones
     with attribute_to_model(f"while the architecture {name} was imported"), flops.FlopMeter() as meter:
         module = load_architecture(name)
-    missing = [part for part in PARTS if not hasattr(module, part)]
+    missing = [name for name in REQUIRED_NAMES if not hasattr(module, name)]
     if missing:
         file = ARCHITECTURES[name].replace(".", "/") + ".py"
         raise ModelError(f"{file} has no {missing[0]}: an architecture has a Config, a Model and a recipe.")
     return module, meter.flops
 
 
-# --- its full size ----------------------------------------------------------------------------------------------------
+# --- the full size ----------------------------------------------------------------------------------------------------
 
 
-def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, find: FindingsWriter) -> dict[str, Any]:
-    """Return what it is at the size that the configuration asks for: counted on tensors without numbers."""
+def measure_full_size(
+    module: Architecture, config: TrainConfig, tokenizer: Tokenizer, report: ReportWriter
+) -> dict[str, Any]:
+    """Return the measurements of the model at its configured size, on fake tensors (without data)."""
     resolved = resolve_config(config, "cuda" if config.device == "cuda" else "cpu")
     size = f"depth {resolved.depth}, {resolved.sequence_length} tokens a row"
     shape = {"depth": resolved.depth, "sequence_length": resolved.sequence_length}
@@ -188,70 +194,69 @@ def measured(module: Architecture, config: TrainConfig, tokenizer: Tokenizer, fi
     }
     with FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            model_config = configure_model(module, config, resolved, tokenizer, vocabulary(config, find))
+            model_config = configure_model(module, config, resolved, tokenizer, get_vocabulary_size(config, report))
             model = module.Model(model_config)
             recipe = override_recipe(module.recipe(model_config), config.recipe)
-            numbers |= {"parameters": flops.count_parameters(model), "state_bytes": state_bytes(model, recipe)}
-        except UNCOUNTABLE as error:
-            find.hint(f"Its full size could not be counted beforehand ({type(error).__name__}).")
+            numbers |= {"parameters": flops.count_parameters(model), "state_bytes": count_state_bytes(model, recipe)}
+        except FAKE_TENSOR_ERRORS as error:
+            report.add_hint(f"Its full size could not be counted beforehand ({type(error).__name__}).")
             return numbers
-        except MISTAKES as error:
-            said = " ".join(str(error).split())
-            raise ModelError(f"At its full size ({size}) it cannot be built: {type(error).__name__}: {said}") from error
+        except BUILD_ERRORS as error:
+            reason = f"{type(error).__name__}: {to_one_line(error)}"
+            raise ModelError(f"At its full size ({size}) it cannot be built: {reason}") from error
         try:
             counted = flops.count_flops(model, torch.zeros(1, resolved.sequence_length, dtype=torch.int64))
-        except Exception as error:  # tensors without numbers are not all that tensors are
-            find.hint(f"The FLOPs of its full size could not be counted beforehand ({type(error).__name__}).")
+        except Exception as error:  # fake tensors do not support every operation
+            report.add_hint(f"The FLOPs of its full size could not be counted beforehand ({type(error).__name__}).")
             return numbers
     return {**numbers, "flops_per_token": counted.per_token}
 
 
-def vocabulary(config: TrainConfig, find: FindingsWriter) -> int:
-    """Return how many tokens the tokenizer has, where its name says so."""
+def get_vocabulary_size(config: TrainConfig, report: ReportWriter) -> int:
+    """Return the vocabulary size if the tokenizer's name contains it, else the default."""
     kind, _, rest = (config.tokenizer or "").partition(":")
     if kind == "bpe" and rest.isdigit():
         return int(rest)
     if kind == "gpt2":
         return 50257
     if config.tokenizer:
-        find.hint(f"Counted for a vocabulary of {GUESSED_VOCABULARY:,}: the tokenizer is not here.")
-    return GUESSED_VOCABULARY
+        report.add_hint(f"Counted for a vocabulary of {DEFAULT_VOCABULARY_SIZE:,}: the tokenizer is not here.")
+    return DEFAULT_VOCABULARY_SIZE
 
 
-def state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
-    """Return what weights, gradients and optimizers take in all; activations come on top."""
+def count_state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
+    """Return the bytes of weights, gradients and optimizer states, without activations."""
     groups = optimizers.assign(model, recipe)
     states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, mine in groups for p in mine.values())
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 
 
-def peculiar(counted: flops.FlopCount, find: FindingsWriter) -> None:
+def hint_uncounted_flops(counted: flops.FlopCount, report: ReportWriter) -> None:
     if counted.void:
         names = f" ({', '.join(counted.names)})" if counted.names else ""
-        find.hint(f"{counted.void.rstrip('.')}{names}. It can be trained, and holds no record by FLOPs.")
+        report.add_hint(f"{counted.void.rstrip('.')}{names}. It can be trained, and holds no record by FLOPs.")
 
 
-# --- the small one ----------------------------------------------------------------------------------------------------
+# --- the small model --------------------------------------------------------------------------------------------------
 
 
-def learn(run: Any, options: argparse.Namespace, find: FindingsWriter) -> None:
-    """Train it, and say how far that came."""
-    began = time.process_time()
+def train_small_model(run: Any, options: argparse.Namespace, report: ReportWriter) -> None:
+    started = time.process_time()
     code = fit_and_finish(run, Console(stderr=True, quiet=True), CpuDeadline(options.seconds))  # type: ignore[arg-type]
-    find.at(
+    report.enter_stage(
         "trains" if code == errors.ExitCode.INTERRUPTED else "done",
         steps=run.usage.steps,
-        train_seconds=round(time.process_time() - began, 3),
+        train_seconds=round(time.process_time() - started, 3),
         tokens_per_second=run.usage.tokens / max(run.usage.seconds, 1e-9),
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
-# --- where it went wrong ----------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
-def place(error: BaseException | None) -> dict[str, Any]:
-    """Return file, line and text of the innermost line of an architecture that the error came through; {} if none."""
+def locate_in_architecture(error: BaseException | None) -> dict[str, Any]:
+    """Return file, line and text of the innermost frame in an architecture's file; {} if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         found = [(error.filename, error.lineno)]
     else:
@@ -268,16 +273,16 @@ def place(error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def sentence(failure: ModelError) -> str:
-    """Return what a training says, without its advice where that is for large models."""
+def format_model_error(failure: ModelError) -> str:
+    """Return the message, without the advice for large models."""
     if errors.is_out_of_memory(failure.__cause__):
         return f"{str(failure).partition(':')[0]}, at a small size already"
     return str(failure)
 
 
-def capital(error: BaseException) -> str:
-    said = " ".join(str(error).split()).rstrip(".")
-    return said[:1].upper() + said[1:]
+def capitalize(error: BaseException) -> str:
+    message = to_one_line(error).rstrip(".")
+    return message[:1].upper() + message[1:]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person sees of a smoke run: a line for each check as it is decided, then what to do next."""
+"""Terminal output of a smoke test: one line per check as it is decided, then what to do next."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from rich.text import Text
 
 from trainer.smoke.findings import CHECKS, SmokeCheck
 
-WAITING = {
+ACTIVITIES = {
     "starts": "importing it, building a small one",
     "fits": "counting its full size",
     "learns": "training a small one",
-    "causal": "asking it about text that ends early",
+    "causal": "checking that it does not look ahead",
 }
 
 
 @contextmanager
 def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], None]]:
-    """Yield what is told of each check. With --json, or as a job, nothing is shown."""
+    """Yield a function that prints a check. It prints nothing with --json or as a job."""
     if options.json or options.job:
         yield lambda check: None
         return
     console = Console()
     console.print(f"[bold]{options.arch}[/], smoke run on this machine's CPU\n", highlight=False)
-    with console.status(waiting(CHECKS[0]), spinner="dots") as status:
+    with console.status(format_activity(CHECKS[0]), spinner="dots") as status:
 
-        def show(check: SmokeCheck) -> None:
-            console.print(line(check))
+        def print_check(check: SmokeCheck) -> None:
+            console.print(format_check(check))
             after = CHECKS.index(check.name) + 1
             if check.passed and after < len(CHECKS):
-                status.update(waiting(CHECKS[after]))
+                status.update(format_activity(CHECKS[after]))
 
-        yield show
-
-
-def waiting(name: str) -> str:
-    return f"[dim]{name:8}{WAITING[name]} …[/]"
+        yield print_check
 
 
-def line(check: SmokeCheck) -> Table:
-    """A check with its text beside it, and of a failed one the line of code."""
+def format_activity(name: str) -> str:
+    return f"[dim]{name:8}{ACTIVITIES[name]} …[/]"
+
+
+def format_check(check: SmokeCheck) -> Table:
+    """Return a row with the check and its text, and below it the failed line of code."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=1)
     table.add_column(width=6)
@@ -59,7 +59,7 @@ def line(check: SmokeCheck) -> Table:
 
 
 def print_conclusion(arch: str, record: dict[str, Any]) -> None:
-    """Say what to do next."""
+    """Print the hints and what to do next."""
     console = Console()
     for hint in record["hints"]:
         console.print(Text(f"  note: {hint}", "yellow"))
@@ -67,4 +67,4 @@ def print_conclusion(arch: str, record: dict[str, Any]) -> None:
         console.print(f"\n[bold green]Ready.[/] {record['seconds']:.0f} s. Next: ", end="", highlight=False)
         console.print(f"[bold]dailytrain try {arch}[/] for its multiplier, or a pull request.", highlight=False)
     else:
-        console.print("\n[bold]Not yet.[/] The same command tells whether it is mended.", highlight=False)
+        console.print("\n[bold]Not yet.[/] Fix it and run the same command again.", highlight=False)

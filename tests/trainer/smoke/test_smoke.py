@@ -1,4 +1,4 @@
-"""A smoke run says exactly what is wrong with an architecture, and where; with a sound one it finds nothing."""
+"""The smoke test names an architecture's mistake and its line, and passes a sound one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 import trainer
 from trainer.cli import smoke as command
+from trainer.errors import ExitCode, UserError
 from trainer.models import ARCHITECTURES
 from trainer.sandbox import get_driver
 from trainer.smoke import child, findings
@@ -69,14 +70,14 @@ Smoke = Callable[..., tuple[list[SmokeCheck], dict[str, Any]]]
 
 @pytest.fixture
 def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Smoke]:
-    """Let the sandbox's part look at an architecture in this process; return the checks decided, and all it told."""
+    """Run the sandboxed part in this process; return its checks and its report."""
     folder, out = tmp_path / "trainer" / "models", tmp_path / "out"
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setitem(ARCHITECTURES, NAME, NAME)
 
-    def look(
-        *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **asked: Any
+    def run_smoke(
+        *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **limits: Any
     ) -> tuple[list[SmokeCheck], Any]:
         text = SOUND
         for old, new in changes:
@@ -87,20 +88,22 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
         out.mkdir()
         flags = ["--preset", "cpu-ladder", "--arch", arch, "--small-dataset", str(dataset_folder), "--out", str(out)]
         child.main([*flags, "--steps", "40", "--seconds", str(seconds)])
-        told = json.loads((out / "smoke.json").read_text())
-        return findings.decide_checks(told, command.losses(out), SmokeLimits(arch, 40, seconds, **asked)), told
+        report = json.loads((out / "smoke.json").read_text())
+        return findings.decide_checks(
+            report, command.read_losses(out), SmokeLimits(arch, 40, seconds, **limits)
+        ), report
 
-    yield look
+    yield run_smoke
     sys.modules.pop(NAME, None)
 
 
-def test_a_sound_architecture_starts_fits_and_learns(smoke: Smoke) -> None:
-    checks, told = smoke()
+def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
+    checks, report = smoke()
     assert [(check.name, check.passed) for check in checks] == [("starts", True), ("fits", True), ("learns", True)]
-    assert told["parameters"] == {"total": 2 * 16 * 8192, "embedding": 16 * 8192, "non_embedding": 16 * 8192}
-    assert told["flops_per_token"] == 6 * 16 * 8192
-    assert told["state_bytes"] == 16 * 2 * 16 * 8192
-    assert told["hints"] == []
+    assert report["parameters"] == {"total": 2 * 16 * 8192, "embedding": 16 * 8192, "non_embedding": 16 * 8192}
+    assert report["flops_per_token"] == 6 * 16 * 8192
+    assert report["state_bytes"] == 16 * 2 * 16 * 8192
+    assert report["hints"] == []
 
 
 @pytest.mark.parametrize(
@@ -151,42 +154,42 @@ def test_a_sound_architecture_starts_fits_and_learns(smoke: Smoke) -> None:
         (("learning_rate=0.03", "learning_rate=0.0"), "learns", "The loss does not fall: 5.78 nats a token before"),
     ],
 )
-def test_each_mistake_has_its_sentence(smoke: Smoke, change: tuple[str, str], name: str, sentence: str) -> None:
+def test_mistake_fails_its_check_with_message(smoke: Smoke, change: tuple[str, str], name: str, sentence: str) -> None:
     checks, _ = smoke(change)
     assert [check.passed for check in checks] == [*[True] * (len(checks) - 1), False]
     assert checks[-1].name == name
     assert sentence in checks[-1].text
 
 
-def test_the_line_that_failed_is_shown(smoke: Smoke) -> None:
+def test_failed_line_is_reported(smoke: Smoke) -> None:
     checks, _ = smoke(("self.steps = 0", "self.steps = config.steps"))
     assert (checks[-1].file, checks[-1].line) == (f"trainer/models/{NAME}.py", 29)
     assert checks[-1].code == "self.steps = config.steps"
 
 
-def test_an_architecture_that_is_not_there_names_those_that_are(smoke: Smoke) -> None:
+def test_unknown_architecture_lists_known_ones(smoke: Smoke) -> None:
     checks, _ = smoke(arch="wave")
     assert checks[-1].text.startswith("There is no architecture 'wave'; the known ones are gpt, ")
     assert "trainer/models/__init__.py" in checks[-1].text
 
 
-def test_one_that_takes_too_long_is_stopped(smoke: Smoke) -> None:
+def test_slow_training_is_stopped(smoke: Smoke) -> None:
     checks, _ = smoke(seconds=0)
     assert checks[-1].text.startswith("Too slow: 1 of 40 small steps in ")
 
 
-def test_what_no_track_can_pay_for_is_told(smoke: Smoke) -> None:
-    checks, told = smoke(memory_bytes=1e6)
+def test_unaffordable_size_fails(smoke: Smoke) -> None:
+    checks, report = smoke(memory_bytes=1e6)
     assert checks[-1].text.startswith("Too many parameters for the track: weights, gradients and optimizer alone take")
-    told |= {"budget": "24h", "flops_per_token": 1e15}
+    report |= {"budget": "24h", "flops_per_token": 1e15}
     (_, fits) = findings.decide_checks(
-        told | {"stage": "trains", "steps": None}, [], SmokeLimits(NAME, 40, 100, peak=1e15)
+        report | {"stage": "trains", "steps": None}, [], SmokeLimits(NAME, 40, 100, peak=1e15)
     )
     assert fits.text.startswith("Too many FLOPs a token for the track: at 1e+15 its budget of 24h pays for 42 steps of")
 
 
-def test_what_is_no_mistake_is_a_hint(smoke: Smoke) -> None:
-    checks, told = smoke(
+def test_non_fatal_findings_are_hints(smoke: Smoke) -> None:
+    checks, report = smoke(
         ("std=0.01", "std=1.0"),
         ("x = self.embedding(tokens)", "x = self.embedding(tokens) * x_scale(tokens)"),
         (
@@ -195,9 +198,21 @@ def test_what_is_no_mistake_is_a_hint(smoke: Smoke) -> None:
         ),
     )
     assert checks[-1].passed
-    told_hints = findings.hints(told, [9.0, 5.0], 320)
+    told_hints = findings.hints(report, [9.0, 5.0], 320)
     assert any("holds no record by FLOPs" in hint for hint in told_hints)
-    assert any("It starts at 9.0 nats a token, where knowing nothing is 5.8" in hint for hint in told_hints)
+    assert any("It starts at 9.0 nats a token, where a uniform guess is 5.8" in hint for hint in told_hints)
+
+
+def test_plain_value_error_of_setup_is_no_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raise_value_error(flags: list[str]) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(child, "parse_config", raise_value_error)
+    options = ["--arch", "gpt", "--small-dataset", "x", "--out", str(tmp_path), "--steps", "1", "--seconds", "1"]
+    assert child.main(options) == ExitCode.INFRASTRUCTURE
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -209,21 +224,21 @@ def test_what_is_no_mistake_is_a_hint(smoke: Smoke) -> None:
         (None, 139, "It crashed with a segmentation fault while the small model was trained."),
     ],
 )
-def test_a_process_that_was_ended_is_told_too(exceeded: str | None, code: int, sentence: str) -> None:
+def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: str) -> None:
     found = findings.explain_kill("trains", exceeded, code)
     assert found is not None
     assert found.text.startswith(sentence)
     assert findings.explain_kill("trains", None, 1) is None, "that was this machine"
 
 
-def test_what_the_sandbox_tells_is_not_believed() -> None:
-    told = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
-    checks = findings.decide_checks(told, [], SmokeLimits("x", 10, 10))
+def test_malformed_report_is_not_trusted() -> None:
+    report = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
+    checks = findings.decide_checks(report, [], SmokeLimits("x", 10, 10))
     assert [check.passed for check in checks] == [True, True, False]
-    assert command.record({"parameters": {"total": float("inf")}}, checks, [], "none", 1.0)["parameters"] is None
+    assert command.build_record({"parameters": {"total": float("inf")}}, checks, [], "none", 1.0)["parameters"] is None
 
 
-def test_the_whole_thing_in_the_sandbox_finds_one_that_looks_ahead(
+def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
@@ -236,22 +251,22 @@ def test_the_whole_thing_in_the_sandbox_finds_one_that_looks_ahead(
         dictionary.read_text().replace('    "gpt"', '    "peeker": "trainer.models.peeker",\n    "gpt"', 1)
     )
     words = ["peeker", "--json", "--steps", "60", "--sandbox", "bubblewrap", "--model-source", str(source)]
-    assert command.main([*words, "--preset", "tiny", "--data", str(tmp_path / "data")]) == command.FOUND
+    assert command.main([*words, "--preset", "tiny", "--data", str(tmp_path / "data")]) == ExitCode.MODEL_ERROR
     said = json.loads(capsys.readouterr().out)
     assert said["sentence"].startswith("The model's predictions depend on tokens that come after them")
     assert [check["passed"] for check in said["checks"]] == [True, True, True, False]
     assert (said["sandbox"], said["steps"]) == ("bubblewrap", 60)
 
 
-def test_what_is_wrong_on_the_command_line_is_no_finding() -> None:
+def test_command_line_error_is_no_finding() -> None:
     person, agent = argparse.Namespace(job=False), argparse.Namespace(job=True)
-    told = {"stage": "imports", "failure": {"reason": "There is no architecture 'wave'; the known ones are gpt."}}
-    with pytest.raises(command.UsageError, match="there is no architecture 'wave'"):
-        command.misled(person, told, command.BAD_INPUT)
-    command.misled(agent, told, command.BAD_INPUT)
-    command.misled(person, told, command.FOUND)
-    with pytest.raises(command.Broken, match="could not work on this machine"):
-        command.misled(agent, told, command.INFRASTRUCTURE)
+    report = {"stage": "imports", "failure": {"reason": "There is no architecture 'wave'; the known ones are gpt."}}
+    with pytest.raises(UserError, match="there is no architecture 'wave'"):
+        command.raise_other_faults(person, report, ExitCode.USER_ERROR)
+    command.raise_other_faults(agent, report, ExitCode.USER_ERROR)
+    command.raise_other_faults(person, report, ExitCode.MODEL_ERROR)
+    with pytest.raises(command.SmokeTestError, match="failed on this machine"):
+        command.raise_other_faults(agent, report, ExitCode.INFRASTRUCTURE)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +277,10 @@ def test_what_is_wrong_on_the_command_line_is_no_finding() -> None:
         (["gpt", "--job"], "the sandboxes are auto, bubblewrap and none, not auto"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(
+def test_bad_option_is_one_line_error(
     words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([*words, "--data", str(tmp_path / "data")]) == command.BAD_INPUT
+    assert command.main([*words, "--data", str(tmp_path / "data")]) == ExitCode.USER_ERROR
     captured = capsys.readouterr()
     assert captured.err == f"dailytrain smoke: {complaint}\n"
     assert "Traceback" not in captured.out
