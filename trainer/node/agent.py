@@ -1,7 +1,7 @@
-"""The node's agent: who it is at the site, its lanes, and the sponsor's signals. It lives in the main thread.
+"""The node's agent: its identity at the site, its slots, and the sponsor's signals. It lives in the main thread.
 
-Each lane asks and works in a thread of its own (`poll`); what a question is waiting for is dropped when the sponsor
-stops the agent, a job is waited for.
+Each slot polls and works in a thread of its own (`poll`). When the sponsor stops the agent, pending polls are dropped
+and running jobs are waited for.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer import protocol
-from trainer.node import slot_cleanup
 from trainer.node.blobs import BlobCache
 from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
-from trainer.node.console import say
+from trainer.node.console import log
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import open_gpu_reader
+from trainer.node.gpus import GpuReader, open_gpu_reader
 from trainer.node.hardware import detect_hardware, list_processors
 from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SWARM_KINDS
 from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs, is_swarm_installed
 from trainer.node.poll import PollLoop
+from trainer.node.slot_cleanup import kill_marked_processes
 from trainer.node.slot_context import SlotContext
 from trainer.node.slots import split_into_slots
 from trainer.node.stop_signal import SponsorSignal, StopLevel
@@ -36,11 +36,11 @@ from trainer.sandbox.docker import DockerDriver
 if TYPE_CHECKING:
     from trainer.rephrase.flags import RephraseOffer
 
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 WEIGHTS_BYTES = 16e9
-"""Of models that have written for visitors, kept for the next time. A guess."""
+"""Cache of the weights of models that generate text. A guess."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class AgentStoppedError(Exception):
@@ -54,171 +54,169 @@ class Agent:
         home: Path,
         sandbox: SandboxDriver,
         sandboxes: tuple[str, ...],
-        lanes: int | None = None,
+        slots: int | None = None,
         offer: RephraseOffer | None = None,
         kinds: tuple[str, ...] = tuple(JOB_HANDLERS),
-        reach: NetworkArgs = DEFAULT_NETWORK_ARGS,
+        network: NetworkArgs = DEFAULT_NETWORK_ARGS,
         swarm_run: int | None = None,
+        gpu_reader: GpuReader | None = None,
     ) -> None:
-        """`client` carries the join token until the node has joined; `lanes`: None runs as many as the site says.
+        """`client` carries the join token until the node has joined.
 
-        `offer`: what it rephrases with; None: nothing. `kinds`: of job that its owner lends it for. `reach`: how
-        swarms' other machines reach it; `swarm_run`: the only run whose seats it takes.
+        `sandboxes`: names of the working drivers; `slots`: None runs as many as the site says; `offer`: the rephrasing
+        back end; `kinds`: of job that the owner lends it for; `network`: how other swarm machines reach it;
+        `swarm_run`: the only run whose seats it takes.
         """
         self.client = client
         self.home = home
         self.sandbox = sandbox
         self.sandboxes = sandboxes
-        self.wished = lanes
+        self.requested_slots = slots
         self.offer = offer
-        self.reach = reach
+        self.network = network
         self.swarm_run = swarm_run
-        lacking = {*(() if offer is not None else (REPHRASE_KIND,)), *(() if is_swarm_installed() else SWARM_KINDS)}
-        self.kinds = tuple(kind for kind in kinds if kind not in lacking)
+        missing = {*(() if offer is not None else (REPHRASE_KIND,)), *(() if is_swarm_installed() else SWARM_KINDS)}
+        self.kinds = tuple(kind for kind in kinds if kind not in missing)
         self.sponsor = SponsorSignal()
-        self.vitals = GpuMonitor(open_gpu_reader())
-        self._lanes = lanes or 1
-        self._wanted = self._lanes
-        self._silent = False
+        self.gpu_monitor = GpuMonitor(gpu_reader or open_gpu_reader())
+        self._slot_count = slots or 1
+        self._next_slot_count = self._slot_count
+        self._is_unreachable = False
 
     def join(self, name: str, labels: tuple[str, ...]) -> Identity:
-        """Register with the join token. Raise `Refused` if it is not taken, `Left` if the sponsor stops us."""
-        message = protocol.Register(name=name, labels=labels, hardware=self.hardware())
-        return self._join("/register", message)
+        """Register with the join token; raise `RequestRefusedError`, or `AgentStoppedError` on the sponsor's signal."""
+        return self._join("/register", protocol.Register(name=name, labels=labels, hardware=self.detect_hardware()))
 
-    def volunteer(self, name: str) -> Identity:
-        """Join without an account, for rephrasing only. Raises as `join`."""
-        return self._join("/volunteer", protocol.RegisterVolunteer(name=name, hardware=self.hardware()))
+    def join_as_volunteer(self, name: str) -> Identity:
+        """Register without an account. Raises as `join`."""
+        return self._join("/volunteer", protocol.RegisterVolunteer(name=name, hardware=self.detect_hardware()))
 
     def _join(self, path: str, message: protocol.Register | protocol.RegisterVolunteer) -> Identity:
-        answer = self._in_background(
-            lambda: self.patiently(lambda: self.client.post(path, message, protocol.RegisterReply))
+        reply = self._run_in_background(
+            lambda: self.retry_until_stopped(lambda: self.client.post(path, message, protocol.RegisterReply))
         )
-        return Identity(self.client.server, answer.node, answer.token, answer.public_key)
+        return Identity(self.client.server, reply.node, reply.token, reply.public_key)
 
     def serve(self, identity: Identity, once: bool) -> None:
-        """Work until the sponsor or the server says stop. Raise `Refused` if the server knows us no longer."""
-        abandoned = self._clear()
-        blobs, preparing = BlobCache(self.home / "blobs"), threading.Lock()
-        weights = BlobCache(self.home / "weights", most_bytes=WEIGHTS_BYTES)
+        """Work until the sponsor or the server stops it; raise `RequestRefusedError` if the server rejects the node."""
+        self.client = self.client.with_token(identity.token)
+        abandoned = self._remove_leftovers()
+        blobs, dataset_lock = BlobCache(self.home / "blobs"), threading.Lock()
+        weights = BlobCache(self.home / "weights", max_bytes=WEIGHTS_BYTES)
         while True:
-            loops = [
-                PollLoop(self, place, abandoned, once) for place in self._places(identity, blobs, weights, preparing)
-            ]
-            self._attend(loops)
-            if not self.regrouping or self.sponsor.stop > StopLevel.NONE:
+            slots = split_into_slots(self.gpu_monitor.reader.gpus, list_processors(), self._slot_count)
+            shared = (self.home, identity, self.sandbox, blobs, weights, self.gpu_monitor)
+            contexts = [SlotContext(*shared, slot, dataset_lock, self.offer, self.network) for slot in slots]
+            self._run_loops([PollLoop(self, context, abandoned, once) for context in contexts])
+            if not self.is_changing_slots or self.sponsor.level > StopLevel.NONE:
                 return
-            abandoned, self._lanes = (), self._wanted
-            say(f"This machine now works on {self._lanes} job{'s' if self._lanes > 1 else ''} at a time.")
+            abandoned, self._slot_count = (), self._next_slot_count
+            jobs = f"{self._slot_count} job{'s' if self._slot_count > 1 else ''}"
+            log.info("This machine now works on %s at a time.", jobs)
 
-    def _places(
-        self, identity: Identity, blobs: BlobCache, weights: BlobCache, preparing: threading.Lock
-    ) -> Iterator[SlotContext]:
-        for lane in split_into_slots(self.vitals.reader.gpus, list_processors(), self._lanes):
-            place = (self.home, identity, self.sandbox, blobs, weights, self.vitals, lane, preparing)
-            yield SlotContext(*place, self.offer, self.reach)
+    # --- called by the poll loops ---
 
-    # --- what lanes ask ---
-
-    def regroup(self, lanes: int) -> None:
-        """The site wishes another number of lanes: each ends when it is free, then all begin anew."""
-        self._wanted = lanes
+    def change_slot_count(self, count: int) -> None:
+        """Set the number of slots that the site requests: each slot ends when it is free, then all restart."""
+        self._next_slot_count = count
 
     @property
-    def regrouping(self) -> bool:
-        return self._wanted != self._lanes
+    def is_changing_slots(self) -> bool:
+        return self._next_slot_count != self._slot_count
 
-    def hardware(self) -> protocol.Hardware:
-        found = detect_hardware(self.home, self.sandboxes, self.vitals.reader, self.client.speed.bytes_per_second)
-        own = {"kinds": self.kinds, "rephraser": self._rephraser(), "swarm_run": self.swarm_run}
-        return found.model_copy(update=own)
+    def detect_hardware(self) -> protocol.Hardware:
+        speed = self.client.speed.bytes_per_second
+        hardware = detect_hardware(self.home, self.sandboxes, self.gpu_monitor.reader, speed)
+        settings = {"kinds": self.kinds, "rephraser": self._describe_offer(), "swarm_run": self.swarm_run}
+        return hardware.model_copy(update=settings)
 
-    def _rephraser(self) -> protocol.Rephraser | None:
+    def _describe_offer(self) -> protocol.Rephraser | None:
         if (offer := self.offer) is None:
             return None
-        return protocol.Rephraser(back_end=offer.backend.kind, models=offer.models, campaign=offer.campaign)
+        return protocol.Rephraser(back_end=offer.setup.kind, models=offer.models, campaign=offer.campaign)
 
-    def patiently(self, attempt: Callable[[], Answer]) -> Answer:
-        """Try without end, telling the sponsor once; raise `GaveUp` when the sponsor stops us."""
+    def retry_until_stopped(self, attempt: Callable[[], Result]) -> Result:
+        """Retry an unreachable server, with one log line; raise `GaveUpError` when the sponsor stops the agent."""
 
-        def once() -> Answer:
+        def attempt_once() -> Result:
             try:
                 return attempt()
             except ServerUnreachableError as error:
-                if not self._silent:
-                    say(f"{error} Trying again until it answers.", "yellow")
-                self._silent = True
+                if not self._is_unreachable:
+                    log.warning("%s Trying again until it answers.", error)
+                self._is_unreachable = True
                 raise
 
-        answer = retry_until_reachable(once, lambda: self.sponsor.stop > StopLevel.NONE)
-        if self._silent:
-            say("The server answers.")
-        self._silent = False
-        return answer
+        result = retry_until_reachable(attempt_once, lambda: self.sponsor.level > StopLevel.NONE)
+        if self._is_unreachable:
+            log.info("The server answers.")
+        self._is_unreachable = False
+        return result
 
     # --- the main thread ---
 
-    def _attend(self, loops: list[PollLoop]) -> None:
-        """Let the lanes work until they end. What ends one against its will ends all: the others hand back first."""
+    def _run_loops(self, loops: list[PollLoop]) -> None:
+        """Run the slots until they end. An error in one stops all: the others hand back their jobs first."""
         for loop in loops:
             loop.start()
-        pulse = threading.Event()  # never set: waiting for it lets signals through
-        while any(loop.alive() for loop in loops):
-            stopped = self.sponsor.stop > StopLevel.NONE
-            if stopped and not any(loop.working for loop in loops):
+        never = threading.Event()  # waiting for it lets signals through
+        while any(loop.is_alive() for loop in loops):
+            is_stopped = self.sponsor.level > StopLevel.NONE
+            if is_stopped and not any(loop.is_working for loop in loops):
                 break
-            if not stopped and any(loop.error for loop in loops):
-                self.sponsor.ask()
-            pulse.wait(LOOK_SECONDS)
+            if not is_stopped and any(loop.error for loop in loops):
+                self.sponsor.request_stop()
+            never.wait(CHECK_SECONDS)
         for loop in loops:
             if loop.error is not None:
                 raise loop.error
-        if self.sponsor.stop > StopLevel.NONE or any(loop.alive() for loop in loops):
+        if self.sponsor.level > StopLevel.NONE or any(loop.is_alive() for loop in loops):
             raise AgentStoppedError
 
-    def _in_background(self, task: Callable[[], Answer]) -> Answer:
-        """Return what the task returns or raise what it raises; `Left` as soon as the sponsor stops us."""
-        done: list[Answer] = []
-        failed: list[BaseException] = []
+    def _run_in_background(self, task: Callable[[], Result]) -> Result:
+        """Return or raise what the task does; raise `AgentStoppedError` as soon as the sponsor stops the agent."""
+        results: list[Result] = []
+        errors: list[BaseException] = []
 
         def run() -> None:
             try:
-                done.append(task())
+                results.append(task())
             except BaseException as error:
-                failed.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=run, name="joining", daemon=True)
         thread.start()
-        while thread.is_alive() and self.sponsor.stop is StopLevel.NONE:
-            thread.join(LOOK_SECONDS)
-        if failed and not isinstance(failed[0], GaveUpError):
-            raise failed[0]
-        if not done:
+        while thread.is_alive() and self.sponsor.level is StopLevel.NONE:
+            thread.join(CHECK_SECONDS)
+        if errors and not isinstance(errors[0], GaveUpError):
+            raise errors[0]
+        if not results:
             raise AgentStoppedError
-        return done[0]
+        return results[0]
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """In here the sponsor's signals (Ctrl-C, a service manager's stop) are heard; the first main thread only."""
+    def handle_signals(self) -> Iterator[None]:
+        """Stop on Ctrl-C and on a service manager's SIGTERM. Only in the main thread."""
 
-        def heard(number: int, frame: FrameType | None) -> None:
-            self.sponsor.ask()
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            self.sponsor.request_stop()
 
-        before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _clear(self) -> tuple[int, ...]:
-        """Remove what an agent before us left when it was killed; return its leases, for the server."""
+    def _remove_leftovers(self) -> tuple[int, ...]:
+        """Remove what a killed agent left behind; return its leases."""
         if isinstance(self.sandbox, DockerDriver):
             self.sandbox.remove_stale_containers()
-        slot_cleanup.kill_marked_processes(f"{self.home}:")
+        kill_marked_processes(f"{self.home}:")
         leases = find_abandoned_leases(self.home)
         for lease in leases:
             remove_folder(self.home / "work" / str(lease))
         if leases:
-            say(f"Cleared away {len(leases)} unfinished job{'s' if len(leases) > 1 else ''}; handing back.")
+            jobs = f"{len(leases)} unfinished job{'s' if len(leases) > 1 else ''}"
+            log.info("Cleared away %s; handing back.", jobs)
         return tuple(leases)

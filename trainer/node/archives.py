@@ -1,4 +1,4 @@
-"""Opening a tar that came over the network: plain files below one folder, nothing else."""
+"""Safe extraction of tar files from the network: regular files below one folder, nothing else."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, san
 
 RELEASE_BYTES = 64 << 20
 ENTRY_BYTES = 256_000
-"""The files of an entry together; their tar may be a little larger."""
+"""Of an entry's files together; their tar may be a little larger."""
 MAX_FILES = 5000
 
 
 class ArchiveError(Exception):
-    """The archive holds what it must not, in a sentence."""
+    """The archive is refused. The message is a sentence."""
 
 
-def unpack_archive(archive: Path, target: Path, below: str, most_bytes: int) -> None:
-    """Write the members, all of which must be plain files or folders in `below`, to `target`, over what is there.
+def unpack_archive(archive: Path, target: Path, folder: str, max_bytes: int) -> None:
+    """Extract the members, all regular files or folders in `folder`, to `target`; overwrite existing files.
 
-    Nothing is written if any member is refused.
+    Raise `ArchiveError`, and write nothing, if any member is refused.
     """
     try:
-        with tarfile.open(archive, "r:") as tar:  # uncompressed only: no archive grows when it is opened
+        with tarfile.open(archive, "r:") as tar:  # uncompressed only: prevents decompression bombs
             members = tar.getmembers()
-            check_members(members, PurePosixPath(below), most_bytes)
+            check_members(members, PurePosixPath(folder), max_bytes)
             for member in members:
                 if member.isfile():
                     write_member(tar, member, target)
@@ -33,7 +33,7 @@ def unpack_archive(archive: Path, target: Path, below: str, most_bytes: int) -> 
         raise ArchiveError(f"The archive cannot be opened: {sanitize_line(str(error))}.") from error
 
 
-def check_members(members: list[tarfile.TarInfo], below: PurePosixPath, most_bytes: int) -> None:
+def check_members(members: list[tarfile.TarInfo], folder: PurePosixPath, max_bytes: int) -> None:
     if len(members) > MAX_FILES:
         raise ArchiveError(f"The archive holds more than {MAX_FILES:,} files.")
     for member in members:
@@ -42,11 +42,11 @@ def check_members(members: list[tarfile.TarInfo], below: PurePosixPath, most_byt
         except UnsafeFileError as error:
             raise ArchiveError(f"The archive is refused: {error}") from error
         if not (member.isfile() or member.isdir()):
-            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is neither a file nor a folder.")
-        if not path.is_relative_to(below) and not (member.isdir() and below.is_relative_to(path)):
-            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is outside {below}/.")
-    if sum(member.size for member in members) > most_bytes:
-        raise ArchiveError(f"The archive is refused: its files are larger than {most_bytes:,} bytes together.")
+            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is neither a regular file nor a folder.")
+        if not path.is_relative_to(folder) and not (member.isdir() and folder.is_relative_to(path)):
+            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is outside {folder}/.")
+    if sum(member.size for member in members) > max_bytes:
+        raise ArchiveError(f"The archive is refused: its files are larger than {max_bytes:,} bytes together.")
 
 
 def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

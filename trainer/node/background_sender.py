@@ -1,28 +1,27 @@
-"""A side loop of a job: sends what there is to send, until it is told that nothing more will come.
+"""Base class of the threads that send a job's log, metrics and checkpoints while it runs.
 
-What is not sent yet stays on disk, so an outage of the server costs no memory, and nothing is lost by it.
+Unsent data stays on disk, so a server outage costs no memory and loses nothing.
 """
 
 from __future__ import annotations
 
 import threading
-import traceback
 
 from trainer.node.client import GaveUpError, RequestRefusedError
+from trainer.node.console import log
 from trainer.node.stop_signal import RELEASE_SECONDS, StopLevel, StopSignal
 
 LEASE_LOST_STATUS = 409
-"""The lease is over."""
 IDLE_SECONDS = 0.5
 
 
 class BackgroundSender:
-    """Subclasses send one thing in `send_next` and return False if there was none."""
+    """Subclasses send one item in `send_next` and return False if there was none."""
 
-    name = "courier"
+    name = "background sender"
 
-    def __init__(self, wishes: StopSignal) -> None:
-        self.wishes = wishes
+    def __init__(self, stop_signal: StopSignal) -> None:
+        self.stop_signal = stop_signal
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
@@ -33,36 +32,35 @@ class BackgroundSender:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing more will come: send the rest and end. Returns when that is done or given up."""
+        """Send the rest, then end. Returns when that is done or given up."""
         self._closing.set()
-        while self._thread.is_alive() and not self._unwanted():
+        while self._thread.is_alive() and not self.stop_signal.is_leaving_now():
             self._thread.join(0.1)
-        self._thread.join(RELEASE_SECONDS)  # what is on its way may arrive, but nobody waits for it
-
-    def _unwanted(self) -> bool:
-        return self.wishes.over() or self.wishes.stop >= StopLevel.RELEASE
+        self._thread.join(RELEASE_SECONDS)  # a request in flight may still arrive
 
     def _run(self) -> None:
         try:
-            while not self._unwanted():
-                closing = self._closing.is_set()  # before the look: what came earlier is then seen
+            while not self.stop_signal.is_leaving_now():
+                is_closing = self._closing.is_set()  # read first, so that earlier items are still seen
                 if self.send_next():
                     continue
-                if closing:
+                if is_closing:
                     return
                 self._closing.wait(IDLE_SECONDS)
         except RequestRefusedError as error:
-            stop_on_refusal(error, self.wishes)
+            stop_on_refusal(error, self.stop_signal)
         except GaveUpError:
             return
         except Exception as error:
-            traceback.print_exc()
-            self.wishes.trouble = f"The node's agent could not go on sending the {self.name} ({type(error).__name__})."
+            log.exception("The %s could not be sent.", self.name)
+            self.stop_signal.error = (
+                f"The node's agent could not go on sending the {self.name} ({type(error).__name__})."
+            )
 
 
-def stop_on_refusal(error: RequestRefusedError, wishes: StopSignal) -> None:
-    """The server's no ends the lease: quietly if it is over, else with the server's sentence."""
+def stop_on_refusal(error: RequestRefusedError, stop_signal: StopSignal) -> None:
+    """End the job: silently if the lease is lost, else with the server's reason."""
     if error.status == LEASE_LOST_STATUS:
-        wishes.server(StopLevel.LOST, error.detail)
+        stop_signal.stop_by_server(StopLevel.LOST, error.detail)
     else:
-        wishes.trouble = wishes.trouble or error.detail
+        stop_signal.error = stop_signal.error or error.detail

@@ -1,4 +1,4 @@
-"""Files that were fetched before, by their hash: releases, entries, the weights of models that write for visitors."""
+"""A cache of downloaded files by hash: releases, entries, the weights of models that generate text."""
 
 from __future__ import annotations
 
@@ -10,39 +10,36 @@ from pathlib import Path
 
 from trainer.protocol import FileRef
 
-KEPT = 64
-"""Files; the least recently used go first."""
+MAX_FILES = 64
+"""The least recently used are removed first."""
 
 
 class BlobCache:
-    def __init__(self, folder: Path, most_bytes: float = math.inf) -> None:
-        """`most_bytes`: of all files together; what was asked for last is kept in any case."""
+    def __init__(self, folder: Path, max_bytes: float = math.inf) -> None:
+        """`max_bytes`: of all files together; the file requested last stays in any case."""
         self.folder = folder
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
     def get(self, file: FileRef, fetch: Callable[[FileRef, Path], None]) -> Path:
-        """Return the file's place; `fetch` writes its checked bytes to a path if it is not here, or no longer whole."""
-        with self._lock:  # another lane may want the same one
-            return self._get(file, fetch)
-
-    def _get(self, file: FileRef, fetch: Callable[[FileRef, Path], None]) -> Path:
+        """Return the file's path; `fetch` writes its verified bytes to a path if it is missing or damaged."""
         path = self.folder / file.sha256
-        if not path.is_file() or hash_file(path) != file.sha256:
-            aside = path.with_suffix(".partial")
-            fetch(file, aside)
-            aside.replace(path)
-        path.touch()
-        self._prune()
+        with self._lock:  # another slot may need the same file
+            if not path.is_file() or hash_file(path) != file.sha256:
+                partial = path.with_suffix(".partial")
+                fetch(file, partial)
+                partial.replace(path)
+            path.touch()
+            self._remove_old_files()
         return path
 
-    def _prune(self) -> None:
+    def _remove_old_files(self) -> None:
         total = 0
         latest_first = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for number, path in enumerate(latest_first):
             total += path.stat().st_size
-            if number and (number >= KEPT or total > self.most_bytes):
+            if number and (number >= MAX_FILES or total > self.max_bytes):
                 path.unlink()
 
 

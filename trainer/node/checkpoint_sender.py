@@ -1,7 +1,8 @@
-"""Checkpoints: from the job's folder to the server as soon as they are whole, and back again to go on."""
+"""Uploads complete checkpoints from the job's folder while it runs."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from trainer.node.background_sender import BackgroundSender
 from trainer.node.client import SiteClient, build_file_ref, retry_until_reachable
-from trainer.node.console import say
+from trainer.node.console import log
 from trainer.node.stop_signal import StopSignal
 from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
@@ -21,98 +22,102 @@ from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, 
 
 CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-"""Written last: a folder that has it is whole. It is sent with the others."""
-ABOUT = "run.json"
-NAME = re.compile(r"step-(\d{8,12})")
-FILES = 64
+"""Written last, so its existence means the checkpoint is complete. It is uploaded with the other files."""
+RUN_FILE = "run.json"
+FOLDER_NAME = re.compile(r"step-(\d{8,12})")
+MAX_FILES = 64
 MANIFEST_BYTES = 256_000
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 """Uploaded checkpoints that stay on this machine."""
 
 
 class CheckpointSender(BackgroundSender):
     name = "checkpoints"
 
-    def __init__(self, client: SiteClient, lease: int, out: Path, wishes: StopSignal, last: int = -1) -> None:
-        """`last`: the step of the checkpoint that the server already has."""
-        super().__init__(wishes)
+    def __init__(
+        self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal, last_step: int = -1
+    ) -> None:
+        """`last_step`: of the latest checkpoint that the server has."""
+        super().__init__(stop_signal)
         self._client = client
         self._lease = f"/leases/{lease}"
         self._out = out
-        self._last = last
+        self._last_step = last_step
 
     def send_next(self) -> bool:
-        """Send the oldest one that has not been sent."""
-        for name in list_folder(self._out, CHECKPOINTS_FOLDER):
-            if (step := parse_step(name)) is not None and step > self._last:
-                folder = f"{CHECKPOINTS_FOLDER}/{name}"
-                with (
-                    suppress(OSError, UnsafeFileError),
-                    ExitStack() as opened,
-                ):  # taken away meanwhile: the next one will do
-                    checkpoint = open_checkpoint(self._out, folder, step, opened)
-                    if checkpoint is None:
-                        continue
-                    self._send(*checkpoint)
-                    say(f"The checkpoint of step {step} is with the server.")
-                self._last = step
-                self._free()
-                return True
+        """Send the oldest unsent checkpoint."""
+        for step, name in list_checkpoints(self._out):
+            if step <= self._last_step:
+                continue
+            # OSError: the job removed it meanwhile, and the next one is sent instead.
+            with suppress(OSError, UnsafeFileError), ExitStack() as stack:
+                checkpoint = open_checkpoint(self._out, f"{CHECKPOINTS_FOLDER}/{name}", step, stack)
+                if checkpoint is None:
+                    continue
+                self._send(*checkpoint)
+                log.info("The checkpoint of step %s is with the server.", step)
+            self._last_step = step
+            self._remove_old()
+            return True
         return False
 
     def _send(self, checkpoint: Checkpoint, files: Sequence[BufferedReader]) -> None:
-        with ExitStack() as opened:
-            about = self._about(opened)
-            upload_missing_files(
-                self._client, self._lease, dict(zip(checkpoint.files, files, strict=True)) | about, self.wishes
-            )
-        message = CheckpointUploaded(checkpoint=checkpoint, files=tuple(about))
-        retry_until_reachable(lambda: self._client.tell(f"{self._lease}/checkpoints", message), self.wishes.over)
+        with ExitStack() as stack:
+            run_file = self._open_run_file(stack)
+            contents = dict(zip(checkpoint.files, files, strict=True)) | run_file
+            upload_missing_files(self._client, self._lease, contents, self.stop_signal)
+        message = CheckpointUploaded(checkpoint=checkpoint, files=tuple(run_file))
+        retry_until_reachable(
+            lambda: self._client.post_without_reply(f"{self._lease}/checkpoints", message),
+            self.stop_signal.has_given_up,
+        )
 
-    def _about(self, opened: ExitStack) -> dict[FileRef, BufferedReader]:
-        """Return `run.json`: what it takes to make something of the checkpoint before the run has ended."""
+    def _open_run_file(self, stack: ExitStack) -> dict[FileRef, BufferedReader]:
+        """Open `run.json`, which makes the checkpoint usable before the run has ended; empty if there is none."""
         with suppress(OSError, UnsafeFileError):
-            file = opened.enter_context(open_file(self._out, ABOUT))
-            return {build_file_ref(ABOUT, file): file}
+            file = stack.enter_context(open_file(self._out, RUN_FILE))
+            return {build_file_ref(RUN_FILE, file): file}
         return {}
 
-    def _free(self) -> None:
-        """Remove what has been uploaded, but for the newest."""
-        sent = [
-            name
-            for name in list_folder(self._out, CHECKPOINTS_FOLDER)
-            if (step := parse_step(name)) is not None and step <= self._last
-        ]
-        for name in sent[:-KEPT]:
-            with suppress(OSError):
-                above = open_folder(self._out, CHECKPOINTS_FOLDER)
-                shutil.rmtree(name, dir_fd=above)
+    def _remove_old(self) -> None:
+        """Remove uploaded checkpoints except the newest."""
+        uploaded = [name for step, name in list_checkpoints(self._out) if step <= self._last_step]
+        if not uploaded[:-KEPT_CHECKPOINTS]:
+            return
+        with suppress(OSError):
+            parent = open_folder(self._out, CHECKPOINTS_FOLDER)
+            try:
+                for name in uploaded[:-KEPT_CHECKPOINTS]:
+                    shutil.rmtree(name, dir_fd=parent)
+            finally:
+                os.close(parent)
 
 
-def parse_step(name: str) -> int | None:
-    match = NAME.fullmatch(name)
-    return int(match[1]) if match else None
+def list_checkpoints(out: Path) -> list[tuple[int, str]]:
+    """Return step and folder name of each checkpoint, complete or not, by step."""
+    matches = [(name, FOLDER_NAME.fullmatch(name)) for name in list_folder(out, CHECKPOINTS_FOLDER)]
+    return sorted((int(match[1]), name) for name, match in matches if match)
 
 
 def open_checkpoint(
-    out: Path, folder: str, step: int, opened: ExitStack
+    out: Path, folder: str, step: int, stack: ExitStack
 ) -> tuple[Checkpoint, list[BufferedReader]] | None:
-    """Return a whole checkpoint's description and its open files; None while it is not whole.
+    """Return a checkpoint's description and its open files; None while it is incomplete.
 
-    The hashes are our own; `Unsafe` if they or the step are not those of its manifest.
+    The hashes are computed here; raise `UnsafeFileError` if they or the step differ from its manifest's.
     """
-    told = read_json_object(out, f"{folder}/{MANIFEST}", MANIFEST_BYTES)
-    if told is None:
+    fields = read_json_object(out, f"{folder}/{MANIFEST}", MANIFEST_BYTES)
+    if fields is None:
         return None
     try:
-        manifest = Checkpoint.model_validate(told)
+        manifest = Checkpoint.model_validate(fields)
     except ValidationError as error:
         raise UnsafeFileError("The checkpoint's manifest cannot be understood.") from error
-    if manifest.step != step or len(manifest.files) > FILES:
+    if manifest.step != step or len(manifest.files) > MAX_FILES:
         raise UnsafeFileError("The checkpoint's manifest is of another checkpoint.")
     refs, files = [], []
     for name in [*(file.path for file in manifest.files), MANIFEST]:
-        file = opened.enter_context(open_file(out, f"{folder}/{name}"))
+        file = stack.enter_context(open_file(out, f"{folder}/{name}"))
         refs.append(build_file_ref(name, file))
         files.append(file)
     if tuple(refs[:-1]) != manifest.files:
@@ -121,12 +126,15 @@ def open_checkpoint(
 
 
 def upload_missing_files(
-    client: SiteClient, lease: str, files: dict[FileRef, BufferedReader], wishes: StopSignal
+    client: SiteClient, lease: str, files: dict[FileRef, BufferedReader], stop_signal: StopSignal
 ) -> None:
-    """Send those files that the server does not have yet. Safe to repeat."""
-    have = BlobQuery(files=tuple(files))
-    wanted = set(retry_until_reachable(lambda: client.post(f"{lease}/blobs", have, MissingBlobs), wishes.over).sha256)
+    """Upload the files that the server does not have yet. Safe to repeat."""
+    query = BlobQuery(files=tuple(files))
+    reply = retry_until_reachable(
+        lambda: client.post(f"{lease}/blobs", query, MissingBlobs), stop_signal.has_given_up
+    )
+    missing = set(reply.sha256)
     for file, content in files.items():
-        if file.sha256 in wanted:
-            wanted.discard(file.sha256)
-            upload_file(client, f"{lease}/blobs/{file.sha256}", file.size, content, wishes.over)
+        if file.sha256 in missing:
+            missing.discard(file.sha256)
+            upload_file(client, f"{lease}/blobs/{file.sha256}", file.size, content, stop_signal.has_given_up)

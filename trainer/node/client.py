@@ -1,24 +1,24 @@
-"""Talking to the site: one attempt at a time, and patience around it.
+"""HTTP client of the site's node API, and retries around it.
 
-Refused       the server understood and said no (any 4xx but those below): trying again is of no use
-Unreachable   network, 429, 5xx, or an answer that nobody understands (a proxy's): try again later
-GaveUp        somebody stopped waiting for the server
+RequestRefusedError       the server understood and refused (other 4xx): a retry is useless
+ServerUnreachableError    network error, 408, 425, 429, 5xx, or a reply that is not ours (a proxy's): retry later
+GaveUpError               the caller stopped waiting for the server
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
 from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
@@ -28,19 +28,20 @@ TIMEOUT_SECONDS = 15.0
 """How long the server may be silent."""
 CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 8 << 20
-"""A larger file goes up in pieces of this size: a connection that breaks costs one at most."""
+"""Larger files are uploaded in pieces of this size: a broken connection costs at most one."""
 SERVER_BYTES_PER_SECOND = 50e6
-"""The site hashes and stores a file once its last piece is there, at this speed or better; its answer takes as long."""
+"""Lowest speed at which the site hashes and stores a complete file; it replies only afterwards."""
 BACKOFF_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 20.0
-TRANSIENT = {408, 425, 429}
+TRANSIENT_STATUSES = {408, 425, 429}
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 Reply = TypeVar("Reply", bound=Message)
 Result = TypeVar("Result")
 
 
 class RequestRefusedError(Exception):
-    """The server said no, in a sentence."""
+    """The server refused, with a reason."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -49,7 +50,7 @@ class RequestRefusedError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """The server cannot be reached just now."""
+    """The server cannot be reached at the moment."""
 
     def __init__(self, reason: str, retry_after: float = 0) -> None:
         super().__init__(reason)
@@ -61,11 +62,14 @@ class GaveUpError(Exception):
 
 
 class DamagedFileError(Exception):
-    """What was downloaded is not what was announced."""
+    """A transferred file is not what was announced."""
 
 
 class SiteClient:
-    """Calls with one credential. Safe to use from several threads."""
+    """Calls the node API with one credential. Thread-safe.
+
+    Every call raises `RequestRefusedError` or `ServerUnreachableError` if it fails.
+    """
 
     def __init__(
         self, server: str, token: str, http: httpx.Client | None = None, speed: TransferSpeed | None = None
@@ -75,65 +79,61 @@ class SiteClient:
         self.speed = speed or TransferSpeed()
         self._http = http or build_http_client(self.server)
 
-    def on_behalf(self, token: str) -> SiteClient:
-        """The same connections with another credential."""
+    def with_token(self, token: str) -> SiteClient:
+        """Return a client with another credential that shares the connections."""
         return SiteClient(self.server, token, self._http, self.speed)
 
     def close(self) -> None:
-        """End the connections, also of those on whose behalf this one speaks."""
+        """Close the connections, also those of clients made by `with_token`."""
         self._http.close()
 
-    def post(self, path: str, message: Message, reply: type[Reply], patience: float = TIMEOUT_SECONDS) -> Reply:
-        """Raise `Refused` or `Unreachable`."""
-        answer = self._send(
-            "POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, patience
-        )
-        return parse_response(answer, reply)
+    def post(self, path: str, message: Message, reply: type[Reply], timeout: float = TIMEOUT_SECONDS) -> Reply:
+        return parse_response(self._send("POST", path, message.model_dump_json().encode(), JSON_HEADERS, timeout), reply)
 
-    def tell(self, path: str, message: Message) -> None:
-        """As `post`, for an answer that says nothing."""
-        self._send(
-            "POST", path, message.model_dump_json().encode(), {"Content-Type": "application/json"}, TIMEOUT_SECONDS
-        )
+    def post_without_reply(self, path: str, message: Message) -> None:
+        self._send("POST", path, message.model_dump_json().encode(), JSON_HEADERS)
 
-    def put(self, path: str, file: BufferedReader, size: int) -> None:
-        """Send exactly `size` bytes. Raise `Refused`, `Unreachable`, or `Damaged` if the file is shorter."""
-        begun = time.monotonic()
-        self._send("PUT", path, read_pieces(file, size), build_upload_headers(size), TIMEOUT_SECONDS)
-        self.speed.note("up", size, time.monotonic() - begun)
+    def put_file(self, path: str, file: BufferedReader, size: int) -> None:
+        """Send exactly `size` bytes; raise `DamagedFileError` if the file is shorter."""
+        started_at = time.monotonic()
+        self._send("PUT", path, read_pieces(file, size), build_upload_headers(size))
+        self.speed.record("up", size, time.monotonic() - started_at)
 
     def put_piece(self, path: str, file: BufferedReader, first: int, total: int) -> int:
-        """Send the next `PIECE` of a file from byte `first` on; return how far the server has it. Raises as `put`."""
+        """Send the next `PIECE_BYTES` of a file from byte `first` on; return how many bytes the server has.
+
+        Raise `DamagedFileError` if the file is shorter than `total`.
+        """
         size = min(PIECE_BYTES, total - first)
         file.seek(first)
         headers = build_upload_headers(size) | {"Content-Range": f"bytes {first}-{first + size - 1}/{total}"}
-        patience = TIMEOUT_SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
-        begun = time.monotonic()
-        answer = self._send("PUT", path, read_pieces(file, size), headers, patience)
-        if first + size < total:  # the last one waits for the server to look at all of it
-            self.speed.note("up", size, time.monotonic() - begun)
+        timeout = TIMEOUT_SECONDS + (total / SERVER_BYTES_PER_SECOND if first + size == total else 0)
+        started_at = time.monotonic()
+        answer = self._send("PUT", path, read_pieces(file, size), headers, timeout)
+        if first + size < total:  # the reply to the last piece includes the server's check of the whole file
+            self.speed.record("up", size, time.monotonic() - started_at)
         return parse_response(answer, Acknowledgment).received
 
-    def received(self, path: str) -> int:
-        """Return how far the server has a file that was begun. Raise `Refused` or `Unreachable`."""
-        offset = self._send("HEAD", path, b"", {}, TIMEOUT_SECONDS).headers.get("Upload-Offset", "")
+    def get_received_bytes(self, path: str) -> int:
+        """Return how many bytes of a partial upload the server has."""
+        offset = self._send("HEAD", path).headers.get("Upload-Offset", "")
         if not offset.isdigit():
             raise ServerUnreachableError("The server's answer could not be understood.")
         return int(offset)
 
     @contextmanager
-    def getting(self, path: str, first: int = 0) -> Iterator[httpx.Response]:
-        """The answer whose body is a file from byte `first` on, or (status 200) all of it where nobody can do that.
+    def stream_file(self, path: str, first: int = 0) -> Iterator[httpx.Response]:
+        """Yield a response whose body is the file from byte `first`, or all of it (status 200) without range support.
 
-        Raise `Refused` or `Unreachable`, also when it breaks off while it is read.
+        Errors while the body is read are raised as well.
         """
-        # As it is: a range of what a proxy has compressed would be of no use.
-        headers = self._headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={first}-"} if first else {})
+        # Uncompressed: a byte range of a proxy's compressed copy would be useless.
+        headers = self._build_headers() | {"Accept-Encoding": "identity"}
+        headers |= {"Range": f"bytes={first}-"} if first else {}
+        options = {"headers": headers, "timeout": TIMEOUT_SECONDS, "follow_redirects": True}
         try:
-            # A site with a bucket sends us there; httpx leaves our token behind, and the hash says what came.
-            with self._http.stream(
-                "GET", self._url(path), headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
-            ) as answer:
+            # A site with a bucket redirects there. httpx drops our token then, and the hash verifies the bytes.
+            with self._http.stream("GET", self._build_url(path), **options) as answer:
                 if answer.status_code not in (200, 206):
                     answer.read()
                     check_response(answer)
@@ -142,30 +142,36 @@ class SiteClient:
             raise ServerUnreachableError(describe_network_error(error)) from error
 
     def _send(
-        self, method: str, path: str, content: bytes | Iterator[bytes], headers: dict[str, str], patience: float
+        self,
+        method: str,
+        path: str,
+        content: bytes | Iterator[bytes] = b"",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
     ) -> httpx.Response:
+        headers = self._build_headers() | (headers or {})
         try:
             answer = self._http.request(
-                method, self._url(path), content=content, headers=self._headers() | headers, timeout=patience
+                method, self._build_url(path), content=content, headers=headers, timeout=timeout
             )
         except httpx.HTTPError as error:
             raise ServerUnreachableError(describe_network_error(error)) from error
         check_response(answer)
         return answer
 
-    def _url(self, path: str) -> str:
+    def _build_url(self, path: str) -> str:
         return f"{self.server}{PREFIX}{path}"
 
-    def _headers(self) -> dict[str, str]:
+    def _build_headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
 def build_http_client(server: str) -> httpx.Client:
     address = urlsplit(server)
-    local = address.hostname in ("localhost", "127.0.0.1", "::1")
-    # Certificates take a tenth of a second to load: only where they are needed. No proxy to ourselves.
+    is_local = address.hostname in ("localhost", "127.0.0.1", "::1")
+    # Loading certificates takes a tenth of a second, so only for https. A local server needs no proxy.
     return httpx.Client(
-        verify=address.scheme == "https", trust_env=not local, headers={"User-Agent": "dailytrain-node"}
+        verify=address.scheme == "https", trust_env=not is_local, headers={"User-Agent": "dailytrain-node"}
     )
 
 
@@ -174,7 +180,7 @@ def build_upload_headers(size: int) -> dict[str, str]:
 
 
 def parse_response(answer: httpx.Response, reply: type[Reply]) -> Reply:
-    """Raise `Unreachable` for what is no such message: it is a proxy's."""
+    """Raise `ServerUnreachableError` for anything else than such a message: it is a proxy's."""
     try:
         return parse_lenient(reply, answer.content)
     except ValidationError as error:
@@ -186,18 +192,15 @@ def describe_network_error(error: httpx.HTTPError) -> str:
 
 
 def check_response(answer: httpx.Response) -> None:
-    """Raise `Unreachable` or `Refused` for everything but success."""
+    """Raise `ServerUnreachableError` or `RequestRefusedError` unless the request succeeded."""
     status = answer.status_code
-    if status in TRANSIENT or status >= 500:
-        raise ServerUnreachableError(
-            f"The server is busy ({status}).", parse_retry_after(answer.headers.get("Retry-After", ""))
-        )
+    if status in TRANSIENT_STATUSES or status >= 500:
+        raise ServerUnreachableError(f"The server is busy ({status}).", parse_retry_after(answer))
     if status < 300:
         return
     if status < 400:
-        raise RequestRefusedError(
-            status, f"The server sends us elsewhere: start with --server {answer.headers.get('Location', '')}."
-        )
+        location = answer.headers.get("Location", "")
+        raise RequestRefusedError(status, f"The server redirects us: start with --server {location}.")
     try:
         detail = parse_lenient(ErrorDetail, answer.content).detail
     except ValidationError:
@@ -205,8 +208,10 @@ def check_response(answer: httpx.Response) -> None:
     raise RequestRefusedError(status, detail)
 
 
-def parse_retry_after(header: str) -> float:
-    return float(header) if header.isdigit() else 0.0
+def parse_retry_after(answer: httpx.Response) -> float:
+    """Return the seconds that the server asks us to wait; 0 if it names none."""
+    seconds: str = answer.headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdigit() else 0.0
 
 
 def read_pieces(file: BufferedReader, size: int) -> Iterator[bytes]:
@@ -218,32 +223,42 @@ def read_pieces(file: BufferedReader, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def retry_until_reachable(attempt: Callable[[], Result], give_up: Callable[[], bool]) -> Result:
-    """Try until it works: exponential backoff with full jitter, so that nodes do not come back all at once.
+def retry_until_reachable(attempt: Callable[[], Result], should_give_up: Callable[[], bool]) -> Result:
+    """Retry an unreachable server with exponential backoff, full jitter and the server's own `Retry-After`.
 
-    Raise `GaveUp` as soon as `give_up` says so and the server is out of reach; `Refused` and others pass through.
+    Raise `GaveUpError` if the server is unreachable and `should_give_up()` is true; other errors pass through.
     """
-    tries = 0
-    while True:
-        try:
-            return attempt()
-        except ServerUnreachableError as error:
-            if give_up():
-                raise GaveUpError(str(error)) from error
-            longest = min(BACKOFF_MAX_SECONDS, BACKOFF_SECONDS * 2**tries)
-            sleep_unless(error.retry_after + random.uniform(0, longest), give_up)
-            tries = min(tries + 1, 16)
+    backoff = wait_random_exponential(BACKOFF_SECONDS, BACKOFF_MAX_SECONDS)
+    retrying = Retrying(
+        retry=retry_if_exception_type(ServerUnreachableError),
+        wait=lambda state: get_unreachable_error(state).retry_after + backoff(state),
+        stop=lambda _: should_give_up(),
+        sleep=lambda seconds: sleep_unless(should_give_up, seconds),
+        retry_error_callback=raise_gave_up,
+    )
+    return retrying(attempt)
 
 
-def sleep_unless(seconds: float, give_up: Callable[[], bool]) -> None:
-    """Sleep, but not beyond the moment when `give_up` says so."""
+def raise_gave_up(state: RetryCallState) -> NoReturn:
+    error = get_unreachable_error(state)
+    raise GaveUpError(str(error)) from error
+
+
+def get_unreachable_error(state: RetryCallState) -> ServerUnreachableError:
+    error = state.outcome.exception() if state.outcome else None
+    assert isinstance(error, ServerUnreachableError)
+    return error
+
+
+def sleep_unless(should_stop: Callable[[], bool], seconds: float) -> None:
+    """Sleep, but return as soon as `should_stop()` is true."""
     until = time.monotonic() + seconds
-    while not give_up() and (left := until - time.monotonic()) > 0:
+    while not should_stop() and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
 
 
 def build_file_ref(path: str, file: BufferedReader) -> FileRef:
-    """Return size and hash of an open file, and put it back to its start."""
+    """Return size and hash of an open file, and rewind it."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = os.fstat(file.fileno()).st_size
     file.seek(0)

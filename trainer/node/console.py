@@ -1,22 +1,37 @@
-"""What the sponsor reads on standard error."""
+"""The node's log, as the sponsor reads it on standard error: `logging` through a rich console."""
 
 from __future__ import annotations
 
-import time
+import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+log = logging.getLogger("trainer.node")
+STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red"}
+
 
 @cache
-def console() -> Console:
+def get_console() -> Console:
+    """Return the one console that the log and the status display share."""
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def say(sentence: str, style: str = "") -> None:
-    """One line with the time of day. `style`: rich's, for a terminal."""
-    console().print(time.strftime("%H:%M:%S"), sentence, style=style or None)
+class ConsoleHandler(logging.Handler):
+    """Prints one line per record. rich's own RichHandler would wrap it at the terminal's width."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        get_console().print(self.format(record), style=STYLES.get(record.levelno))
+
+
+def configure_logging() -> None:
+    """Print the node's log with the time of day; called once, by the command line."""
+    handler = ConsoleHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

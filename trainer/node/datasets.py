@@ -1,6 +1,6 @@
-"""A job's dataset: found by its hash, or prepared here by the site's release and then compared.
+"""A job's dataset: found by its hash, or prepared here by the site's release and verified.
 
-Not covered: a node whose Python or corpus differs prepares the dataset again for every job that it has to refuse.
+Not covered: a node whose Python or corpus differs prepares the dataset again for every job that it then refuses.
 """
 
 from __future__ import annotations
@@ -21,45 +21,47 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 PYTHON_COMMAND = [sys.executable, "-s", "-P"]
-"""Neither the user's own packages nor the current folder are imported from."""
+"""Imports neither the user's own packages nor the current folder."""
+TRAINING_FILES = ("manifest.json", "tokenizer.json", "train", "dev")
+"""What a job sees of its dataset. The test split is not mounted."""
 PREPARATION_LIMITS = ResourceLimits(wall_seconds=24 * 3600, memory_bytes=1 << 50, disk_bytes=1 << 60, processes=4096)
-"""Our own code: limited only so that it ends."""
-POLL_SECONDS = 0.2
-"""Seconds between two looks at what is wished of the job."""
+"""For trusted code: only the time is really limited."""
+LOCK_SECONDS = 0.2
+"""Interval between two checks of the stop signal while waiting for the lock."""
 SECRET_VARIABLES = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITHUB_WEBHOOK_SECRET")
 
 
 def ensure_dataset(job: Job, pin: DatasetPin) -> Path:
-    """Return the dataset's folder; raise `Failed` if this node's copy has another hash or cannot be made."""
-    folder = job.place.home / "datasets" / pin.hash
-    while not job.place.preparing.acquire(
-        timeout=POLL_SECONDS
-    ):  # one lane at a time: another may be preparing this one
-        job.check_wishes()
+    """Return the dataset's folder; raise `JobFailedError` if it cannot be prepared or its hash differs."""
+    folder = job.context.home / "datasets" / pin.hash
+    lock = job.context.dataset_lock  # another slot may be preparing the same dataset
+    while not lock.acquire(timeout=LOCK_SECONDS):
+        job.check_stop()
     try:
-        return folder if read_dataset_hash(folder) == pin.hash else prepare_and_verify(job, pin, folder)
+        if read_dataset_hash(folder) != pin.hash:
+            prepare_and_verify(job, pin, folder)
+        return folder
     finally:
-        job.place.preparing.release()
+        lock.release()
 
 
-def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> Path:
-    job.say(f"preparing its data ({pin.corpus}); this happens once.")
-    aside = folder.with_name(".preparing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
+def prepare_and_verify(job: Job, pin: DatasetPin, folder: Path) -> None:
+    job.log(f"preparing its data ({pin.corpus}); this happens once.")
+    partial = folder.with_name(".preparing")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        run_preparation(job, pin, aside)
-        found = read_dataset_hash(aside)
+        run_preparation(job, pin, partial)
+        found = read_dataset_hash(partial)
         if found != pin.hash:
+            corpus = sanitize_line(pin.corpus, 80)
             raise JobFailedError(
-                f"This node's copy of the dataset {sanitize_line(pin.corpus, 80)} is another one: "
-                f"its hash is {found}, the job's {pin.hash}."
+                f"This node's copy of the dataset {corpus} is another one: its hash is {found}, the job's {pin.hash}."
             )
         shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        partial.rename(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def run_preparation(job: Job, pin: DatasetPin, folder: Path) -> None:
@@ -67,33 +69,44 @@ def run_preparation(job: Job, pin: DatasetPin, folder: Path) -> None:
     if pin.limit_bytes is not None:
         command += ["--limit-bytes", str(pin.limit_bytes)]
     command += ["--out", str(folder), "--json", "--quiet"]
+    spec = build_trusted_spec(job, command, PREPARATION_LIMITS)
     answer = job.workspace.scratch / "prepared.json"
-    process = job.run(
-        get_driver("none"), build_trusted_spec(job, command, PREPARATION_LIMITS), phase="preparing", output=answer
-    )
+    process = job.run_process(get_driver("none"), spec, phase="preparing", output=answer)
     if process.poll() != 0:
-        raise JobFailedError(
-            f"This node could not prepare the dataset {sanitize_line(pin.corpus, 80)}; its log says why."
-        )
+        corpus = sanitize_line(pin.corpus, 80)
+        raise JobFailedError(f"This node could not prepare the dataset {corpus}; its log says why.")
 
 
 def read_dataset_hash(folder: Path) -> str | None:
-    """Return what a prepared dataset's manifest says, None if there is none (it is written last)."""
+    """Return the hash in a prepared dataset's manifest; None without a manifest, which is written last."""
     try:
         return str(json.loads((folder / "manifest.json").read_bytes())["hash"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
+def mount_training_files(dataset: Path) -> list[Mount]:
+    return [Mount(dataset / name) for name in TRAINING_FILES if (dataset / name).exists()]
+
+
 def build_trusted_spec(job: Job, command: list[str], limits: ResourceLimits) -> SandboxSpec:
-    """A box for the site's own code: from the pure release, never from the folder with the entry in it."""
+    """Return a spec for the site's own code: from the pure release, never from the folder with the entry in it."""
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    environment |= job.place.lane.environment() | {
+    environment |= job.context.slot.build_environment() | {
         "PYTHONPATH": str(job.workspace.release),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(job.workspace.scratch),
     }
-    return SandboxSpec(
-        command, environment, [Mount(job.workspace.scratch, writable=True)], job.workspace.release, limits
-    )
+    mounts = [Mount(job.workspace.scratch, writable=True)]
+    return SandboxSpec(command, environment, mounts, job.workspace.release, limits)
+
+
+def build_entry_environment(job: Job) -> dict[str, str]:
+    """Return the environment of a sandbox that runs the entry's code."""
+    return job.context.slot.build_environment() | {
+        "PYTHONPATH": str(job.workspace.source),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+    }

@@ -1,8 +1,8 @@
-"""Fetching one file so that a line which breaks again and again still brings it.
+"""Download one file over a connection that may break repeatedly.
 
-What has come is kept, and the next attempt asks for the rest (`Range`). A file's name is its hash, so what is at one
-address never changes, and the hash at the end says whether the parts are of one piece. Not covered: a workspace is
-wiped with its lease, so a file that was to be laid out there begins anew under the next one.
+Received bytes are kept and the next attempt requests the rest (`Range`). A file's name is its hash, so the content at
+an address never changes, and the final hash verifies that the parts fit together. Not covered: a workspace is removed
+with its lease, so a partial file in it is downloaded again under the next lease.
 """
 
 from __future__ import annotations
@@ -26,81 +26,84 @@ from trainer.node.client import (
 )
 from trainer.protocol import FileRef
 
-BEYOND = 416
-"""There is nothing from that byte on."""
-PARTIAL = 206
+RANGE_NOT_SATISFIABLE = 416
+PARTIAL_CONTENT = 206
 
 
-def download_file(client: SiteClient, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
-    """Bring `target` to hold the bytes of `file`; what lies there already is taken for its beginning.
+def download_file(
+    client: SiteClient, path: str, file: FileRef, target: Path, should_give_up: Callable[[], bool]
+) -> None:
+    """Make `target` hold the bytes of `file`; existing bytes are taken as its beginning.
 
-    Raises as `persistently`, and `Damaged` if the bytes are others.
+    Raises what `retry_until_reachable` raises, and `DamagedFileError` if the bytes are wrong.
     """
-    fetched = FileDownload(client, path, file, target, give_up)
+    download = FileDownload(client, path, file, target, should_give_up)
     try:
-        fetched.complete()
+        download.complete()
     except DamagedFileError:
-        if not fetched.joined:
+        if not download.has_parts:
             raise
-        fetched.begin_anew()  # one of the parts was not of this file
-        fetched.complete()
+        download.restart()  # one of the parts was not of this file
+        download.complete()
 
 
 class FileDownload:
-    def __init__(self, client: SiteClient, path: str, file: FileRef, target: Path, give_up: Callable[[], bool]) -> None:
+    def __init__(
+        self, client: SiteClient, path: str, file: FileRef, target: Path, should_give_up: Callable[[], bool]
+    ) -> None:
         self._client = client
         self._path = path
         self._file = file
         self._target = target
-        self._give_up = give_up
+        self._should_give_up = should_give_up
         self._digest = hashlib.sha256()
         self._furthest = 0
-        self._arrived = 0
+        self._transferred = 0
         self.received = 0
-        """Bytes that are here."""
-        self.joined = False
-        """Its bytes came in more than one part."""
+        """Bytes in `target`."""
+        self.has_parts = False
+        """Whether the bytes came in several parts."""
         if target.is_file():
-            self._take_up()
+            self._resume()
 
     def complete(self) -> None:
         while self.received < self._file.size or (self._file.size == 0 and not self._target.exists()):
-            retry_until_reachable(self._fetch, self._give_up)  # patience begins anew with everything that arrived
+            retry_until_reachable(self._fetch, self._should_give_up)  # progress resets the backoff
         if self.received > self._file.size or self._digest.hexdigest() != self._file.sha256:
             raise DamagedFileError(f"{self._file.path} is not the file that the order names (its SHA-256 differs).")
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._target.unlink(missing_ok=True)
         self._digest = hashlib.sha256()
-        self.received, self.joined = 0, False
+        self.received, self.has_parts = 0, False
 
-    def _take_up(self) -> None:
-        with self._target.open("rb") as here:
-            self._digest = hashlib.file_digest(here, "sha256")
-            self.received = here.tell()
-        self.joined = self.received > 0
+    def _resume(self) -> None:
+        with self._target.open("rb") as partial:
+            self._digest = hashlib.file_digest(partial, "sha256")
+            self.received = partial.tell()
+        self.has_parts = self.received > 0
         if self.received > self._file.size:
-            self.begin_anew()
+            self.restart()
 
     def _fetch(self) -> None:
-        """Bring what is missing, or as much of it as comes; raise `Unreachable` if that is next to nothing."""
-        begun, before = time.monotonic(), self._arrived
+        """Download the rest; raise `ServerUnreachableError` if less than `CHUNK_BYTES` of new data arrives."""
+        started_at, before = time.monotonic(), self._transferred
         try:
-            with self._client.getting(self._path, self.received) as answer:
+            with self._client.stream_file(self._path, self.received) as answer:
                 if self.received and not continues_from(answer, self.received):
-                    self.begin_anew()
+                    self.restart()
                 self._write(answer)
         except ServerUnreachableError:
             if self.received < self._furthest + CHUNK_BYTES:
                 raise
         except RequestRefusedError as error:
-            if error.status != BEYOND:
+            if error.status != RANGE_NOT_SATISFIABLE:
                 raise
-            self.begin_anew()
-            raise ServerUnreachableError("What is here of a file does not fit to it.") from error
+            self.restart()
+            raise ServerUnreachableError("The partial file does not fit.") from error
         finally:
-            self.joined = self.joined or self.received < self._file.size
-            self._client.speed.note("down", self._arrived - before, time.monotonic() - begun)
+            self.has_parts = self.has_parts or self.received < self._file.size
+            self._client.speed.record("down", self._transferred - before, time.monotonic() - started_at)
         if self.received <= self._furthest and self.received < self._file.size:
             raise ServerUnreachableError("The connection broke off.")
         self._furthest = max(self._furthest, self.received)
@@ -108,17 +111,17 @@ class FileDownload:
     def _write(self, answer: httpx.Response) -> None:
         with self._target.open("ab") as out:
             for piece in answer.iter_bytes():
-                if self._give_up():
+                if self._should_give_up():
                     raise GaveUpError("The download was ended.")
                 out.write(piece)
                 self._digest.update(piece)
                 self.received += len(piece)
-                self._arrived += len(piece)
+                self._transferred += len(piece)
                 if self.received > self._file.size:
                     return
 
 
 def continues_from(answer: httpx.Response, first: int) -> bool:
-    """Whether the answer is the rest that was asked for; one that knows no ranges sends all of it again."""
-    said = re.match(r"bytes (\d{1,18})-", answer.headers.get("Content-Range", ""))
-    return answer.status_code == PARTIAL and said is not None and int(said[1]) == first
+    """Return whether the body begins at byte `first`; a server without range support sends the whole file."""
+    match = re.match(r"bytes (\d{1,18})-", answer.headers.get("Content-Range", ""))
+    return answer.status_code == PARTIAL_CONTENT and match is not None and int(match[1]) == first

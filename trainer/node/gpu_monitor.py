@@ -1,82 +1,82 @@
-"""How the machine is, for the site and for the sponsor. One for the whole agent; lanes ask it from their threads."""
+"""The state of the machine's GPUs, for the site and for the sponsor. One monitor per agent, shared by its slots."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from trainer.node.console import say
+from trainer.node.console import log
 from trainer.node.gpus import GpuError, GpuReader, GpuReading
 from trainer.protocol import Health, ProbeReading
 
 IDLE_SECONDS = 300.0
-"""A job that computes nothing on its GPUs for so long is noticed. To load data and to compile takes less."""
-FRESH_SECONDS = 0.2
+"""After this long without computation on its GPUs a job is reported. Loading data and compiling take less."""
+CACHE_SECONDS = 0.2
 BUSY_PERCENT = 5.0
-"""Less is what a desktop alone does."""
+"""A desktop alone causes less load."""
 
 
 class GpuMonitor:
     def __init__(self, reader: GpuReader) -> None:
         self.reader = reader
         self.probe: ProbeReading | None = None
-        """The latest on this machine."""
+        """The latest speed probe on this machine."""
         self._idle_since: dict[int, float] = {}
-        """Of lanes whose job computes nothing at present."""
-        self._idle: set[int] = set()
-        """Lanes for which that has lasted."""
-        self._said: dict[str, bool] = {}
+        """By slot, of jobs that compute nothing at present."""
+        self._idle_slots: set[int] = set()
+        """Slots idle for `IDLE_SECONDS`."""
+        self._active_warnings: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._readings: tuple[GpuReading, ...] = ()
         self._read_at = float("-inf")
 
-    def read(self) -> tuple[GpuReading, ...]:
-        """Return one reading for each GPU of the machine, as `Reader.read`; raise `GpuError`."""
-        with self._lock:  # many lanes: one look is enough for all
-            if time.monotonic() - self._read_at > FRESH_SECONDS:
-                self._readings, self._read_at = self.reader.read(), time.monotonic()
+    def read_gpus(self) -> tuple[GpuReading, ...]:
+        """Return one reading per GPU, at most `CACHE_SECONDS` old; raise `GpuError`."""
+        with self._lock:
+            if time.monotonic() - self._read_at > CACHE_SECONDS:
+                self._readings, self._read_at = self.reader.read_gpus(), time.monotonic()
             return self._readings
 
-    def health(self, trouble: str = "") -> Health:
-        """Return what the site is told. A driver that does not answer is trouble of its own."""
+    def build_health(self, trouble: str = "") -> Health:
+        """Return the report for the site. A driver that does not answer counts as trouble."""
         try:
-            readings = self.read()
+            readings = self.read_gpus()
         except GpuError as error:
             readings, trouble = (), trouble or str(error)
-        used = [one.used_bytes for one in readings if one.used_bytes is not None]
-        warm = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
-        throttled = any(one.throttled for one in readings)
-        self._once("throttled", throttled, "A GPU is too hot, or its power supply too weak: it is slowed down.")
+        used = [reading.used_bytes for reading in readings if reading.used_bytes is not None]
+        temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
+        is_throttled = any(reading.throttled for reading in readings)
+        self._warn_once("throttled", is_throttled, "A GPU is too hot, or its power supply too weak: it is slowed down.")
         return Health(
-            temperature_celsius=max(warm, default=None),
-            throttled=throttled,
+            temperature_celsius=max(temperatures, default=None),
+            throttled=is_throttled,
             gpu_used_bytes=sum(used) if used else None,
-            idle_gpu=bool(self._idle),
+            idle_gpu=bool(self._idle_slots),
             probe=self.probe,
             trouble=trouble[:300],
         )
 
-    def watch(self, lane: int, gpus: tuple[str, ...], running: bool, now: float | None = None) -> None:
-        """Look whether a lane's job uses its GPUs (by UUID); told at every heartbeat. Not running: nothing to see."""
+    def update_idle(self, slot: int, gpus: tuple[str, ...], is_running: bool, now: float | None = None) -> None:
+        """Record at every heartbeat whether a slot's job uses its GPUs (by UUID)."""
         now = time.monotonic() if now is None else now
-        idle = running and self._all_idle(gpus)
-        if not idle:
-            self._idle_since.pop(lane, None)
-        since = self._idle_since.setdefault(lane, now) if idle else now
-        (self._idle.add if now - since >= IDLE_SECONDS else self._idle.discard)(lane)
-        sentence = f"The job's GPU has had nothing to do for {IDLE_SECONDS / 60:.0f} minutes."
-        self._once(f"idle {lane}", lane in self._idle, sentence)
+        is_idle = is_running and self._are_all_idle(gpus)
+        if not is_idle:
+            self._idle_since.pop(slot, None)
+        since = self._idle_since.setdefault(slot, now) if is_idle else now
+        (self._idle_slots.add if now - since >= IDLE_SECONDS else self._idle_slots.discard)(slot)
+        message = f"The job's GPU has had nothing to do for {IDLE_SECONDS / 60:.0f} minutes."
+        self._warn_once(f"idle {slot}", slot in self._idle_slots, message)
 
-    def _all_idle(self, gpus: tuple[str, ...]) -> bool:
+    def _are_all_idle(self, gpus: tuple[str, ...]) -> bool:
         try:
-            readings = self.read()
+            readings = self.read_gpus()
         except GpuError:
             return False
-        mine = [one for gpu, one in zip(self.reader.gpus, readings, strict=False) if gpu.uuid in gpus]
-        return bool(mine) and all(one.busy_percent is not None and one.busy_percent < BUSY_PERCENT for one in mine)
+        own = [one for gpu, one in zip(self.reader.gpus, readings, strict=False) if gpu.uuid in gpus]
+        return bool(own) and all(one.busy_percent is not None and one.busy_percent < BUSY_PERCENT for one in own)
 
-    def _once(self, what: str, there: bool, sentence: str) -> None:
-        """Tell the sponsor when it begins, not again while it lasts."""
-        if there and not self._said.get(what):
-            say(sentence, "yellow")
-        self._said[what] = there
+    def _warn_once(self, topic: str, is_active: bool, message: str) -> None:
+        """Log a warning when it begins, and not again while it lasts."""
+        if is_active and not self._active_warnings.get(topic):
+            log.warning(message)
+        self._active_warnings[topic] = is_active

@@ -1,6 +1,6 @@
-"""This machine's GPUs: what they are and how they are, by NVML, by `nvidia-smi`, or by name only.
+"""This machine's GPUs and their state, from NVML, from `nvidia-smi`, or names only from /proc.
 
-Not covered: other makers' GPUs; parts of one GPU (MIG), which count as what the driver lists.
+Not covered: GPUs of other makers; parts of one GPU (MIG), which count as the driver lists them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,40 +19,40 @@ from trainer.protocol import Gpu
 DRIVER = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")
 THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's reasons for slower clocks that are nobody's wish: hardware slowdown, heat (noticed by software, by hardware),
-power brake. A power cap (0x04) is what a GPU at work has all the time."""
+"""NVML's harmful reasons for slower clocks: hardware slowdown, heat (detected by software, by hardware), power brake.
+A power cap (0x04) is normal for a busy GPU."""
 
 
 class GpuError(Exception):
-    """The GPUs do not answer, in a sentence."""
+    """The GPUs do not answer. The message is a sentence."""
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """How one GPU is just now. None: its driver does not tell."""
+    """The current state of one GPU. None: its driver does not report it."""
 
     used_bytes: int | None = None
     temperature_celsius: float | None = None
     throttled: bool = False
     busy_percent: float | None = None
-    """Of the last fraction of a second, in which something was computed."""
+    """Share of the last fraction of a second in which a kernel ran."""
     processes: frozenset[int] = frozenset()
-    """That compute on it, by the ids that the driver sees."""
+    """Ids of the processes that compute on it, as the driver sees them."""
 
 
 class GpuReader(Protocol):
-    """One way of asking. What the GPUs are is asked once, how they are at each `read`."""
+    """One source of GPU data. The GPUs are listed once; their state is read by each `read_gpus`."""
 
     gpus: tuple[Gpu, ...]
     cuda: str
-    """The newest CUDA that the driver knows, such as "12.4"."""
+    """The newest CUDA version that the driver supports, such as "12.4"."""
 
-    def read(self) -> tuple[GpuReading, ...]:
-        """Return one reading for each of `gpus`, in their order; nothing where there is no way. Raise `GpuError`."""
+    def read_gpus(self) -> tuple[GpuReading, ...]:
+        """Return one reading per GPU in the order of `gpus`; empty if unsupported. Raise `GpuError`."""
 
 
 class ProcGpuReader:
-    """Without NVML and without `nvidia-smi`: the names that the driver leaves in /proc, if there is one."""
+    """Names of the GPUs from the driver's files in /proc, without NVML and `nvidia-smi`."""
 
     def __init__(self) -> None:
         texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
@@ -60,7 +61,7 @@ class ProcGpuReader:
         )
         self.cuda = ""
 
-    def read(self) -> tuple[GpuReading, ...]:
+    def read_gpus(self) -> tuple[GpuReading, ...]:
         return ()
 
 
@@ -70,33 +71,31 @@ def find_field(text: str, name: str) -> str:
 
 
 def open_gpu_reader() -> GpuReader:
-    """Return the best way that works here. Nothing is imported where there is no driver: the agent starts quickly."""
+    """Return the best reader that works here. Without a driver nothing is imported, so the agent starts quickly."""
     if not (DRIVER.is_dir() or CONTROL.exists() or shutil.which("nvidia-smi")):
         return ProcGpuReader()
     from trainer.node import gpus_nvml, gpus_smi
 
-    for open_one in (gpus_nvml.open_nvml_reader, gpus_smi.open_smi_reader):
-        try:
-            return open_one()
-        except GpuError:
-            continue
+    for open_reader in (gpus_nvml.open_nvml_reader, gpus_smi.SmiReader):
+        with suppress(GpuError):
+            return open_reader()
     return ProcGpuReader()
 
 
 def select_visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return which of the GPUs the sponsor lends: all, or those that the agent's own CUDA_VISIBLE_DEVICES names.
+    """Return the indices of the lent GPUs: all, or those in the agent's own CUDA_VISIBLE_DEVICES.
 
-    By UUID, the beginning of one, or the number that `nvidia-smi` shows. As CUDA does, it stops at a name that is none.
+    It lists UUIDs, beginnings of UUIDs, or the numbers that `nvidia-smi` shows. Like CUDA, stop at an invalid one.
     """
     words = environment.get("CUDA_VISIBLE_DEVICES")
     if words is None:
         return list(range(len(gpus)))
     found: list[int] = []
     for word in (word.strip() for word in words.split(",")):
-        fits = [
+        matches = [
             at for at, gpu in enumerate(gpus) if word == str(at) or (word[:4] == "GPU-" and gpu.uuid.startswith(word))
         ]
-        if len(fits) != 1 or fits[0] in found:
+        if len(matches) != 1 or matches[0] in found:
             break
-        found += fits
+        found += matches
     return found

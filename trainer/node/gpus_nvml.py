@@ -1,4 +1,4 @@
-"""GPUs by NVML, the library that comes with NVIDIA's driver, through `nvidia-ml-py` (extra `cuda`)."""
+"""GPUs from NVML, the library of NVIDIA's driver, through `nvidia-ml-py` (extra `cuda`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_nvml_reader() -> GpuReader:
 
 class NvmlReader:
     def __init__(self, nvml: Any) -> None:
-        """`nvml`: the module `pynvml`. Its calls may come from several threads."""
+        """`nvml`: the module `pynvml`. Its functions are thread-safe."""
         self._nvml = nvml
         try:
             nvml.nvmlInit()
@@ -32,7 +32,7 @@ class NvmlReader:
         chosen = select_visible_gpus(gpus)
         self._handles = [handles[at] for at in chosen]
         self.gpus = tuple(gpus[at] for at in chosen)
-        self.cuda = format_cuda_version(self._told(nvml.nvmlSystemGetCudaDriverVersion_v2))
+        self.cuda = format_cuda_version(self._query(nvml.nvmlSystemGetCudaDriverVersion_v2))
 
     def _describe(self, handle: Any, driver: str) -> Gpu:
         nvml = self._nvml
@@ -43,42 +43,42 @@ class NvmlReader:
             uuid=decode_text(nvml.nvmlDeviceGetUUID(handle))[:80],
         )
 
-    def read(self) -> tuple[GpuReading, ...]:
+    def read_gpus(self) -> tuple[GpuReading, ...]:
         try:
-            return tuple(self._read(handle) for handle in self._handles)
+            return tuple(self._read_gpu(handle) for handle in self._handles)
         except self._nvml.NVMLError as error:
             raise GpuError(f"The GPUs of this node do not answer ({error}).") from error
 
-    def _read(self, handle: Any) -> GpuReading:
+    def _read_gpu(self, handle: Any) -> GpuReading:
         nvml = self._nvml
-        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
+        rates = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
         return GpuReading(
-            used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,  # a GPU that was lost says so here
-            temperature_celsius=self._told(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,  # raises for a GPU that has been lost
+            temperature_celsius=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             throttled=bool((self._reasons(handle) or 0) & THROTTLE_REASONS),
             busy_percent=None if rates is None else rates.gpu,
-            processes=frozenset(one.pid for one in self._told(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+            processes=frozenset(process.pid for process in self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
         )
 
     def _reasons(self, handle: Any) -> int | None:
-        """Drivers before 535 know the question by its older name only."""
+        """Return the reasons for slower clocks; drivers before 535 have only the older function."""
         nvml = self._nvml
-        found: int | None = self._told(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        return self._told(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) if found is None else found
+        found: int | None = self._query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        return self._query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) if found is None else found
 
-    def _told(self, ask: Callable[..., Any], *words: Any) -> Any:
-        """Return the answer; None where this GPU or this driver has none."""
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the function's result; None if this GPU or driver does not support it."""
         try:
-            return ask(*words)
+            return function(*arguments)
         except self._nvml.NVMLError:
             return None
 
 
-def decode_text(told: str | bytes) -> str:
-    """Older versions of the package answer with bytes."""
-    return told.decode(errors="replace") if isinstance(told, bytes) else told
+def decode_text(value: str | bytes) -> str:
+    """Decode what older versions of the package return as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def format_cuda_version(number: int | None) -> str:
-    """12040 is 12.4."""
+    """Format NVML's number: 12040 is 12.4."""
     return "" if number is None else f"{number // 1000}.{number % 1000 // 10}"

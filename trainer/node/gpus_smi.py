@@ -1,6 +1,6 @@
-"""GPUs by `nvidia-smi`, where NVIDIA's driver is installed and `nvidia-ml-py` is not.
+"""GPUs from `nvidia-smi`, for machines with NVIDIA's driver and without `nvidia-ml-py`.
 
-Its fields are explained by `nvidia-smi --help-query-gpu`.
+`nvidia-smi --help-query-gpu` explains its fields.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReader, GpuReading, select_visible_gpus
+from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReading, select_visible_gpus
 from trainer.protocol import Gpu
 
 PROGRAM = "nvidia-smi"
-SECONDS = 10
-"""Without persistence mode the driver is loaded for each question."""
+TIMEOUT_SECONDS = 10
+"""Without persistence mode every call loads the driver."""
 STATIC_FIELDS = ("name", "uuid", "memory.total", "driver_version")
 STATE_FIELDS = ("uuid", "memory.used", "temperature.gpu", "utilization.gpu")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The same question for drivers since 535, and before."""
+"""The same field for drivers since 535, and before."""
 MEBIBYTE = 1 << 20
 
 
-def open_smi_reader() -> GpuReader:
-    """Raise `GpuError` where the program is missing or does not work."""
-    return SmiReader()
-
-
 class SmiReader:
+    """Raises `GpuError` if the program is missing or does not work."""
+
     def __init__(self) -> None:
         rows = query_table("gpu", STATIC_FIELDS)
         gpus = [
@@ -51,13 +48,13 @@ class SmiReader:
             except GpuError:
                 continue
 
-    def read(self) -> tuple[GpuReading, ...]:
+    def read_gpus(self) -> tuple[GpuReading, ...]:
         fields = (*STATE_FIELDS, *([self._reasons] if self._reasons else []))
         rows = {row[0]: row[1:] for row in query_table("gpu", fields)}
-        busy = query_table("compute-apps", ("gpu_uuid", "pid"))
+        processes = query_table("compute-apps", ("gpu_uuid", "pid"))
         try:
             return tuple(
-                parse_reading(rows[gpu.uuid], [pid for uuid, pid in busy if uuid == gpu.uuid]) for gpu in self.gpus
+                parse_reading(rows[gpu.uuid], [pid for uuid, pid in processes if uuid == gpu.uuid]) for gpu in self.gpus
             )
         except KeyError as error:
             raise GpuError(f"The GPU {error} of this node is gone.") from error
@@ -76,17 +73,17 @@ def parse_reading(row: Sequence[str], pids: Sequence[str]) -> GpuReading:
 
 
 def query_table(subject: str, fields: Sequence[str]) -> list[list[str]]:
-    """Return the rows of one question; raise `GpuError` if a field is unknown or a row is not whole."""
+    """Return the rows of one query; raise `GpuError` for an unknown field or an incomplete row."""
     text = run_smi(f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits")
     rows = [[word.strip() for word in row] for row in csv.reader(text.splitlines()) if row]
     if any(len(row) != len(fields) for row in rows):
-        raise GpuError(f"{PROGRAM} answers something else than it was asked.")
+        raise GpuError(f"{PROGRAM} returned an unexpected answer.")
     return rows
 
 
 def run_smi(*words: str) -> str:
     try:
-        done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpuError(f"{PROGRAM} does not work here: {error}.") from error
     if done.returncode != 0:
@@ -96,11 +93,11 @@ def run_smi(*words: str) -> str:
 
 
 def parse_number(word: str) -> float | None:
-    """`[N/A]` and `[Not Supported]` are None."""
+    """Return a number; None for `[N/A]` and `[Not Supported]`."""
     return float(word) if re.fullmatch(r"-?\d+(\.\d+)?", word) else None
 
 
 def parse_cuda_version(page: str) -> str:
-    """Read it off the head of the page that the program shows people."""
+    """Find the CUDA version in the header of `nvidia-smi`'s default output."""
     match = re.search(r"CUDA(?: UMD)? Version\s*:\s*(\d+\.\d+)", page)
     return match[1] if match else ""

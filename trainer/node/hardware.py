@@ -1,4 +1,4 @@
-"""What this machine is."""
+"""Description of this machine for the site."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import socket
 import sys
 from pathlib import Path
 
+import psutil
+
 from trainer.node.gpus import GpuReader, ProcGpuReader
 from trainer.node.labels import derive_labels
 from trainer.protocol import Hardware
 
 
 def detect_hardware(
-    home: Path, sandboxes: tuple[str, ...], gpus: GpuReader | None = None, network: float | None = None
+    home: Path, sandboxes: tuple[str, ...], gpus: GpuReader | None = None, bytes_per_second: float | None = None
 ) -> Hardware:
-    """`home`: the folder whose free space counts; `sandboxes`: drivers that work here, the one in use first;
-    `network`: bytes a second, as measured."""
+    """Return the hardware.
+
+    `home`: the folder whose free space counts; `sandboxes`: working drivers, the one in use first;
+    `bytes_per_second`: measured speed of the network.
+    """
     gpus = ProcGpuReader() if gpus is None else gpus
     free = shutil.disk_usage(home).free
     return Hardware(
@@ -26,21 +31,17 @@ def detect_hardware(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}"[:200],
         python=platform.python_version(),
         cpus=len(list_processors()),
-        memory_bytes=memory(),
+        memory_bytes=psutil.virtual_memory().total,
         disk_free_bytes=free,
         gpus=tuple(gpu.name for gpu in gpus.gpus),
         sandboxes=sandboxes,
         gpu_details=gpus.gpus,
         cuda=gpus.cuda[:20],
-        network_bytes_per_second=network,
+        network_bytes_per_second=bytes_per_second,
         found_labels=derive_labels(gpus.gpus, free),
     )
 
 
 def list_processors() -> tuple[int, ...]:
-    """Those that we may use, by their numbers."""
+    """Return the numbers of the processor cores that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0))) if sys.platform == "linux" else tuple(range(os.cpu_count() or 1))
-
-
-def memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,15 +1,14 @@
-"""Keeps the lease, and hears from the server when to stop."""
+"""The thread that renews the lease and receives the server's request to stop."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 
 from trainer.node.background_sender import stop_on_refusal
 from trainer.node.client import RequestRefusedError, ServerUnreachableError, SiteClient
-from trainer.node.console import say
+from trainer.node.console import log
 from trainer.node.stop_signal import StopLevel, StopSignal
 from trainer.protocol import Heartbeat, HeartbeatReply
 
@@ -18,14 +17,19 @@ STOPS = {"": StopLevel.NONE, "finish": StopLevel.FINISH, "cancel": StopLevel.CAN
 
 class HeartbeatLoop:
     def __init__(
-        self, client: SiteClient, lease: int, seconds: float, state: Callable[[], Heartbeat], wishes: StopSignal
+        self,
+        client: SiteClient,
+        lease: int,
+        lease_seconds: float,
+        build_heartbeat: Callable[[], Heartbeat],
+        stop_signal: StopSignal,
     ) -> None:
-        """`seconds`: what the lease lasts without a heartbeat; `state`: asked for what to say."""
+        """`lease_seconds`: how long the lease lasts without a heartbeat."""
         self._client = client
         self._path = f"/leases/{lease}/heartbeat"
-        self._interval = max(seconds / 4, 0.05)
-        self._state = state
-        self._wishes = wishes
+        self._interval = max(lease_seconds / 4, 0.05)
+        self._build_heartbeat = build_heartbeat
+        self._stop_signal = stop_signal
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -37,24 +41,25 @@ class HeartbeatLoop:
         self._thread.join()
 
     def _run(self) -> None:
-        silent_since = 0.0
-        while not self._ended.is_set() and self._wishes.by_server is not StopLevel.LOST:
+        is_silent = False
+        while not self._ended.is_set() and self._stop_signal.server_level is not StopLevel.LOST:
             try:
-                self._beat()
-                if silent_since:
-                    say("The server answers again.")
-                silent_since = 0.0
+                self._send()
+                if is_silent:
+                    log.info("The server answers again.")
+                is_silent = False
             except ServerUnreachableError as error:
-                if not silent_since:
-                    silent_since = time.monotonic()
-                    say(f"{error} The job goes on; what it sends is kept until the server answers.", "yellow")
+                if not is_silent:
+                    log.warning("%s The job goes on; what it sends is kept until the server answers.", error)
+                is_silent = True
             except RequestRefusedError as error:
-                stop_on_refusal(error, self._wishes)
+                stop_on_refusal(error, self._stop_signal)
                 return
-            # A beat that did not arrive is sent again sooner.
-            self._ended.wait(self._interval * (random.uniform(0.2, 0.6) if silent_since else random.uniform(0.9, 1)))
+            # A lost heartbeat is repeated sooner.
+            self._ended.wait(self._interval * (random.uniform(0.2, 0.6) if is_silent else random.uniform(0.9, 1)))
 
-    def _beat(self) -> None:
-        reply = self._client.post(self._path, self._state(), HeartbeatReply, patience=max(self._interval * 2, 5))
+    def _send(self) -> None:
+        timeout = max(self._interval * 2, 5)
+        reply = self._client.post(self._path, self._build_heartbeat(), HeartbeatReply, timeout)
         if reply.stop:
-            self._wishes.server(STOPS[reply.stop], reply.reason)
+            self._stop_signal.stop_by_server(STOPS[reply.stop], reply.reason)

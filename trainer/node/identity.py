@@ -1,4 +1,4 @@
-"""Who this node is: what the site gave it when it joined."""
+"""The node's identity, received from the site when it joined."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.errors import UserError
 
-class IdentityError(ValueError):
-    """The node's identity cannot be used."""
+
+class IdentityError(UserError):
+    """The node's identity file cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,9 @@ class Identity:
     token: str
     """The node's own credential. Never leaves this process."""
     public_key: str
-    """Base64 of the site's Ed25519 key as it was on joining: orders signed by any other are refused."""
+    """Base64 of the site's Ed25519 key as it was on joining: orders signed by another key are refused."""
     joined_with: str = ""
-    """`fingerprint` of the join token: another one means that the node is to join again."""
+    """`hash_join_token` of the join token: with another token the node joins again."""
 
     @classmethod
     def load(cls, path: Path) -> Identity | None:
@@ -35,17 +37,17 @@ class Identity:
             raise IdentityError(f"{path} is damaged. Remove it and join again with a new token.") from error
 
     def save(self, path: Path) -> None:
-        """Write it so that only its owner can read it, whole or not at all."""
+        """Write it atomically, readable only by its owner."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".partial")
-        aside.unlink(missing_ok=True)
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(self), file)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        partial.replace(path)
 
 
 def hash_join_token(token: str) -> str:
-    """Return what is kept of a join token: it is used up, but it need not lie around."""
+    """Return the hash under which a used join token is stored."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The labels that follow from a node's hardware, by which jobs ask for it."""
+"""Labels derived from a node's hardware, by which jobs select nodes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from trainer.protocol import Gpu
 
 GB = 10**9
 GPU_SIZES = (2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288)
-"""GB of memory as GPUs are sold. A driver reports at least this many decimal gigabytes of them (a 24 GB card 24.1 with
-ECC on, 25.8 without)."""
+"""Memory in GB of GPUs on the market. A driver reports at least this many decimal GB (a 24 GB card 24.1 with ECC on,
+25.8 without)."""
 DISK_SIZES = (50, 100, 250, 500, 1000, 2000, 4000, 8000)
 """GB of free disk, decimal."""
-MAKERS = {"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "graphics", "gpu"}
-"""Words of a name that say nothing about the model."""
-END = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|server|laptop|mobile")
-"""From such a word on a name describes a form, not a model."""
+VENDOR_WORDS = {"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "graphics", "gpu"}
+"""Words of a GPU name that do not identify the model."""
+FORM_FACTOR = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|server|laptop|mobile")
+"""From such a word on, a name describes a form factor, not a model."""
 
 
 def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
-    """Return `3090`, `2x3090`, `2x24gb`, `500gb`: how many of a model, of a memory or larger, and the free disk.
+    """Return `3090`, `2x3090`, `2x24gb`, `500gb`: the number of GPUs per model and per memory (or larger), and the free disk.
 
-    Whoever asks for fewer or for smaller ones is served too: matching reads the numbers.
+    A job that needs fewer or smaller GPUs matches too, because matching compares the numbers.
     """
     models = Counter(model for gpu in gpus if (model := parse_gpu_model(gpu.name)))
     sizes = {size for gpu in gpus if (size := find_largest_size(gpu.memory_bytes, GPU_SIZES))}
@@ -35,15 +35,15 @@ def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
 
 
 def find_largest_size(size: int, sizes: Sequence[int]) -> int | None:
-    """Return the largest of the decimal gigabytes `sizes` that `size` bytes are."""
+    """Return the largest of `sizes`, in decimal GB, that fits into `size` bytes; None if none does."""
     return max((one for one in sizes if size >= one * GB), default=None)
 
 
 def parse_gpu_model(name: str) -> str:
-    """Return the model in a driver's name: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
+    """Return the model in the driver's name for it: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
     words: list[str] = []
     for word in re.findall(r"[a-z0-9]+", name.lower()):
-        if END.fullmatch(word):
+        if FORM_FACTOR.fullmatch(word):
             break
-        words += [] if word in MAKERS else [word]
+        words += [] if word in VENDOR_WORDS else [word]
     return "".join(words)

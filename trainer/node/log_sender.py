@@ -1,4 +1,4 @@
-"""The job's output: from its pipe to a file of limited size, from there to the server."""
+"""The job's output: from its pipe into a file of limited size, and from there to the server."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainer.node.stop_signal import StopSignal
 from trainer.protocol import Acknowledgment, LogChunk
 
 OUTPUT_BYTES = 2 << 20
-"""Kept of the output of one lease; a job that prints more prints it for nobody."""
+"""Kept of the output of one lease; the rest is dropped."""
 CHUNK_BYTES = 48_000
-CUT = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""Colours and the like, and characters that a page or a database cannot hold."""
+TRUNCATION_NOTE = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
+CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Terminal escape sequences, and characters that a page or a database cannot hold."""
 
 
 class OutputCapture:
-    """Reads the pipe until its end, whatever comes, and appends readable text to `file`."""
+    """A thread that reads a pipe to its end and appends readable text to `file`."""
 
     def __init__(self, pipe: IO[bytes], file: Path) -> None:
         self._pipe = pipe
         self._file = file
-        self._left = OUTPUT_BYTES
-        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        self._bytes_left = OUTPUT_BYTES
+        self._thread = threading.Thread(target=self._run, name="output capture", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -41,24 +41,24 @@ class OutputCapture:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with self._pipe, self._file.open("ab", buffering=0) as out:
             while data := self._pipe.read1(65536):  # type: ignore[attr-defined]
-                self._keep(decoder.decode(data), out)
-            self._keep(decoder.decode(b"", final=True), out)
+                self._write(decoder.decode(data), out)
+            self._write(decoder.decode(b"", final=True), out)
 
-    def _keep(self, text: str, out: IO[bytes]) -> None:
-        if self._left <= 0:
+    def _write(self, text: str, out: IO[bytes]) -> None:
+        if self._bytes_left <= 0:
             return
-        readable = CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).encode()
-        self._left -= len(readable)
-        out.write(
-            readable if self._left > 0 else readable[: self._left].decode(errors="ignore").encode() + CUT.encode()
-        )
+        data = CONTROL_CHARACTERS.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).encode()
+        self._bytes_left -= len(data)
+        if self._bytes_left <= 0:
+            data = data[: self._bytes_left].decode(errors="ignore").encode() + TRUNCATION_NOTE.encode()
+        out.write(data)
 
 
 class LogSender(BackgroundSender):
     name = "log"
 
-    def __init__(self, client: SiteClient, lease: int, file: Path, wishes: StopSignal) -> None:
-        super().__init__(wishes)
+    def __init__(self, client: SiteClient, lease: int, file: Path, stop_signal: StopSignal) -> None:
+        super().__init__(stop_signal)
         self._client = client
         self._path = f"/leases/{lease}/log"
         self._file = file
@@ -73,11 +73,13 @@ class LogSender(BackgroundSender):
         if not text:
             return False
         chunk = LogChunk(offset=self._offset, text=text)
-        retry_until_reachable(lambda: self._client.post(self._path, chunk, Acknowledgment), self.wishes.over)
+        retry_until_reachable(
+            lambda: self._client.post(self._path, chunk, Acknowledgment), self.stop_signal.has_given_up
+        )
         self._offset += len(text.encode())
         return True
 
 
 def decode_complete_characters(data: bytes) -> str:
-    """Return the characters that are there in full; the rest of one that is cut comes with the next."""
+    """Decode UTF-8 without a last character that is cut off; it comes with the next chunk."""
     return codecs.getincrementaldecoder("utf-8")().decode(data)

@@ -1,4 +1,4 @@
-"""Lines of the job's `metrics.jsonl`, to the server in numbered batches."""
+"""Sends lines of the job's `metrics.jsonl` to the server in numbered batches."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ FILE = "metrics.jsonl"
 ROWS = 500
 BATCH_BYTES = 512_000
 LINE_BYTES = 32_000
-"""A longer line is left out."""
+"""Longer lines are skipped."""
 FILE_BYTES = 64 << 20
-"""What comes after this is left out: nobody could look at it."""
+"""Lines after this are skipped: too many to look at."""
 
 
 class MetricsSender(BackgroundSender):
     name = "metrics"
 
-    def __init__(self, client: SiteClient, lease: int, out: Path, wishes: StopSignal) -> None:
-        super().__init__(wishes)
+    def __init__(self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal) -> None:
+        super().__init__(stop_signal)
         self._client = client
         self._path = f"/leases/{lease}/metrics"
         self._out = out
@@ -32,19 +32,21 @@ class MetricsSender(BackgroundSender):
         self._sequence = 0
 
     def send_next(self) -> bool:
-        lines = self._read()
+        lines = self._read_lines()
         if not lines:
             return False
         rows = tuple(row for line in lines if (row := parse_metrics_row(line)) is not None)
         if rows:
             batch = MetricsBatch(sequence=self._sequence + 1, rows=rows)
-            retry_until_reachable(lambda: self._client.post(self._path, batch, Acknowledgment), self.wishes.over)
+            retry_until_reachable(
+                lambda: self._client.post(self._path, batch, Acknowledgment), self.stop_signal.has_given_up
+            )
             self._sequence += 1
         self._offset += sum(map(len, lines))
         return True
 
-    def _read(self) -> list[bytes]:
-        """Return the next whole lines; what a job is still writing waits."""
+    def _read_lines(self) -> list[bytes]:
+        """Return the next complete lines; a line that the job is still writing waits."""
         if self._offset > FILE_BYTES:
             return []
         try:
@@ -55,7 +57,7 @@ class MetricsSender(BackgroundSender):
             return []
         lines = data.splitlines(keepends=True)[:ROWS]
         if len(data) == BATCH_BYTES and len(lines) == 1:
-            return lines  # one line longer than a batch: passed over in pieces, none of which is an object
+            return lines  # a line longer than a batch is skipped in pieces, none of which is an object
         return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
 

@@ -15,11 +15,11 @@ class JobOutcome:
     cause: Cause = "infrastructure"
     result: dict[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    """Small files of the `out` folder that stay with the job."""
+    """Small files of the `out` folder that are uploaded with the result."""
 
 
 class JobFailedError(Exception):
-    """The job cannot go on, in a sentence that its contributor understands."""
+    """The job cannot continue. The message is a sentence for its contributor."""
 
     def __init__(self, reason: str, cause: Cause = "infrastructure") -> None:
         super().__init__(reason)
@@ -27,4 +27,4 @@ class JobFailedError(Exception):
 
 
 class JobInterruptedError(Exception):
-    """Somebody wishes the job to stop; `Wishes` knows who."""
+    """The sponsor or the server asked the job to stop; see `StopSignal`."""

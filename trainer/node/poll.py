@@ -1,7 +1,8 @@
-"""A lane's loop: ask for work, do it, leave nothing behind, ask again. The server sets the pace."""
+"""A slot's loop: poll for a job, run it, clean up, poll again. The server sets the pace."""
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer import protocol
 from trainer.node.client import TIMEOUT_SECONDS, GaveUpError, sleep_unless
-from trainer.node.console import say
+from trainer.node.console import log
 from trainer.node.slot_cleanup import SlotCleanup
 from trainer.node.stop_signal import StopLevel
 
@@ -18,33 +19,33 @@ if TYPE_CHECKING:
     from trainer.node.slot_context import SlotContext
 
 POLL_SECONDS = 20.0
-"""How long the server may hold the question open."""
-LEAST_SECONDS = 1.0
-"""Between two questions when the server answered "nothing" at once and named no time."""
-TROUBLE_SECONDS = 60.0
-"""The longest pause after jobs that this node could not work on."""
+"""How long the server may hold a poll open."""
+MIN_POLL_SECONDS = 1.0
+"""Between two polls if the server replied at once and named no time."""
+MAX_FAILURE_SECONDS = 60.0
+"""The longest pause after jobs that failed because of this node."""
 
 
 class PollLoop:
-    def __init__(self, agent: Agent, place: SlotContext, abandoned: tuple[int, ...], once: bool) -> None:
-        """`abandoned`: leases of an agent before us, told with the first question; `once`: end after one job."""
+    def __init__(self, agent: Agent, context: SlotContext, abandoned: tuple[int, ...], once: bool) -> None:
+        """`abandoned`: leases of a killed agent, reported with the first poll; `once`: end after one job."""
         self.error: Exception | None = None
-        """What ended it: the server's no to the whole node, or a fault of ours."""
-        self.working = False
-        """A job is under way: whoever ends the agent waits for it."""
+        """What ended the loop: the server refused the node, or a bug."""
+        self.is_working = False
+        """Whether a job is running; the agent waits for it before it exits."""
         self._agent = agent
-        self._place = place
+        self._context = context
         self._abandoned = abandoned
         self._once = once
-        self._idle = False
-        self._trouble = ""
-        self._reset = SlotCleanup(place.home, place.lane, agent.vitals)
-        self._thread = threading.Thread(target=self._run, name=str(place.lane), daemon=True)
+        self._was_idle = False
+        self._problem = ""
+        self._cleanup = SlotCleanup(context.home, context.slot, agent.gpu_monitor)
+        self._thread = threading.Thread(target=self._run, name=str(context.slot), daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -52,88 +53,88 @@ class PollLoop:
             self._serve()
         except GaveUpError:
             return
-        except Exception as error:  # told in the main thread
+        except Exception as error:  # raised again in the main thread
             self.error = error
 
     def _serve(self) -> None:
         failures = 0
-        while not self._over():
-            action = self._ask()
-            if action.action == "stop":
-                self._say(f"The server asks this node to stop. {action.reason}".rstrip())
+        while not self._should_end():
+            reply = self._poll()
+            if reply.action == "stop":
+                self._log(f"The server asks this node to stop. {reply.reason}".rstrip())
                 return
-            if action.lanes is not None and action.lanes != self._place.lane.lanes:
-                self._agent.regroup(action.lanes)
+            if reply.lanes is not None and reply.lanes != self._context.slot.count:
+                self._agent.change_slot_count(reply.lanes)
                 return
-            if action.lease is None:
-                self._tell_idle(action)
-                self._rest(action.wait_seconds * random.uniform(1, 1.25))
+            if reply.lease is None:
+                self._log_idle(reply)
+                self._sleep(reply.wait_seconds * random.uniform(1, 1.25))
                 continue
-            failures = 0 if self._work(action.lease) else failures + 1
+            failures = 0 if self._run_job(reply.lease) else failures + 1
             if self._once:
                 return
             if failures:
-                self._rest(random.uniform(0.5, 1) * min(TROUBLE_SECONDS, 2.0 ** (failures - 1)))
+                self._sleep(random.uniform(0.5, 1) * min(MAX_FAILURE_SECONDS, 2.0 ** (failures - 1)))
 
-    def _over(self) -> bool:
-        return self._stopped() or self._agent.regrouping
+    def _should_end(self) -> bool:
+        return self._is_stopped() or self._agent.is_changing_slots
 
-    def _stopped(self) -> bool:
-        return self._agent.sponsor.stop > StopLevel.NONE
+    def _is_stopped(self) -> bool:
+        return self._agent.sponsor.level > StopLevel.NONE
 
-    def _work(self, lease: protocol.Lease) -> bool:
+    def _run_job(self, lease: protocol.Lease) -> bool:
         from trainer.node.job import run_job
 
-        self.working = True
+        self.is_working = True
         try:
-            self._place.lane.settle()
-            self._reset.begin(lease.lease)
-            went_well = run_job(self._place, lease, self._agent.client, self._agent.sponsor)
-            self._look_out(self._reset.settle(self._stopped))
-            return went_well
+            self._context.slot.bind_thread()
+            self._cleanup.set_lease(lease.lease)
+            was_workable = run_job(self._context, lease, self._agent.client, self._agent.sponsor)
+            self._set_problem(self._cleanup.clean_up_slot(self._is_stopped))
+            return was_workable
         finally:
-            self.working = False
+            self.is_working = False
 
-    def _ask(self) -> protocol.PollReply:
-        agent, lane = self._agent, self._place.lane
-        agent.vitals.watch(lane.number, lane.uuids, running=False)
-        self._look_out(self._reset.left_over())
-        question = protocol.Poll(
-            hardware=agent.hardware(),
+    def _poll(self) -> protocol.PollReply:
+        agent, slot = self._agent, self._context.slot
+        agent.gpu_monitor.update_idle(slot.number, slot.uuids, is_running=False)
+        self._set_problem(self._cleanup.find_leftover())
+        message = protocol.Poll(
+            hardware=agent.detect_hardware(),
             wait_seconds=POLL_SECONDS,
             abandoned=self._abandoned,
-            lane=lane.number,
-            lanes=lane.lanes,
-            lanes_wished=agent.wished,
-            health=agent.vitals.health(self._trouble),
+            lane=slot.number,
+            lanes=slot.count,
+            lanes_wished=agent.requested_slots,
+            health=agent.gpu_monitor.build_health(self._problem),
         )
-        asked = time.monotonic()
-        action = agent.patiently(
-            lambda: agent.client.post("/poll", question, protocol.PollReply, patience=POLL_SECONDS + TIMEOUT_SECONDS)
+        started_at = time.monotonic()
+        reply = agent.retry_until_stopped(
+            lambda: agent.client.post("/poll", message, protocol.PollReply, POLL_SECONDS + TIMEOUT_SECONDS)
         )
         self._abandoned = ()
-        if action.action != "job" and action.wait_seconds == 0 and time.monotonic() - asked < LEAST_SECONDS:
-            self._rest(LEAST_SECONDS * random.uniform(0.5, 1))
-        return action
+        if reply.action != "job" and reply.wait_seconds == 0 and time.monotonic() - started_at < MIN_POLL_SECONDS:
+            self._sleep(MIN_POLL_SECONDS * random.uniform(0.5, 1))
+        return reply
 
-    def _look_out(self, trouble: str) -> None:
-        """Note what is in the way of the next job, and tell the sponsor when it changes."""
-        if trouble and trouble != self._trouble:
-            self._say(trouble, "bold yellow")
-        elif self._trouble and not trouble:
-            self._say("That is cleared away. Going on.")
-        self._trouble = trouble
+    def _set_problem(self, problem: str) -> None:
+        """Record what prevents the next job, and log it when it changes."""
+        if problem and problem != self._problem:
+            self._log(problem, logging.WARNING)
+        elif self._problem and not problem:
+            self._log("That is cleared away. Going on.")
+        self._problem = problem
 
-    def _tell_idle(self, action: protocol.PollReply) -> None:
-        if action.action == "pause":
-            self._say(f"Paused. {action.reason}")
-        elif not self._idle and not self._trouble:
-            self._say(f"Waiting for work. {action.reason}".rstrip())
-        self._idle = action.action == "idle"
+    def _log_idle(self, reply: protocol.PollReply) -> None:
+        if reply.action == "pause":
+            self._log(f"Paused. {reply.reason}")
+        elif not self._was_idle and not self._problem:
+            self._log(f"Waiting for work. {reply.reason}".rstrip())
+        self._was_idle = reply.action == "idle"
 
-    def _say(self, sentence: str, style: str = "") -> None:
-        lane = self._place.lane
-        say(sentence if lane.lanes == 1 else f"{lane}: {sentence}", style)
+    def _log(self, message: str, level: int = logging.INFO) -> None:
+        slot = self._context.slot
+        log.log(level, message if slot.count == 1 else f"{slot}: {message}")
 
-    def _rest(self, seconds: float) -> None:
-        sleep_unless(seconds, self._over)
+    def _sleep(self, seconds: float) -> None:
+        sleep_unless(self._should_end, seconds)

@@ -1,7 +1,8 @@
-"""The node's speed beside a training, measured by the site's release in a sandbox of its own: no entry's code runs."""
+"""The node's speed before and after a training, measured by the site's release in a sandbox without the entry."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -10,13 +11,13 @@ from trainer.node.datasets import PYTHON_COMMAND
 from trainer.node.outcome import JobInterruptedError
 from trainer.node.stop_signal import StopLevel
 from trainer.protocol import ProbeReading, ProbeSpec
-from trainer.sandbox import Mount, ResourceLimits, SandboxSpec
+from trainer.sandbox import Mount, SandboxSpec
 
 if TYPE_CHECKING:
     from trainer.node.job import Job, Phase
 
 START_SECONDS = 120.0
-"""What a slow machine may take to start it and for the few steps that it makes in any case."""
+"""For the start on a slow machine and the few steps that always run."""
 ANSWER_BYTES = 10_000
 
 
@@ -25,26 +26,27 @@ def probe_before_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
 
 
 def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
-    """Measure once more. A sponsor who wants the machine back soon gets it: the training is done all the same."""
+    """Measure once more; skip it if the sponsor wants the machine back, because the training is complete."""
     try:
         return run_probe(job, probe, "uploading")
     except JobInterruptedError:
-        if job.wishes.stop is not StopLevel.FINISH:
+        if job.stop_signal.level is not StopLevel.FINISH:
             raise
         return None
 
 
 def run_probe(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
-    """Return what the probe found, None if it did not work here."""
+    """Return the measurement; None if the probe failed."""
     answer = job.workspace.scratch / f"probe-{phase}.json"
-    process = job.run(job.place.sandbox, build_spec(job, probe), phase=phase, output=answer)
+    process = job.run_process(job.context.sandbox, build_spec(job, probe), phase=phase, output=answer)
     if process.poll() != 0:
         return None
     try:
-        job.place.vitals.probe = ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
+        reading = ProbeReading.model_validate_json(answer.read_bytes()[:ANSWER_BYTES])
     except ValidationError:
         return None
-    return job.place.vitals.probe
+    job.context.gpu_monitor.probe = reading
+    return reading
 
 
 def build_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
@@ -52,10 +54,10 @@ def build_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
     command = [*PYTHON_COMMAND, "-m", "trainer.accounting.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = job.place.lane.environment() | {
+    environment = job.context.slot.build_environment() | {
         "PYTHONPATH": str(release),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    wall_seconds = min(probe.seconds + START_SECONDS, job.spec.limits.wall_seconds)
-    limits = ResourceLimits(**job.spec.limits.model_dump() | {"wall_seconds": wall_seconds})
+    wall_seconds = min(probe.seconds + START_SECONDS, job.limits.wall_seconds)
+    limits = replace(job.limits, wall_seconds=wall_seconds)
     return SandboxSpec(command, environment, [Mount(release)], release, limits)

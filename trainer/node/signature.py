@@ -1,4 +1,4 @@
-"""Is this order the site's, and for us?"""
+"""Verification that an order is signed by the site and meant for this node."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainer.node.identity import Identity
 
 
 class UntrustedOrderError(Exception):
-    """The order is not to be carried out, in a sentence."""
+    """The order must not be executed. The message is a sentence."""
 
 
 def verify_order(lease: protocol.Lease, identity: Identity) -> protocol.JobSpec:
-    """Return the order; raise `Distrusted` unless the pinned key signed exactly these bytes for this node and lease."""
+    """Return the order; raise `UntrustedOrderError` unless the pinned key signed it for this node and lease."""
     check_signature(lease, identity.public_key)
     try:
         version = json.loads(lease.spec).get("version")
@@ -39,7 +39,7 @@ def verify_order(lease: protocol.Lease, identity: Identity) -> protocol.JobSpec:
 
 
 def check_signature(lease: protocol.Lease, public_key: str) -> None:
-    from cryptography.exceptions import InvalidSignature  # here: the agent should start quickly
+    from cryptography.exceptions import InvalidSignature  # lazy, so that the agent starts quickly
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:

@@ -1,21 +1,21 @@
-"""Between two jobs of a lane nothing is left of the first: no process, no file, no memory of a GPU.
+"""Cleanup between two jobs of a slot: no process, no file and no GPU memory of the first may remain.
 
-Done, and then looked at: the sandbox ends all processes of a job, and here none may be found that carries the job's
-mark in its environment; the workspace may not exist; the lane's GPUs may hold no more than before, and no new process
-may compute on them. Until that is so the lane takes no job, and says why.
+The cleanup acts and then verifies. The sandbox kills all processes of a job, and here no process with the job's mark in
+its environment may exist; the workspace may not exist; the slot's GPUs may hold no more memory than at rest, and no new
+process may compute on them. Until then the slot takes no job and reports why.
 
-Not covered: with the driver `none`, a process that has put off both its parents and its mark. GPU memory where the
-driver does not tell it.
+Not covered: with the driver `none`, a process that shed both its parents and its mark; GPU memory, where the driver
+does not report it.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import GpuError, GpuReading
@@ -23,77 +23,72 @@ from trainer.node.slots import Slot
 from trainer.node.workspace import remove_folder
 
 MARK_VARIABLE = "DAILYTRAIN_BOX"
-"""A variable in the environment of every process of a job: `<the node's folder>:<lease>:`."""
-PROC = Path("/proc")
+"""Environment variable of every process of a job: `<the node's folder>:<lease>:`."""
 CLEANUP_SECONDS = 20.0
-"""What a driver may take to give back the memory of processes that are gone."""
-LOOK_SECONDS = 0.25
+"""How long a driver may take to free the memory of dead processes."""
+CHECK_SECONDS = 0.25
 SLACK_BYTES = 512 << 20
-"""A desktop's windows come and go."""
+"""Tolerance for the windows of a desktop."""
 
 
 def build_mark(home: Path, lease: int) -> str:
     return f"{home}:{lease}:"
 
 
-def find_marked_processes(beginning: str) -> list[int]:
-    """Return the processes that carry a mark which begins so."""
-    wanted = f"{MARK_VARIABLE}={beginning}".encode()
-    found = []
-    for folder in PROC.iterdir() if PROC.is_dir() else ():
-        with suppress(OSError):
-            if folder.name.isdigit() and any(
-                word.startswith(wanted) for word in (folder / "environ").read_bytes().split(b"\0")
-            ):
-                found.append(int(folder.name))
-    return found
+def iterate_marked_processes(prefix: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter(["environ"]):
+        if (process.info["environ"] or {}).get(MARK_VARIABLE, "").startswith(prefix):
+            yield process
 
 
-def kill_marked_processes(beginning: str) -> None:
-    """Kill the processes that carry such a mark."""
-    for pid in find_marked_processes(beginning):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+def find_marked_processes(prefix: str) -> list[int]:
+    """Return the ids of the processes whose mark begins with `prefix`."""
+    return [process.pid for process in iterate_marked_processes(prefix)]
+
+
+def kill_marked_processes(prefix: str) -> None:
+    for process in iterate_marked_processes(prefix):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 class SlotCleanup:
-    """Of one lane."""
-
-    def __init__(self, home: Path, lane: Slot, vitals: GpuMonitor) -> None:
+    def __init__(self, home: Path, slot: Slot, gpu_monitor: GpuMonitor) -> None:
         self._home = home
-        self._lane = lane
-        self._vitals = vitals
+        self._slot = slot
+        self._gpu_monitor = gpu_monitor
         self._lease: int | None = None
-        """The last one that was worked on here."""
-        self._at_rest = self._quietly_read()
+        """The last lease of this slot."""
+        self._at_rest: list[GpuReading] = []
+        with suppress(GpuError):
+            self._at_rest = self._read_own_gpus()
 
-    def begin(self, lease: int) -> None:
+    def set_lease(self, lease: int) -> None:
         self._lease = lease
 
-    def settle(self, stopped: Callable[[], bool]) -> str:
-        """Clear away what the last job left; return why the lane may take no job, empty when all is as it was."""
+    def clean_up_slot(self, should_stop: Callable[[], bool]) -> str:
+        """Clean up after the last job, for up to `CLEANUP_SECONDS`; return what remains, "" if nothing does."""
         deadline = time.monotonic() + CLEANUP_SECONDS
-        while (left := self.left_over()) and time.monotonic() < deadline and not stopped():
-            time.sleep(LOOK_SECONDS)
-        return left
+        while (problem := self.find_leftover()) and time.monotonic() < deadline and not should_stop():
+            time.sleep(CHECK_SECONDS)
+        return problem
 
-    def left_over(self) -> str:
-        """Try once more to clear away; return what is still there, in a sentence."""
+    def find_leftover(self) -> str:
+        """Clean up once; return a sentence about what remains, "" if nothing does."""
         if self._lease is None:
             return ""
-        return self._processes() or self._files() or self._memory()
+        return self._end_processes(self._lease) or self._remove_files(self._lease) or self._check_gpu_memory()
 
-    def _processes(self) -> str:
-        assert self._lease is not None
-        own = build_mark(self._home, self._lease)
-        kill_marked_processes(own)
-        if left := find_marked_processes(own):
-            return f"Process {left[0]} of the last job cannot be ended."
+    def _end_processes(self, lease: int) -> str:
+        mark = build_mark(self._home, lease)
+        kill_marked_processes(mark)
+        if pids := find_marked_processes(mark):
+            return f"Process {pids[0]} of the last job cannot be ended."
         return ""
 
-    def _files(self) -> str:
-        """An empty folder may stay: it tells the next agent of a lease whose end nobody heard."""
-        folder = self._home / "work" / str(self._lease)
+    def _remove_files(self, lease: int) -> str:
+        """Remove the workspace. An empty folder stays: it marks a lease whose end the server does not know yet."""
+        folder = self._home / "work" / str(lease)
         try:
             if folder.is_dir() and any(folder.iterdir()):
                 remove_folder(folder)
@@ -101,43 +96,37 @@ class SlotCleanup:
             return f"The last job's folder cannot be removed: {error.strerror or type(error).__name__}."
         return ""
 
-    def _memory(self) -> str:
+    def _check_gpu_memory(self) -> str:
         try:
-            now = self._mine(self._vitals.read())
+            now = self._read_own_gpus()
         except GpuError as error:
             return str(error)
-        for gpu, before, after in zip(self._lane.gpus, self._at_rest, now, strict=False):
-            if sentence := describe_gpu_leftover(before, after):
-                return f"{gpu.name} {sentence}"
+        for gpu, before, after in zip(self._slot.gpus, self._at_rest, now, strict=False):
+            if leftover := describe_gpu_leftover(before, after):
+                return f"{gpu.name} {leftover}"
         if len(self._at_rest) == len(now):
             self._at_rest = [pick_lower_usage(*pair) for pair in zip(self._at_rest, now, strict=True)]
         else:
             self._at_rest = now
         return ""
 
-    def _quietly_read(self) -> list[GpuReading]:
-        try:
-            return self._mine(self._vitals.read())
-        except GpuError:
-            return []
-
-    def _mine(self, readings: Sequence[GpuReading]) -> list[GpuReading]:
-        pairs = zip(self._vitals.reader.gpus, readings, strict=False)
-        return [reading for gpu, reading in pairs if gpu.uuid in self._lane.uuids]
+    def _read_own_gpus(self) -> list[GpuReading]:
+        pairs = zip(self._gpu_monitor.reader.gpus, self._gpu_monitor.read_gpus(), strict=False)
+        return [reading for gpu, reading in pairs if gpu.uuid in self._slot.uuids]
 
 
 def describe_gpu_leftover(before: GpuReading, now: GpuReading) -> str:
-    """Return what a GPU holds that it did not hold at rest, as the rest of a sentence; empty if nothing."""
-    more = (now.used_bytes or 0) - (before.used_bytes or 0)
-    strangers = sorted(now.processes - before.processes)
-    if before.used_bytes is not None and more > SLACK_BYTES:
-        whose = f" (process {strangers[0]})" if strangers else ""
-        return f"still holds {more / 1e9:.1f} GB{whose}: no job is taken until that is free."
-    if strangers:
-        return f"is in use by process {strangers[0]}: no job is taken until that has ended."
+    """Return the rest of a sentence about what a GPU holds in addition to its state at rest; "" if nothing."""
+    added_bytes = (now.used_bytes or 0) - (before.used_bytes or 0)
+    new_processes = sorted(now.processes - before.processes)
+    if before.used_bytes is not None and added_bytes > SLACK_BYTES:
+        owner = f" (process {new_processes[0]})" if new_processes else ""
+        return f"still holds {added_bytes / 1e9:.1f} GB{owner}: no job is taken until that is free."
+    if new_processes:
+        return f"is in use by process {new_processes[0]}: no job is taken until that has ended."
     return ""
 
 
 def pick_lower_usage(before: GpuReading, now: GpuReading) -> GpuReading:
-    """Of two moments at rest, the one with less in use."""
+    """Return the reading with less memory in use; the later one if they are equal."""
     return now if (now.used_bytes or 0) <= (before.used_bytes or 0) else before

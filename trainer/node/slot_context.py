@@ -1,4 +1,4 @@
-"""Where a lane of the node works: the same for all of its jobs."""
+"""What a slot of the node works with: the same for all of its jobs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class SlotContext:
     identity: Identity
     sandbox: SandboxDriver
     blobs: BlobCache
-    """This, `weights`, `vitals` and `preparing` are shared by all lanes."""
+    """This, `weights`, `gpu_monitor` and `dataset_lock` are shared by all slots."""
     weights: BlobCache
-    """Of models that were asked to write."""
-    vitals: GpuMonitor
-    lane: Slot
-    preparing: threading.Lock
-    """Held while a dataset is being made."""
+    """Of models that generate text."""
+    gpu_monitor: GpuMonitor
+    slot: Slot
+    dataset_lock: threading.Lock
+    """Held while a dataset is prepared."""
     offer: RephraseOffer | None = None
-    """What it rephrases with."""
-    reach: NetworkArgs = DEFAULT_NETWORK_ARGS
-    """How a swarm's other machines reach this one."""
+    """The rephrasing back end; None if there is none."""
+    network: NetworkArgs = DEFAULT_NETWORK_ARGS
+    """How other swarm machines reach this one."""

@@ -1,7 +1,7 @@
-"""Several jobs at a time on one machine: each lane has its own GPUs and its own processor cores.
+"""Slots: several jobs at a time on one machine, each with its own GPUs and processor cores.
 
-A lane's cores bind the thread that calls `settle`, the threads it starts and so every process that it starts: what
-counts cores (PyTorch does) then counts those. With one lane nothing is bound and every GPU is everybody's.
+`bind_thread` binds a thread to its slot's cores, and with it every thread and process it starts, so code that counts
+cores (PyTorch does) counts those. A single slot binds nothing and uses every GPU.
 """
 
 from __future__ import annotations
@@ -14,56 +14,55 @@ from trainer.protocol import Gpu, split_evenly
 from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
 
 INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Of our own environment, what a job's processes get."""
+"""Variables of the agent that a job's processes inherit."""
 
 
 @dataclass(frozen=True)
 class Slot:
     number: int = 0
     """From 0."""
-    lanes: int = 1
+    count: int = 1
+    """Slots of this machine."""
     gpus: tuple[Gpu, ...] = ()
     processors: tuple[int, ...] = ()
-    """Numbers of its cores; none: all of the machine."""
-    divided: bool = False
-    """Some GPUs of the machine may be another lane's."""
+    """Numbers of its cores; empty: all of the machine."""
+    shares_gpus: bool = False
+    """Whether other slots may use other GPUs of the machine."""
 
     @property
     def uuids(self) -> tuple[str, ...]:
         return tuple(gpu.uuid for gpu in self.gpus)
 
-    def environment(self) -> dict[str, str]:
-        """Return what tells a job's process about its share: GPUs by UUID, which mean the same inside a sandbox."""
-        ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        if self.divided:
-            ours |= {
-                VISIBLE_GPUS_VARIABLE: ",".join(self.uuids),
-                "NVIDIA_VISIBLE_DEVICES": ",".join(self.uuids) or "void",
-            }
-        if self.lanes > 1:
-            ours["OMP_NUM_THREADS"] = str(len(self.processors))
-        return ours
+    def build_environment(self) -> dict[str, str]:
+        """Return the variables of a job's process. GPUs are listed by UUID, which is the same inside a sandbox."""
+        found = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        if self.shares_gpus:
+            uuids = ",".join(self.uuids)
+            found |= {VISIBLE_GPUS_VARIABLE: uuids, "NVIDIA_VISIBLE_DEVICES": uuids or "void"}
+        if self.count > 1:
+            found["OMP_NUM_THREADS"] = str(len(self.processors))
+        return found
 
-    def settle(self) -> None:
-        """Bind this thread, and what it will start, to the lane's cores, where the system can."""
+    def bind_thread(self) -> None:
+        """Bind this thread, and what it starts, to the slot's cores, where the system supports it."""
         if self.processors and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.processors)
 
     def __str__(self) -> str:
-        return f"Lane {self.number + 1} of {self.lanes}"
+        return f"Slot {self.number + 1} of {self.count}"
 
 
-def split_into_slots(gpus: Sequence[Gpu], processors: Sequence[int], lanes: int) -> list[Slot]:
-    """Share the machine out evenly; more lanes than cores share cores."""
-    if lanes == 1:
+def split_into_slots(gpus: Sequence[Gpu], processors: Sequence[int], count: int) -> list[Slot]:
+    """Split the machine evenly; more slots than cores share cores."""
+    if count == 1:
         return [Slot(gpus=tuple(gpus))]
     return [
         Slot(
             number=number,
-            lanes=lanes,
-            gpus=split_evenly(gpus, number, lanes),
-            processors=split_evenly(processors, number, lanes) or (processors[number % len(processors)],),
-            divided=bool(gpus),
+            count=count,
+            gpus=split_evenly(gpus, number, count),
+            processors=split_evenly(processors, number, count) or (processors[number % len(processors)],),
+            shares_gpus=bool(gpus),
         )
-        for number in range(lanes)
+        for number in range(count)
     ]

@@ -1,6 +1,6 @@
-"""What ends a job before its time: two words of the sponsor's, three of the server's.
+"""What ends a job early: two signals from the sponsor, three commands from the server.
 
-Only plain assignments: a signal handler may come at any moment, and must not wait for a lock.
+Only plain assignments, because a signal handler may run at any moment and must not wait for a lock.
 """
 
 from __future__ import annotations
@@ -13,53 +13,61 @@ class StopLevel(enum.IntEnum):
     """The larger number wins."""
 
     NONE = 0
-    FINISH = 1  # keep the next checkpoint, upload it, hand the job back
+    FINISH = 1  # save the next checkpoint, upload it, hand the job back
     RELEASE = 2  # kill it now, hand the job back
-    CANCEL = 3  # kill it now, nothing is kept
-    LOST = 4  # the lease is over: kill it, tell nobody
+    CANCEL = 3  # kill it now, keep nothing
+    LOST = 4  # the lease is over: kill it and report nothing
 
 
 FINISH_SECONDS = 90
-"""After the sponsor's first word this is how long an unreachable server is still tried."""
+"""How long an unreachable server is retried after the sponsor's first signal."""
 RELEASE_SECONDS = 3
 
 
 class SponsorSignal:
-    """What the sponsor has asked of the agent, by signals. Lives as long as the agent."""
+    """What the sponsor requested by signals. Lives as long as the agent."""
 
     def __init__(self) -> None:
-        self.stop = StopLevel.NONE
-        self.asked_at = 0.0
+        self.level = StopLevel.NONE
+        self.requested_at = 0.0
 
-    def ask(self) -> StopLevel:
-        """The first time: finish what can be finished soon. The second time: leave now."""
-        self.stop = StopLevel.FINISH if self.stop is StopLevel.NONE else StopLevel.RELEASE
-        self.asked_at = time.monotonic()
-        return self.stop
+    def request_stop(self) -> StopLevel:
+        """Request to finish soon; a second call requests to leave at once."""
+        self.level = StopLevel.FINISH if self.level is StopLevel.NONE else StopLevel.RELEASE
+        self.requested_at = time.monotonic()
+        return self.level
 
-    def out_of_patience(self) -> bool:
-        patience = {StopLevel.FINISH: FINISH_SECONDS, StopLevel.RELEASE: RELEASE_SECONDS}.get(self.stop)
-        return patience is not None and time.monotonic() - self.asked_at > patience
+    def has_timed_out(self) -> bool:
+        timeout = {StopLevel.FINISH: FINISH_SECONDS, StopLevel.RELEASE: RELEASE_SECONDS}.get(self.level)
+        return timeout is not None and time.monotonic() - self.requested_at > timeout
 
 
 class StopSignal:
-    """What is wished of one job, by the sponsor and by the server."""
+    """What the sponsor and the server request of one job."""
 
     def __init__(self, sponsor: SponsorSignal) -> None:
         self.sponsor = sponsor
-        self.by_server = StopLevel.NONE
+        self.server_level = StopLevel.NONE
         self.reason = ""
-        self.trouble = ""
-        """The sentence of a side loop that cannot go on: the job ends with it."""
+        self.error = ""
+        """Why a background sender cannot continue: the job ends with this sentence."""
 
-    def server(self, stop: StopLevel, reason: str) -> None:
-        if stop > self.by_server:
-            self.by_server, self.reason = stop, reason
+    def stop_by_server(self, level: StopLevel, reason: str) -> None:
+        if level > self.server_level:
+            self.server_level, self.reason = level, reason
 
     @property
-    def stop(self) -> StopLevel:
-        return max(self.by_server, self.sponsor.stop)
+    def level(self) -> StopLevel:
+        return max(self.server_level, self.sponsor.level)
 
-    def over(self) -> bool:
-        """Is there no use in trying further to reach the server about this job?"""
-        return self.by_server is StopLevel.LOST or self.sponsor.out_of_patience()
+    def is_stopping(self) -> bool:
+        """Return whether the job should end, on request or because of an error."""
+        return self.level > StopLevel.NONE or bool(self.error)
+
+    def is_leaving_now(self) -> bool:
+        """Return whether unfinished uploads should be dropped."""
+        return self.has_given_up() or self.level >= StopLevel.RELEASE
+
+    def has_given_up(self) -> bool:
+        """Return whether further attempts to reach the server about this job are useless."""
+        return self.server_level is StopLevel.LOST or self.sponsor.has_timed_out()

@@ -1,13 +1,13 @@
-"""The folder of one lease, gone when the lease is over.
+"""The folder of one lease, removed when the lease is over.
 
     work/<lease>/release    the site's release: what trusted code runs from
-    work/<lease>/source     the release with the entry laid over it: what the sandbox runs from
+    work/<lease>/source     the release overlaid with the entry: what the sandbox runs from
     work/<lease>/out        what the job writes (a training's run folder)
     work/<lease>/run        what the scorer reads
     work/<lease>/base       the run whose weights a training starts from
     work/<lease>/scratch    temporary files of trusted code
 
-A folder that is still there when an agent starts is a lease that the last agent held when it was killed.
+A folder that exists when an agent starts is a lease that the previous agent held when it was killed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class Workspace:
         for folder in (self.release, self.source, self.out, self.run, self.base, self.scratch):
             folder.mkdir(parents=True)
 
-    def wipe(self, remember: bool = False) -> None:
-        """Remove it. `remember`: leave an empty folder, so that the next agent tells the server about the lease."""
+    def remove(self, keep_folder: bool = False) -> None:
+        """Remove it. `keep_folder`: leave an empty folder, so that the next agent reports the lease to the server."""
         remove_folder(self.root)
-        if remember:
+        if keep_folder:
             self.root.mkdir()
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder whatever its owner did to the rights inside; links are removed, not followed."""
-    for above, folders, _ in os.walk(folder):
-        for path in (Path(above, name) for name in folders):
+    """Remove a folder whatever the permissions inside; links are removed, not followed."""
+    for parent, folders, _ in os.walk(folder):
+        for path in (Path(parent, name) for name in folders):
             if not path.is_symlink():
-                path.chmod(0o700)  # before the walk goes in
+                path.chmod(0o700)  # before os.walk enters it
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def find_abandoned_leases(home: Path) -> list[int]:
-    """Return the leases that an earlier agent left behind."""
+    """Return the leases that a killed agent left behind."""
     work = home / "work"
     return sorted(int(path.name) for path in work.iterdir() if path.name.isdigit()) if work.is_dir() else []

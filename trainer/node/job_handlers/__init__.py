@@ -1,4 +1,4 @@
-"""What an agent can do: one file per kind of job, one line in `KINDS`."""
+"""What an agent can do: one file per kind of job, one line in `JOB_HANDLERS`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class JobHandler(Protocol):
-    DOING: str
-    """For the sponsor: "training", ..."""
+    ACTIVITY: str
+    """For the log: "training", ..."""
 
     def run(self, job: Job) -> JobOutcome:
-        """Do the job. May raise what `trainer.node.job.run_handler` puts into words."""
+        """Run the job. May raise what `trainer.node.job.run_handler` catches."""
 
 
 JOB_HANDLERS: dict[str, JobHandler] = {
@@ -31,6 +31,6 @@ JOB_HANDLERS: dict[str, JobHandler] = {
     "seat": seat,
 }
 REPHRASE_KIND = "rephrase"
-"""The one that needs something of its owner's: a back end."""
+"""Needs a rephrasing back end."""
 SWARM_KINDS = ("swarm", "seat")
-"""Those that need the engine of swarms installed."""
+"""Need the extra `swarm`."""

@@ -1,14 +1,14 @@
-"""A seat in a swarm: one stage of a model, computed for whoever brings a micro-batch, until the run is over.
+"""A seat in a swarm: this machine computes one stage of a model for its peers until the run is over.
 
-Other machines of the run are dialled, so it is in no sandbox: what runs is the site's own release with an architecture
-of its own, and nothing that comes from a peer is code.
+It connects to other machines, so it runs in no sandbox. The code is the site's own release with a built-in
+architecture, and nothing that comes from a peer is code.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.node.job_handlers.swarm import box
+from trainer.node.job_handlers.swarm import build_spec, refuse_entry
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import SeatOrder, WorkerResult
@@ -18,8 +18,8 @@ from trainer.sandbox.safe_files import read_json_object, sanitize_line
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
-DOING = "training with a swarm"
-STATUS = "status.json"
+ACTIVITY = "training with a swarm"
+STATUS_FILE = "status.json"
 STATUS_BYTES = 256_000
 
 
@@ -28,27 +28,28 @@ def run(job: Job) -> JobOutcome:
 
     order = job.spec.order
     assert isinstance(order, SeatOrder)
-    if job.spec.entry is not None:
-        raise JobFailedError("A swarm's machines run the site's own code only, and this job brings other code.")
-    job.unpack()
-    words = ["--folder", str(job.workspace.run), "--out", str(job.workspace.out), *job.place.reach.flags]
-    words += ["--device", "cuda" if job.place.lane.gpus else "cpu"]
-    words += ["--behind-nat"] if job.place.reach.behind_nat else []
-    loops = (MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),)
-    with SwarmStatusDisplay(order.title or f"run {order.run}", job.workspace.out, job.say, job.place.lane.lanes == 1):
-        process = job.run(get_driver("none"), box(job, "trainer.swarm.worker_main", order, words), loops)
-    last = read_json_object(job.workspace.out, STATUS, STATUS_BYTES) or {}
+    refuse_entry(job)
+    job.unpack_source()
+    network, slot, out = job.context.network, job.context.slot, job.workspace.out
+    words = ["--folder", str(job.workspace.run), "--out", str(out), *network.command_line]
+    words += ["--device", "cuda" if slot.gpus else "cpu"]
+    words += ["--behind-nat"] if network.behind_nat else []
+    senders = (MetricsSender(job.client, job.lease, out, job.stop_signal),)
+    title = order.title or f"run {order.run}"
+    with SwarmStatusDisplay(title, out, job.log, can_draw=slot.count == 1):
+        process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.worker_main", order, words), senders)
+    status = read_json_object(out, STATUS_FILE, STATUS_BYTES) or {}
     if process.poll() != 0:
         raise JobFailedError(process.limit_error or f"The seat's process ended with exit code {process.poll()}.")
-    return outcome(last, process.seconds)
+    return build_outcome(status, process.seconds)
 
 
-def outcome(last: dict[str, Any], seconds: float) -> JobOutcome:
-    """Put what the process said last into words."""
-    why = sanitize_line(last.get("why"), 300)
-    if not last.get("stages"):  # it has never been welcomed
-        raise JobFailedError(why or "The coordinator could not be reached from this machine.")
-    facts = {name: last[name] for name in ("bytes_in", "bytes_out") if isinstance(last.get(name), int)}
-    stage = last.get("stage")
-    seated = WorkerResult(stage=stage if isinstance(stage, int) else None, seconds=seconds, why=why, **facts)
-    return JobOutcome("done", result=seated.model_dump())
+def build_outcome(status: dict[str, Any], seconds: float) -> JobOutcome:
+    """Return the outcome from the last status that the process wrote."""
+    reason = sanitize_line(status.get("why"), 300)
+    if not status.get("stages"):  # the coordinator never admitted it
+        raise JobFailedError(reason or "The coordinator could not be reached from this machine.")
+    counts = {name: status[name] for name in ("bytes_in", "bytes_out") if isinstance(status.get(name), int)}
+    stage = status.get("stage")
+    result = WorkerResult(stage=stage if isinstance(stage, int) else None, seconds=seconds, why=reason, **counts)
+    return JobOutcome("done", result=result.model_dump())

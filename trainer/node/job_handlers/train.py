@@ -1,153 +1,153 @@
-"""Training: the entry's code, in the sandbox, on what was prepared for it."""
+"""Training: the entry's code in the sandbox, with its dataset, configuration and starting weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, ValidationError
+
+from trainer.errors import CRASH_SIGNALS, ExitCode
 from trainer.node import probes
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, CheckpointSender
-from trainer.node.datasets import PYTHON_COMMAND, ensure_dataset
+from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import BaseWeights, Checkpoint, ProbeResults, TrainOrder
-from trainer.sandbox import Mount, ResourceLimits, SandboxProcess, SandboxSpec
+from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
-DOING = "training"
+ACTIVITY = "training"
 FILES = ("run.json",)
-"""Stay with the job."""
-OPTIMIZER = "optimizer.pt"
-"""Of a checkpoint: nothing that a scorer or another run needs, and the larger part."""
+"""Uploaded with the result."""
+OPTIMIZER_FILE = "optimizer.pt"
+"""The larger part of a checkpoint, which neither a scorer nor another run needs."""
 RESULT_BYTES = 256_000
-VISIBLE = ("manifest.json", "tokenizer.json", "train", "dev")
-"""Of the dataset. The test split is not there."""
-CRASHES = {
-    132: "an illegal instruction",
-    134: "an abort",
-    135: "a bus error",
-    136: "an arithmetic error",
-    139: "a segmentation fault",
+DEFAULT_REASONS = {
+    ExitCode.INFRASTRUCTURE: "The training could not run on this node.",
+    ExitCode.USER_ERROR: "The run's configuration was not accepted; the log says why.",
+    ExitCode.MODEL_ERROR: "The model failed; the log says how.",
 }
-DEFAULTS = {
-    1: "The training could not run on this node.",
-    2: "The run's configuration was not accepted; the log says why.",
-    3: "The model failed; the log says how.",
-}
-MODEL = (2, 3)
-"""Exit codes that are the entry's own doing."""
+MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)
+"""Exit codes for which the entry is at fault."""
+COMPUTED_BATCH = 1 << 20
+"""Stands for a batch that the trainer computes: always a power of two."""
+
+
+class DeviceSettings(BaseModel):
+    """What a run's configuration, nested or with dotted keys, says about devices."""
+
+    device: str | None = None
+    devices: int | None = None
+    batch: int | None = Field(None, validation_alias=AliasChoices(AliasPath("train", "batch"), "train.batch"))
 
 
 def run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, TrainOrder)
-    job.unpack()
-    data = ensure_dataset(job, order.dataset)
-    last = resume(job, order.resume) if order.resume else -1
-    start = lay_out_base(job, order.base)
-    configure(job, order.config | devices(order.config, len(job.place.lane.gpus)), start)
+    job.unpack_source()
+    dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
+    last_step = download_checkpoint(job, order.resume) if order.resume else -1
+    start = download_base_weights(job, order.base)
+    write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), start)
     before = probes.probe_before_training(job, order.probe) if order.probe else None
-    loops = (
-        MetricsSender(job.client, job.lease, job.workspace.out, job.wishes),
-        CheckpointSender(job.client, job.lease, job.workspace.out, job.wishes, last),
+    senders = (
+        MetricsSender(job.client, job.lease, out, job.stop_signal),
+        CheckpointSender(job.client, job.lease, out, job.stop_signal, last_step),
     )
-    process = job.run(job.place.sandbox, box(job, data), loops)
-    ended = outcome(process, job.workspace.out)
-    if ended.outcome != "done":
-        return ended
-    # Whatever the training process says about its own node's speed is put aside.
-    found = (
-        ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
-        if order.probe
-        else None
-    )
-    return replace(ended, result={**ended.result, "probes": found})
+    outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
+    if outcome.outcome != "done":
+        return outcome
+    found = None  # replaces what the training process itself reports about its node's speed
+    if order.probe:
+        found = ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
+    return replace(outcome, result={**outcome.result, "probes": found})
 
 
-def devices(config: dict[str, Any], gpus: int) -> dict[str, int]:
-    """Return what a configuration has to say of devices on a lane with so many GPUs: all of them, where it leaves that
-    open and they can share its steps evenly. Raise `Failed` if it asks for more than there are.
+def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
+    """Return the configuration's `devices` for a slot with so many GPUs, if the configuration leaves it open.
+
+    It is the largest number of GPUs that divides the batch. Raise `JobFailedError` for a configuration that is invalid
+    or that requests more GPUs than the slot has.
     """
-    asked = config.get("devices")
-    if isinstance(asked, int) and 0 < gpus < asked and config.get("device") != "cpu":
-        raise JobFailedError(f"The run asks for {asked} GPUs, and {gpus} work for it on this node.")
-    if asked is not None or gpus < 2:
+    try:
+        settings = DeviceSettings.model_validate(config)
+    except ValidationError as error:
+        raise JobFailedError(DEFAULT_REASONS[ExitCode.USER_ERROR], "model") from error
+    requested = settings.devices
+    if requested is not None and 0 < gpus < requested and settings.device != "cpu":
+        raise JobFailedError(f"The run asks for {requested} GPUs, and {gpus} work for it on this node.")
+    if requested is not None or gpus < 2:
         return {}
-    batch = config.get("train", {}).get("batch") or config.get("train.batch")
-    # A batch that the trainer computes is a power of two.
-    fitting = [count for count in range(1, gpus + 1) if (batch or 1 << 20) % count == 0]
-    return {"devices": max(fitting)}
+    batch = settings.batch or COMPUTED_BATCH
+    return {"devices": max(count for count in range(1, gpus + 1) if batch % count == 0)}
 
 
-def configure(job: Job, config: dict[str, Any], start: Path | None) -> None:
-    """Write the run's configuration. What it starts from is the order's word, never an entry's."""
-    own = {name: value for name, value in config.items() if name != "from"}
-    job.workspace.config.write_text(json.dumps(own | ({"from": str(start)} if start else {})))
+def write_config(job: Job, config: dict[str, Any], start: Path | None) -> None:
+    """Write the run's configuration. The starting weights come from the order only, never from an entry."""
+    config = {name: value for name, value in config.items() if name != "from"}
+    job.workspace.config.write_text(json.dumps(config | ({"from": str(start)} if start else {})))
 
 
-def lay_out_base(job: Job, base: BaseWeights | None) -> Path | None:
-    """Fetch the weights that the run starts from; return the folder of their checkpoint, in one of their run."""
+def download_base_weights(job: Job, base: BaseWeights | None) -> Path | None:
+    """Download the weights that the run starts from into a run folder; return their checkpoint's folder."""
     if base is None:
         return None
-    job.say(f"fetching {base.name}, which it starts from.")
+    job.log(f"fetching {base.name}, which it starts from.")
     run = job.workspace.base / base.name
-    job.fetch(base.run, run / "run.json")
+    job.download(base.run, run / "run.json")
     folder = run / CHECKPOINTS_FOLDER / f"step-{base.checkpoint.step:08d}"
-    job.fetch_into([file for file in base.checkpoint.files if file.path != OPTIMIZER], folder)
+    job.download_all([file for file in base.checkpoint.files if file.path != OPTIMIZER_FILE], folder)
     return folder
 
 
-def resume(job: Job, checkpoint: Checkpoint) -> int:
-    """Lay the checkpoint where the trainer looks for it; return its step."""
-    if sum(file.size for file in checkpoint.files) > job.spec.limits.disk_bytes:
+def download_checkpoint(job: Job, checkpoint: Checkpoint) -> int:
+    """Put the checkpoint where the trainer looks for it; return its step."""
+    if sum(file.size for file in checkpoint.files) > job.limits.disk_bytes:
         raise JobFailedError("The checkpoint to go on from is larger than the disk the job may use. Nothing was run.")
-    job.say(f"fetching the checkpoint of step {checkpoint.step} to go on from.")
-    job.fetch_into(checkpoint.files, job.workspace.out / CHECKPOINTS_FOLDER / f"step-{checkpoint.step:08d}")
+    job.log(f"fetching the checkpoint of step {checkpoint.step} to go on from.")
+    job.download_all(checkpoint.files, job.workspace.out / CHECKPOINTS_FOLDER / f"step-{checkpoint.step:08d}")
     return checkpoint.step
 
 
-def box(job: Job, data: Path, module: str = "trainer.train", *words: str, beside: Sequence[Mount] = ()) -> SandboxSpec:
-    """A box for code with the entry in it. `words`: flags of the module; `beside`: what else it may see."""
+def build_spec(
+    job: Job, dataset: Path, module: str = "trainer.train", *words: str, extra_mounts: Sequence[Mount] = ()
+) -> SandboxSpec:
+    """Return a spec for a module with the entry's code. `words`: additional arguments of the module."""
     work = job.workspace
     command = [*PYTHON_COMMAND, "-m", module, *words]
-    command += ["--config", str(work.config), "--dataset", str(data), "--out", str(work.out)]
-    environment = job.place.lane.environment() | {
-        "PYTHONPATH": str(work.source),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True), *beside]
-    mounts += [Mount(data / name) for name in VISIBLE if (data / name).exists()]
-    return SandboxSpec(command, environment, mounts, work.out, ResourceLimits(**job.spec.limits.model_dump()))
+    command += ["--config", str(work.config), "--dataset", str(dataset), "--out", str(work.out)]
+    mounts = [Mount(work.source), Mount(work.config), Mount(work.base), Mount(work.out, writable=True)]
+    mounts += [*extra_mounts, *mount_training_files(dataset)]
+    return SandboxSpec(command, build_entry_environment(job), mounts, work.out, job.limits)
 
 
-def outcome(process: SandboxProcess, out: Path) -> JobOutcome:
+def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
     code = process.poll()
     if process.limit_error is not None:
-        return failed(process.limit_error, model=True)
-    if code == 0:
+        return build_failure(process.limit_error, is_model=True)
+    if code == ExitCode.OK:
         result = read_json_object(out, "result.json", RESULT_BYTES)
         if result is None:
-            return failed("The training ended without a result.", model=True)
+            return build_failure("The training ended without a result.", is_model=True)
         return JobOutcome("done", result=result, files=FILES)
-    if code in CRASHES:
-        return failed(f"The training process crashed with {CRASHES[code]}.", model=True)
-    told: dict[str, Any] = read_json_object(out, "failure.json", RESULT_BYTES) or {}
-    sentence = sanitize_line(told.get("reason"))
-    if code in DEFAULTS:
-        model = told.get("cause") == "model" if told.get("cause") in ("model", "infrastructure") else code in MODEL
-        return failed(sentence or DEFAULTS[code], model)
+    if code in CRASH_SIGNALS:
+        return build_failure(f"The training process crashed with {CRASH_SIGNALS[code]}.", is_model=True)
+    failure = read_json_object(out, "failure.json", RESULT_BYTES) or {}
+    if code in DEFAULT_REASONS:
+        cause = failure.get("cause")
+        is_model = cause == "model" if cause in ("model", "infrastructure") else code in MODEL_CODES
+        return build_failure(sanitize_line(failure.get("reason")) or DEFAULT_REASONS[ExitCode(code)], is_model)
     if code is not None and code > 128:
-        return failed(f"The training process was killed from outside (signal {code - 128}).", model=False)
-    return failed(f"The training ended with exit code {code}, which means nothing to us.", model=True)
+        return build_failure(f"The training process was killed from outside (signal {code - 128}).", is_model=False)
+    return build_failure(f"The training ended with the unknown exit code {code}.", is_model=True)
 
 
-def failed(reason: str, model: bool) -> JobOutcome:
-    return JobOutcome("failed", reason, "model" if model else "infrastructure", files=FILES)
+def build_failure(reason: str, is_model: bool) -> JobOutcome:
+    return JobOutcome("failed", reason, "model" if is_model else "infrastructure", files=FILES)
