@@ -23,7 +23,7 @@ from scheduler import pool
 from scheduler.models import Event, JoinToken, Node, Sponsor
 from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
 from trainer import protocol
-from trainer.cli.node import parser
+from trainer.cli.node import build_parser
 from trainer.node.job import GRACE_SECONDS
 
 pytestmark = pytest.mark.django_db
@@ -274,7 +274,7 @@ def test_the_docker_line_fits_the_image(client: Client, ada: User, settings: Set
     image = words.index(settings.NODE_IMAGE)
     options, told = words[:image], words[image + 1 :]
     assert json.loads(entry[1]) == ["dailytrain", "node"]
-    assert parser().parse_args(told).name == "loco", "the agent takes what stands behind the image's name"
+    assert build_parser().parse_args(told).name == "loco", "the agent takes what stands behind the image's name"
     assert options[options.index("-v") + 1] == f"dailytrain-loco:{volume[1]}"
     assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), "what it keeps is in the volume"
     assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "its last checkpoint gets out"
@@ -298,7 +298,7 @@ def test_the_pipx_line_starts_the_agent_of_the_wheel(client: Client, ada: User, 
     assert f"{project['name']}[training]" == settings.NODE_PACKAGE
     assert set(project["optional-dependencies"]) >= {"training"}
     assert words[5] == "node"
-    assert parser().parse_args(words[6:]).label == ["mine"]
+    assert build_parser().parse_args(words[6:]).label == ["mine"]
 
 
 def test_the_page_turns_green_when_the_node_has_joined(client: Client, ada: User) -> None:

@@ -61,12 +61,12 @@ def test_the_node_never_gets_the_engines_socket_nor_a_privilege(compose: dict[st
 
 
 def test_one_profile_runs_a_campaign_of_ones_own(compose: dict[str, Any]) -> None:
-    from trainer.cli.rephrase_join import parser
+    from trainer.cli.rephrase_join import build_parser
 
     of_it = {name: one for name, one in compose["services"].items() if "rephrase" in one.get("profiles", [])}
     assert set(of_it) == {"writer", "volunteer"}
     words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in of_it["volunteer"]["command"]]
-    options = parser().parse_args(words)
+    options = build_parser().parse_args(words)
     model = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", of_it["writer"]["command"][1])
     assert (options.endpoint, options.model) == ("http://writer:8000/v1", model)
     assert model == Campaign._meta.get_field("model").default

@@ -9,7 +9,6 @@ from tests.support.agent_process import HASH
 from tests.support.small_site import SmallSite
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
-from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import GpuReader
 from trainer.sandbox import get_driver
 
@@ -21,9 +20,8 @@ class Aboard:
         manifest = home / "datasets" / HASH / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text(f'{{"hash": "{HASH}"}}')
-        self.agent = Agent(SiteClient(site.address, "join-me"), home, get_driver("none"), ("none",), lanes)
-        if reader is not None:
-            self.agent.vitals = GpuMonitor(reader)
+        client = SiteClient(site.address, "join-me")
+        self.agent = Agent(client, home, get_driver("none"), ("none",), lanes, gpu_reader=reader)
         self.ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -34,17 +32,16 @@ class Aboard:
     def _run(self) -> None:
         try:
             identity = self.agent.join("aboard", ())
-            self.agent.client = self.agent.client.on_behalf(identity.token)
             self.agent.serve(identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 
     def leave(self) -> None:
         """As on Ctrl-C; returns when it has left."""
-        self.agent.sponsor.ask()
+        self.agent.sponsor.request_stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
         for thread in threading.enumerate():
-            if thread.name.startswith("Lane"):
+            if thread.name.startswith("Slot"):
                 thread.join(10)  # its question may still be open
         self.agent.client.close()

@@ -1,9 +1,9 @@
-"""The node's long-lived process: asks for work, checks that the site signed it, runs it in a sandbox, sends what comes.
+"""The node's long-lived process: polls for jobs, verifies the site's signature, runs them in a sandbox, sends results.
 
-`agent` is the main thread: the node's lanes and the sponsor's signals. One loop per file, each in a thread of its own:
-`poll` for each lane (asks, works, leaves nothing behind), and beside each job `heartbeat` (keeps the lease, hears
-"stop"), `log`, `metrics` and `checkpoints` (send what the job writes). `stopping` holds what ends them. `hardware` says
-what the machine is, `health` how it is, `reset` that nothing is left of the last job.
+`agent` is the main thread: the node's slots and the sponsor's signals. Each loop has a file and a thread of its own:
+`poll` per slot (poll, run, clean up), and per job `heartbeat` (renews the lease, receives stop requests),
+`log_sender`, `metrics_sender` and `checkpoint_sender` (send what the job writes). `stop_signal` ends them. `hardware`
+describes the machine, `gpu_monitor` its state, `slot_cleanup` ensures that nothing remains of the last job.
 
-Not covered: a dataset that is larger than the disk.
+Not covered: a dataset larger than the disk.
 """

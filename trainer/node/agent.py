@@ -133,7 +133,7 @@ class Agent:
     def _describe_offer(self) -> protocol.Rephraser | None:
         if (offer := self.offer) is None:
             return None
-        return protocol.Rephraser(back_end=offer.setup.kind, models=offer.models, campaign=offer.campaign)
+        return protocol.Rephraser(back_end=offer.backend.kind, models=offer.models, campaign=offer.campaign)
 
     def retry_until_stopped(self, attempt: Callable[[], Result]) -> Result:
         """Retry an unreachable server, with one log line; raise `GaveUpError` when the sponsor stops the agent."""

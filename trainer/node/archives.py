@@ -42,7 +42,7 @@ def check_members(members: list[tarfile.TarInfo], folder: PurePosixPath, max_byt
         except UnsafeFileError as error:
             raise ArchiveError(f"The archive is refused: {error}") from error
         if not (member.isfile() or member.isdir()):
-            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is neither a regular file nor a folder.")
+            raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is neither a file nor a folder.")
         if not path.is_relative_to(folder) and not (member.isdir() and folder.is_relative_to(path)):
             raise ArchiveError(f"The archive is refused: {sanitize_line(member.name)} is outside {folder}/.")
     if sum(member.size for member in members) > max_bytes:

@@ -34,9 +34,7 @@ KEPT_CHECKPOINTS = 2
 class CheckpointSender(BackgroundSender):
     name = "checkpoints"
 
-    def __init__(
-        self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal, last_step: int = -1
-    ) -> None:
+    def __init__(self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal, last_step: int = -1) -> None:
         """`last_step`: of the latest checkpoint that the server has."""
         super().__init__(stop_signal)
         self._client = client
@@ -130,9 +128,7 @@ def upload_missing_files(
 ) -> None:
     """Upload the files that the server does not have yet. Safe to repeat."""
     query = BlobQuery(files=tuple(files))
-    reply = retry_until_reachable(
-        lambda: client.post(f"{lease}/blobs", query, MissingBlobs), stop_signal.has_given_up
-    )
+    reply = retry_until_reachable(lambda: client.post(f"{lease}/blobs", query, MissingBlobs), stop_signal.has_given_up)
     missing = set(reply.sha256)
     for file, content in files.items():
         if file.sha256 in missing:

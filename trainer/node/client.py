@@ -88,7 +88,9 @@ class SiteClient:
         self._http.close()
 
     def post(self, path: str, message: Message, reply: type[Reply], timeout: float = TIMEOUT_SECONDS) -> Reply:
-        return parse_response(self._send("POST", path, message.model_dump_json().encode(), JSON_HEADERS, timeout), reply)
+        return parse_response(
+            self._send("POST", path, message.model_dump_json().encode(), JSON_HEADERS, timeout), reply
+        )
 
     def post_without_reply(self, path: str, message: Message) -> None:
         self._send("POST", path, message.model_dump_json().encode(), JSON_HEADERS)
@@ -130,10 +132,11 @@ class SiteClient:
         # Uncompressed: a byte range of a proxy's compressed copy would be useless.
         headers = self._build_headers() | {"Accept-Encoding": "identity"}
         headers |= {"Range": f"bytes={first}-"} if first else {}
-        options = {"headers": headers, "timeout": TIMEOUT_SECONDS, "follow_redirects": True}
         try:
             # A site with a bucket redirects there. httpx drops our token then, and the hash verifies the bytes.
-            with self._http.stream("GET", self._build_url(path), **options) as answer:
+            with self._http.stream(
+                "GET", self._build_url(path), headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
+            ) as answer:
                 if answer.status_code not in (200, 206):
                     answer.read()
                     check_response(answer)

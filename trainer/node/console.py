@@ -29,9 +29,10 @@ class ConsoleHandler(logging.Handler):
 
 
 def configure_logging() -> None:
-    """Print the node's log with the time of day; called once, by the command line."""
+    """Print the node's log with the time of day; called by the command line."""
+    if log.handlers:
+        return
     handler = ConsoleHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    log.propagate = False

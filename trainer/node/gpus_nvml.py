@@ -57,7 +57,9 @@ class NvmlReader:
             temperature_celsius=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             throttled=bool((self._reasons(handle) or 0) & THROTTLE_REASONS),
             busy_percent=None if rates is None else rates.gpu,
-            processes=frozenset(process.pid for process in self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+            processes=frozenset(
+                process.pid for process in self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            ),
         )
 
     def _reasons(self, handle: Any) -> int | None:

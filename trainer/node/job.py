@@ -149,7 +149,7 @@ class Job:
         """Run a process to its end, or until a stop signal; return it when everything is sent.
 
         Its output goes to the job's log; with `output`, standard output goes to that file. Raise `JobInterruptedError`
-        or `JobFailedError` if it was ended early. With `senders`, StopLevel.FINISH leaves it time for a last checkpoint.
+        or `JobFailedError` if it was ended early. With `senders`, FINISH leaves it time for a last checkpoint.
         """
         self.check_stop()
         marked = {**spec.environment, MARK_VARIABLE: build_mark(self.context.home, self.lease)}
@@ -197,9 +197,7 @@ class Job:
             process.wait(CHECK_SECONDS)
 
 
-def start_process(
-    driver: SandboxDriver, spec: SandboxSpec, output: Path | None
-) -> tuple[SandboxProcess, IO[bytes]]:
+def start_process(driver: SandboxDriver, spec: SandboxSpec, output: Path | None) -> tuple[SandboxProcess, IO[bytes]]:
     """Start a sandbox; return it and a pipe with its output (only its standard error if `output` is given)."""
     reading, writing = os.pipe()
     try:

@@ -21,7 +21,7 @@ FORM_FACTOR = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|work
 
 
 def derive_labels(gpus: Sequence[Gpu], disk_bytes: int) -> tuple[str, ...]:
-    """Return `3090`, `2x3090`, `2x24gb`, `500gb`: the number of GPUs per model and per memory (or larger), and the free disk.
+    """Return `3090`, `2x3090`, `2x24gb`, `500gb`: GPUs by model, GPUs with this memory or more, and free disk.
 
     A job that needs fewer or smaller GPUs matches too, because matching compares the numbers.
     """
@@ -40,7 +40,7 @@ def find_largest_size(size: int, sizes: Sequence[int]) -> int | None:
 
 
 def parse_gpu_model(name: str) -> str:
-    """Return the model in the driver's name for it: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
+    """Return the model in a GPU's name: `3090ti` of "NVIDIA GeForce RTX 3090 Ti", `h100` of "NVIDIA H100 80GB"."""
     words: list[str] = []
     for word in re.findall(r"[a-z0-9]+", name.lower()):
         if FORM_FACTOR.fullmatch(word):

@@ -46,10 +46,14 @@ def find_marked_processes(prefix: str) -> list[int]:
     return [process.pid for process in iterate_marked_processes(prefix)]
 
 
-def kill_marked_processes(prefix: str) -> None:
+def kill_marked_processes(prefix: str) -> int:
+    """Kill the processes whose mark begins with `prefix`; return how many there were."""
+    count = 0
     for process in iterate_marked_processes(prefix):
+        count += 1
         with suppress(psutil.Error):
             process.kill()
+    return count
 
 
 class SlotCleanup:
@@ -81,8 +85,7 @@ class SlotCleanup:
 
     def _end_processes(self, lease: int) -> str:
         mark = build_mark(self._home, lease)
-        kill_marked_processes(mark)
-        if pids := find_marked_processes(mark):
+        if kill_marked_processes(mark) and (pids := find_marked_processes(mark)):
             return f"Process {pids[0]} of the last job cannot be ended."
         return ""
 

@@ -1,4 +1,4 @@
-"""What a volunteer sees of a sitting: a picture that stays in its place on a terminal, a line a minute elsewhere."""
+"""Live status of a rephrasing session: a panel on a terminal, one log line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from trainer.node.console import console
+from trainer.node.console import get_console
 from trainer.rephrase.checks import REASONS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PICTURES_PER_SECOND = 2
+UPDATES_PER_SECOND = 2
 LINE_SECONDS = 60.0
-SAMPLE = 240
-"""Letters of a text that are shown."""
-REASONS_SHOWN = 4
+SAMPLE_LENGTH = 240
+"""Characters of a sample text that are shown."""
+MAX_REASONS = 4
 
 
 class RephraseStats:
-    """The numbers of a sitting. Changed and read under its lock."""
+    """Counters of a session. Changed and read under its lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.packets = 0
         self.outputs = 0
         self.accepted = 0
         """By the site."""
         self.tokens = 0
         self.writing = 0
-        """Prompts that the back end has just now."""
+        """Prompts that the back end is completing."""
         self.waiting = 0
-        """Pieces in hand that nobody has asked it yet."""
+        """Tasks not yet sent to the back end."""
         self.refused: Counter[str] = Counter()
-        """By the site, by reason."""
+        """By the site, per reason."""
         self.sample = ("", "", "")
-        """Style, source and output of the last that our own checks took."""
+        """Style, source and output of the latest text that passed our own checks."""
         self.trouble = ""
-        """What is waited for: the site or the back end."""
+        """Why the session waits for the back end; "" if it does not."""
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.started_at
 
     @property
     def tokens_per_second(self) -> float:
@@ -54,14 +54,14 @@ class RephraseStats:
 
 
 class StatusDisplay:
-    def __init__(self, title: str, tally: RephraseStats, say: Callable[[str], None], alone: bool = True) -> None:
-        """`alone`: nothing else draws on this terminal; with several lanes, each has its lines."""
-        self._draws = alone and console().is_terminal
+    def __init__(self, title: str, stats: RephraseStats, log: Callable[[str], None], can_draw: bool = True) -> None:
+        """`can_draw`: whether the terminal is free for a panel; with several slots each only logs lines."""
+        self._draws = can_draw and get_console().is_terminal
         self._title = title
-        self._tally = tally
-        self._say = say
+        self._stats = stats
+        self._log = log
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="board", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="status display", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -74,31 +74,50 @@ class StatusDisplay:
     def _run(self) -> None:
         if not self._draws:
             while not self._ended.wait(LINE_SECONDS):
-                self._say(self.line())
+                self._log(self.format_line())
             return
         from rich.live import Live
 
-        with Live(console=console(), refresh_per_second=PICTURES_PER_SECOND, transient=True) as live:
-            while not self._ended.wait(1 / PICTURES_PER_SECOND):
-                live.update(self.picture())
+        with Live(console=get_console(), refresh_per_second=UPDATES_PER_SECOND, transient=True) as live:
+            while not self._ended.wait(1 / UPDATES_PER_SECOND):
+                live.update(self.build_panel())
 
-    def line(self) -> str:
-        return format_status_line(self._tally)
+    def format_line(self) -> str:
+        return format_status_line(self._stats)
 
-    def picture(self) -> RenderableType:
-        return build_status_panel(self._title, self._tally)
+    def build_panel(self) -> RenderableType:
+        rows = build_status_rows(self._stats)
+        return build_status_panel(self._title, rows, "Ctrl-C hands back what is not finished")
 
 
-def format_status_line(tally: RephraseStats) -> str:
-    with tally.lock:
-        share = f", {tally.accepted / tally.outputs:.0%} taken" if tally.outputs else ""
+def format_status_line(stats: RephraseStats) -> str:
+    with stats.lock:
+        share = f", {stats.accepted / stats.outputs:.0%} accepted" if stats.outputs else ""
         return (
-            f"{tally.packets} packets handed in, {tally.outputs} texts{share},"
-            f" {tally.tokens_per_second:.0f} tokens/s. {tally.trouble}"
+            f"{stats.packets} packets handed in, {stats.outputs} texts{share},"
+            f" {stats.tokens_per_second:.0f} tokens/s. {stats.trouble}"
         ).rstrip()
 
 
-def build_status_panel(title: str, tally: RephraseStats) -> RenderableType:
+def build_status_rows(stats: RephraseStats) -> list[tuple[str, str]]:
+    """Return name and value of each row of the panel."""
+    with stats.lock:
+        share = f"{stats.accepted / stats.outputs:.1%}" if stats.outputs else "-"
+        backend = f"{stats.tokens_per_second:,.0f} tokens/s, {stats.writing} being written, {stats.waiting} waiting"
+        style, source, output = stats.sample
+        rows = [
+            ("Packets", f"{stats.packets} handed in"),
+            ("Texts", f"{stats.outputs} handed in, {stats.accepted} accepted by the site ({share})"),
+            ("Back end", backend),
+            ("Time", time.strftime("%H:%M:%S", time.gmtime(stats.seconds))),
+        ]
+        rows += [("Waiting", stats.trouble)] if stats.trouble else []
+        reasons = stats.refused.most_common(MAX_REASONS)
+    rows += [(f"Refused {count}", REASONS.get(reason, reason)) for reason, count in reasons]
+    return rows + ([("Source", shorten_text(source)), (style.capitalize(), shorten_text(output))] if style else [])
+
+
+def build_status_panel(title: str, rows: list[tuple[str, str]], subtitle: str) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -106,27 +125,11 @@ def build_status_panel(title: str, tally: RephraseStats) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    with tally.lock:
-        share = f"{tally.accepted / tally.outputs:.1%}" if tally.outputs else "-"
-        reasons = tally.refused.most_common(REASONS_SHOWN)
-        style, source, output = tally.sample
-        rows = [
-            ("Packets", f"{tally.packets} handed in"),
-            ("Texts", f"{tally.outputs} handed in, {tally.accepted} taken by the site ({share})"),
-            (
-                "Back end",
-                f"{tally.tokens_per_second:,.0f} tokens/s, {tally.writing} being written, {tally.waiting} waiting",
-            ),
-            ("Time", time.strftime("%H:%M:%S", time.gmtime(tally.seconds))),
-        ]
-        rows += [("Waiting", tally.trouble)] if tally.trouble else []
-    rows += [(f"Refused {count}", REASONS.get(reason, reason)) for reason, count in reasons]
-    rows += [("Source", shorten_text(source)), (style.capitalize(), shorten_text(output))] if style else []
     for name, value in rows:
         table.add_row(name, Text(value))
-    return Panel(table, title=Text(title), subtitle="Ctrl-C hands back what is not finished")
+    return Panel(table, title=Text(title), subtitle=subtitle)
 
 
 def shorten_text(text: str) -> str:
     plain = " ".join(text.split())
-    return plain if len(plain) <= SAMPLE else f"{plain[:SAMPLE]}…"
+    return plain if len(plain) <= SAMPLE_LENGTH else f"{plain[:SAMPLE_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""What a volunteer sees of a seat: stage, speed, bytes, and who it works with."""
+"""Live status of a swarm seat: stage, speed, traffic and peers."""
 
 from __future__ import annotations
 
@@ -7,76 +7,70 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.node.status_display import RephraseStats, StatusDisplay
+from trainer.node.status_display import RephraseStats, StatusDisplay, build_status_panel
 from trainer.sandbox.safe_files import read_json_object
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STATUS = "status.json"
+STATUS_FILE = "status.json"
 STATUS_BYTES = 256_000
 UNITS = ("B", "kB", "MB", "GB", "TB")
-NAMES_SHOWN = 8
+MAX_NAMES = 8
 
 
 class SwarmStatusDisplay(StatusDisplay):
-    """Drawn from what the seat's process writes down each second."""
+    """Shows what the seat's process writes to its status file each second."""
 
-    def __init__(self, title: str, out: Path, say: Callable[[str], None], alone: bool = True) -> None:
-        super().__init__(title, RephraseStats(), say, alone)
+    def __init__(self, title: str, out: Path, log: Callable[[str], None], can_draw: bool = True) -> None:
+        super().__init__(title, RephraseStats(), log, can_draw)
         self._out = out
 
-    def status(self) -> dict[str, Any]:
-        return read_json_object(self._out, STATUS, STATUS_BYTES) or {}
+    def read_status(self) -> dict[str, Any]:
+        return read_json_object(self._out, STATUS_FILE, STATUS_BYTES) or {}
 
-    def line(self) -> str:
-        now = self.status()
-        if not now.get("stages"):
-            return "Knocking at the coordinator's door."
-        if now["stage"] is None:
-            return "Waits for a seat, which comes between two steps."
-        return f"{format_stage(now)}; {format_speed(now)}; {format_traffic(now)}."
+    def format_line(self) -> str:
+        status = self.read_status()
+        if not status.get("stages"):
+            return "Connecting to the coordinator."
+        if status["stage"] is None:
+            return "Waiting for a seat. Seats are assigned between two steps."
+        return f"{format_stage(status)}; {format_speed(status)}; {format_traffic(status)}."
 
-    def picture(self) -> RenderableType:
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_column()
-        for name, value in build_status_rows(self.status(), self._tally.seconds):
-            table.add_row(name, Text(value))
-        return Panel(table, title=Text(self._title), subtitle="Ctrl-C leaves between two steps; nothing is lost")
+    def build_panel(self) -> RenderableType:
+        rows = build_seat_rows(self.read_status(), self._stats.seconds)
+        return build_status_panel(self._title, rows, "Ctrl-C leaves between two steps; nothing is lost")
 
 
-def build_status_rows(now: dict[str, Any], seconds: float) -> list[tuple[str, str]]:
-    """Return what is shown, line by line."""
+def build_seat_rows(status: dict[str, Any], seconds: float) -> list[tuple[str, str]]:
+    """Return name and value of each row of the panel."""
     clock = ("Time", time.strftime("%H:%M:%S", time.gmtime(seconds)))
-    if not now.get("stages"):
-        return [("Seat", "none yet: knocking at the coordinator's door"), clock]
-    if now["stage"] is None:
-        return [("Seat", "waiting for one, which comes between two steps"), clock]
-    stage, members = now["stage"], now["members"]
-    found = [("Seat", format_stage(now)), ("Speed", format_speed(now)), ("Traffic", format_traffic(now))]
-    found += [("Hears from", "the coordinator" if stage == 0 else format_peer_names(members[stage - 1], now["me"]))]
-    if stage + 1 < now["stages"]:
-        found += [("Passes on to", format_peer_names(members[stage + 1], now["me"]))]
-    found += [("Same stage", format_peer_names(members[stage], now["me"]) or "nobody else")]
-    return [*found, ("Leaving", "at the end of this step") if now.get("leaving") else clock]
+    if not status.get("stages"):
+        return [("Seat", "none yet: connecting to the coordinator"), clock]
+    if status["stage"] is None:
+        return [("Seat", "waiting for one; seats are assigned between two steps"), clock]
+    stage, members, own_name = status["stage"], status["members"], status["me"]
+    rows = [("Seat", format_stage(status)), ("Speed", format_speed(status)), ("Traffic", format_traffic(status))]
+    source = "the coordinator" if stage == 0 else format_peer_names(members[stage - 1], own_name)
+    rows += [("Receives from", source)]
+    if stage + 1 < status["stages"]:
+        rows += [("Sends to", format_peer_names(members[stage + 1], own_name))]
+    rows += [("Same stage", format_peer_names(members[stage], own_name) or "only this machine")]
+    return [*rows, ("Leaving", "at the end of this step") if status.get("leaving") else clock]
 
 
-def format_stage(now: dict[str, Any]) -> str:
-    return f"stage {now['stage'] + 1} of {now['stages']} of {now['arch']}, step {now['step']} of {now['steps']}"
+def format_stage(status: dict[str, Any]) -> str:
+    stage = f"stage {status['stage'] + 1} of {status['stages']} of {status['arch']}"
+    return f"{stage}, step {status['step']} of {status['steps']}"
 
 
-def format_speed(now: dict[str, Any]) -> str:
-    pace = now.get("tokens_per_second")
-    return f"{pace:,.0f} tokens/s" if pace else "not measured yet"
+def format_speed(status: dict[str, Any]) -> str:
+    speed = status.get("tokens_per_second")
+    return f"{speed:,.0f} tokens/s" if speed else "not measured yet"
 
 
-def format_traffic(now: dict[str, Any]) -> str:
-    return f"{format_bytes(now['bytes_in'])} in, {format_bytes(now['bytes_out'])} out"
+def format_traffic(status: dict[str, Any]) -> str:
+    return f"{format_bytes(status['bytes_in'])} in, {format_bytes(status['bytes_out'])} out"
 
 
 def format_bytes(count: float) -> str:
@@ -87,7 +81,7 @@ def format_bytes(count: float) -> str:
     raise AssertionError
 
 
-def format_peer_names(peers: list[str], me: str) -> str:
-    others = [peer for peer in peers if peer != me]
-    more = f" and {len(others) - NAMES_SHOWN} more" if len(others) > NAMES_SHOWN else ""
-    return ", ".join(others[:NAMES_SHOWN]) + more
+def format_peer_names(peers: list[str], own_name: str) -> str:
+    others = [peer for peer in peers if peer != own_name]
+    more = f" and {len(others) - MAX_NAMES} more" if len(others) > MAX_NAMES else ""
+    return ", ".join(others[:MAX_NAMES]) + more

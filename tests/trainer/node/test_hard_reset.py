@@ -28,9 +28,9 @@ RUNAWAY = "import subprocess; subprocess.run(['sh', '-c', 'setsid sleep 300 >/de
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_monitor, "FRESH_SECONDS", -1)
-    monkeypatch.setattr(slot_cleanup, "CLEANUP_SECONDS", 0.3)
-    monkeypatch.setattr(slot_cleanup, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
+    monkeypatch.setattr(slot_cleanup, "CLEANUP_SECONDS", 1.0)
+    monkeypatch.setattr(slot_cleanup, "CHECK_SECONDS", 0.02)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -65,15 +65,15 @@ def test_a_folder_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: py
     folder.mkdir(parents=True)
     (folder / "left").touch()
     made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
-    made.begin(5)
+    made.set_lease(5)
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(slot_cleanup, "remove_folder", refuse)
-    assert made.settle(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
+    assert made.clean_up_slot(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
     monkeypatch.undo()
-    assert made.left_over() == ""
+    assert made.find_leftover() == ""
     assert not folder.exists()
 
 
@@ -81,8 +81,8 @@ def test_an_empty_folder_stays_to_tell_the_next_agent(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
-    made.begin(5)
-    assert made.settle(lambda: False) == ""
+    made.set_lease(5)
+    assert made.clean_up_slot(lambda: False) == ""
     assert folder.is_dir()
 
 
@@ -100,33 +100,33 @@ def lanes(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
     vitals = GpuMonitor(NvmlReader(Nvml(cards)))
     made = [SlotCleanup(tmp_path, lane, vitals) for lane in split_into_slots(vitals.reader.gpus, (0, 1), 2)]
     for lane in made:
-        lane.begin(1)
+        lane.set_lease(1)
     return made
 
 
 def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
-    assert lanes[0].left_over() == (
+    assert lanes[0].find_leftover() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
     )
-    assert lanes[1].left_over() == "", "the other lane's GPU is empty"
+    assert lanes[1].find_leftover() == "", "the other lane's GPU is empty"
     cards[0].used, cards[0].pids = 300 << 20, []
-    assert lanes[0].left_over() == ""
+    assert lanes[0].find_leftover() == ""
 
 
 def test_a_process_on_the_gpu_is_said_even_if_it_holds_little(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
-    assert "is in use by process 99" in lanes[1].left_over()
+    assert "is in use by process 99" in lanes[1].find_leftover()
 
 
 def test_what_was_there_before_the_job_may_stay(cards: list[Card], tmp_path: Path) -> None:
     cards[0].used, cards[0].pids = 2 * GIB, [7]  # the sponsor's own desktop
     vitals = GpuMonitor(NvmlReader(Nvml(cards)))
     made = SlotCleanup(tmp_path, split_into_slots(vitals.reader.gpus, (0,), 1)[0], vitals)
-    made.begin(1)
-    assert made.left_over() == ""
+    made.set_lease(1)
+    assert made.find_leftover() == ""
     cards[0].used += 100 << 20
-    assert made.left_over() == "", "windows come and go"
+    assert made.find_leftover() == "", "windows come and go"
 
 
 def test_a_driver_is_given_time_to_give_memory_back(cards: list[Card], lanes: list[SlotCleanup]) -> None:
@@ -139,7 +139,7 @@ def test_a_driver_is_given_time_to_give_memory_back(cards: list[Card], lanes: li
             cards[0].used = 0
         return False
 
-    assert lanes[0].settle(looked) == ""
+    assert lanes[0].clean_up_slot(looked) == ""
     assert len(looks) == 3
 
 
@@ -151,8 +151,9 @@ def aboard(site: SmallSite, tmp_path: Path, cards: list[Card]) -> Iterator[Aboar
 
 
 def test_a_node_with_a_gpu_that_is_not_empty_takes_no_job_until_it_is(
-    site: SmallSite, aboard: Aboard, cards: list[Card], capfd: pytest.CaptureFixture[str]
+    site: SmallSite, aboard: Aboard, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "trainer.node")
     first = site.add(training(site, steps=100, pace=0.02))
     aboard.start()
     until(lambda: first in site.leases and site.leases[first].rows)
@@ -165,9 +166,8 @@ def test_a_node_with_a_gpu_that_is_not_empty_takes_no_job_until_it_is(
     assert "still holds 9.3 GB" in told
     cards[1].used = 0
     assert finished(site, second).finish is not None
-    said = capfd.readouterr().err
-    assert said.count("still holds") == 1
-    assert "That is cleared away. Going on." in said
+    assert caplog.text.count("still holds") == 1
+    assert "That is cleared away. Going on." in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -46,8 +46,8 @@ def two(
     program = Smi(tmp_path / "bin", cards)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     made = SmiReader()
-    read = made.read
-    monkeypatch.setattr(made, "read", lambda: (program.write(), read())[1])
+    read = made.read_gpus
+    monkeypatch.setattr(made, "read_gpus", lambda: (program.write(), read())[1])
     return made, cards
 
 
@@ -55,7 +55,7 @@ def two(
 
 
 def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
-    found = detect_hardware(tmp_path, ("bubblewrap",), two[0], network=2e6)
+    found = detect_hardware(tmp_path, ("bubblewrap",), two[0], bytes_per_second=2e6)
     assert found.gpu_details == tuple(
         Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
         for card in two[1]
@@ -69,7 +69,7 @@ def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) 
     reader, cards = two
     cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
     cards[1].reasons = HEAT | POWER_CAP
-    first, second = reader.read()
+    first, second = reader.read_gpus()
     assert (first.used_bytes, first.temperature_celsius, first.throttled) == (300 << 20, 41, False)
     assert (second.used_bytes, second.temperature_celsius, second.busy_percent) == (5 * GIB, 88, 97)
     assert (second.throttled, second.processes) == (True, frozenset({4711}))
@@ -77,20 +77,20 @@ def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) 
 
 def test_what_the_driver_does_not_tell_is_not_invented(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].temperature = None
-    assert two[0].read()[0].temperature_celsius is None
+    assert two[0].read_gpus()[0].temperature_celsius is None
 
 
 def test_to_stay_within_the_power_limit_is_not_to_be_throttled(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].reasons = POWER_CAP
-    assert not two[0].read()[0].throttled
+    assert not two[0].read_gpus()[0].throttled
 
 
 def test_an_older_driver_is_asked_with_the_older_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hot = [Card(reasons=HEAT)]
-    assert NvmlReader(Nvml(hot, old_driver=True)).read()[0].throttled
+    assert NvmlReader(Nvml(hot, old_driver=True)).read_gpus()[0].throttled
     Smi(tmp_path / "bin", hot, unknown="clocks_event_reasons.active")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    assert SmiReader().read()[0].throttled
+    assert SmiReader().read_gpus()[0].throttled
 
 
 def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
@@ -98,8 +98,8 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
     made = NvmlReader(nvml)
     nvml.lost = True
     with pytest.raises(GpuError, match="do not answer"):
-        made.read()
-    assert "do not answer (GPU is lost)" in GpuMonitor(made).health().trouble
+        made.read_gpus()
+    assert "do not answer (GPU is lost)" in GpuMonitor(made).build_health().trouble
 
 
 def test_the_calls_are_those_of_the_real_package() -> None:
@@ -125,7 +125,7 @@ def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: p
     (card / "information").write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nGPU UUID: \t GPU-12\nDevice Minor: \t 0\n")
     monkeypatch.setenv("PATH", str(driver_only))
     made = open_gpu_reader()
-    assert (made.gpus, made.read()) == ((Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12"),), ())
+    assert (made.gpus, made.read_gpus()) == ((Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-12"),), ())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_machine_without_gpu_has_its_disk() -> None:
 
 def test_health_is_the_worst_of_all_gpus(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][1].temperature, two[1][1].reasons = 90, HEAT
-    said = GpuMonitor(two[0]).health()
+    said = GpuMonitor(two[0]).build_health()
     assert (said.temperature_celsius, said.throttled, said.gpu_used_bytes, said.idle_gpu, said.trouble) == (
         90,
         True,
@@ -202,40 +202,40 @@ def test_health_is_the_worst_of_all_gpus(two: tuple[GpuReader, list[Card]]) -> N
 
 
 def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gpu_monitor, "FRESH_SECONDS", -1)
+    monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
     cards = pair()
-    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
+    monitor = GpuMonitor(NvmlReader(Nvml(cards)))
     cards[1].busy = 90  # another lane's
     mine = (cards[0].uuid,)
     for seconds in (0, 100, 299):
-        vitals.watch(0, mine, running=True, now=seconds)
-        assert not vitals.health().idle_gpu
+        monitor.update_idle(0, mine, is_running=True, now=seconds)
+        assert not monitor.build_health().idle_gpu
     for seconds in (301, 302):
-        vitals.watch(0, mine, running=True, now=seconds)
-        assert vitals.health().idle_gpu
-    assert capsys.readouterr().err.count("has had nothing to do for 5 minutes") == 1
+        monitor.update_idle(0, mine, is_running=True, now=seconds)
+        assert monitor.build_health().idle_gpu
+    assert caplog.text.count("has had nothing to do for 5 minutes") == 1
     cards[0].busy = 60
-    vitals.watch(0, mine, running=True, now=303)
-    assert not vitals.health().idle_gpu
+    monitor.update_idle(0, mine, is_running=True, now=303)
+    assert not monitor.build_health().idle_gpu
 
 
 def test_a_machine_without_gpu_is_never_idle() -> None:
-    vitals = GpuMonitor(ProcGpuReader())
+    monitor = GpuMonitor(ProcGpuReader())
     for seconds in (0, 1000):
-        vitals.watch(0, (), running=True, now=seconds)
-    assert not vitals.health().idle_gpu
+        monitor.update_idle(0, (), is_running=True, now=seconds)
+    assert not monitor.build_health().idle_gpu
 
 
 def test_the_line_is_as_fast_as_its_slower_direction_was_lately() -> None:
     speed = TransferSpeed()
-    speed.note("up", 10_000, 1)
+    speed.record("up", 10_000, 1)
     assert speed.bytes_per_second is None, "what is small says nothing"
     for seconds in (1, 2, 100):
-        speed.note("up", 8_000_000, seconds)
+        speed.record("up", 8_000_000, seconds)
     assert speed.bytes_per_second == 4_000_000
-    speed.note("down", 3_000_000, 1)
+    speed.record("down", 3_000_000, 1)
     assert speed.bytes_per_second == 3_000_000
 
 
@@ -266,11 +266,11 @@ def test_a_node_registers_as_what_it_is_and_says_how_it_is(
 @pytest.mark.gpu
 def test_on_a_real_gpu_both_ways_agree() -> None:
     try:
-        nvml, smi = gpus_nvml.open_nvml_reader(), gpus_smi.open_smi_reader()
+        nvml, smi = gpus_nvml.open_nvml_reader(), gpus_smi.SmiReader()
     except GpuError as error:
         pytest.skip(str(error))
     assert [gpu.uuid for gpu in nvml.gpus] == [gpu.uuid for gpu in smi.gpus]
     assert nvml.cuda == smi.cuda
-    for one, other in zip(nvml.read(), smi.read(), strict=True):
+    for one, other in zip(nvml.read_gpus(), smi.read_gpus(), strict=True):
         assert abs((one.used_bytes or 0) - (other.used_bytes or 0)) < 1 << 30
         assert one.temperature_celsius is not None

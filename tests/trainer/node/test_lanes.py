@@ -19,7 +19,7 @@ from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.hardware import list_processors
-from trainer.node.job_handlers.train import devices
+from trainer.node.job_handlers.train import choose_devices
 from trainer.node.outcome import JobFailedError
 from trainer.node.slots import split_into_slots
 from trainer.protocol import Gpu
@@ -56,19 +56,19 @@ def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int,
 def test_one_lane_takes_the_machine_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (lane,) = split_into_slots(cards(2), range(8), 1)
-    assert lane.environment() == {"OMP_NUM_THREADS": "3"}
+    assert lane.build_environment() == {"OMP_NUM_THREADS": "3"}
     assert (len(lane.gpus), lane.processors) == (2, ())
 
 
 def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
     first, second, third = split_into_slots(cards(2), range(6), 3)
-    assert second.environment() == {
+    assert second.build_environment() == {
         "CUDA_VISIBLE_DEVICES": "GPU-1",
         "NVIDIA_VISIBLE_DEVICES": "GPU-1",
         "OMP_NUM_THREADS": "2",
     }
-    assert third.environment()["CUDA_VISIBLE_DEVICES"] == "", "there are two for three"
-    assert str(first) == "Lane 1 of 3"
+    assert third.build_environment()["CUDA_VISIBLE_DEVICES"] == "", "there are two for three"
+    assert str(first) == "Slot 1 of 3"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,7 @@ def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
         ({}, 4, {"devices": 4}),
         ({}, 3, {"devices": 2}),  # a batch that the trainer computes is a power of two
         ({"train": {"batch": 6}}, 4, {"devices": 3}),
+        ({"train.batch": 6}, 4, {"devices": 3}),
         ({"devices": 2}, 4, {}),
         ({"devices": 2, "device": "cpu"}, 1, {}),
     ],
@@ -86,13 +87,20 @@ def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
 def test_a_run_takes_all_gpus_of_its_lane_that_can_share_its_steps(
     config: dict[str, object], gpus: int, added: dict[str, int]
 ) -> None:
-    assert devices(config, gpus) == added
+    assert choose_devices(config, gpus) == added
 
 
 def test_a_run_that_asks_for_more_gpus_goes_elsewhere() -> None:
     with pytest.raises(JobFailedError, match="asks for 4 GPUs, and 2 work for it") as failed:
-        devices({"devices": 4}, 2)
+        choose_devices({"devices": 4}, 2)
     assert failed.value.cause == "infrastructure"
+
+
+@pytest.mark.parametrize("config", [{"train": {"batch": "many"}}, {"devices": "all"}, {"train": {"batch": [8]}}])
+def test_choose_devices_with_an_invalid_configuration_blames_the_entry(config: dict[str, object]) -> None:
+    with pytest.raises(JobFailedError, match="configuration was not accepted") as failed:
+        choose_devices(config, 2)
+    assert failed.value.cause == "model"
 
 
 # --- what a sandbox shows --------------------------------------------------------------------------------------------
@@ -205,7 +213,7 @@ def test_a_change_of_mind_waits_for_the_jobs_under_way(site: SmallSite, aboard: 
     aboard.start()
     until(lambda: first in site.leases and site.leases[first].rows)
     site.lanes = 1
-    until(lambda: aboard.agent._wanted == 1)
+    until(lambda: aboard.agent._next_slot_count == 1)
     second = site.add(training(site, steps=10, misbehave=TELL))
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")

@@ -36,7 +36,7 @@ CASES = {
     ),
     "an odd exit code": (
         {"misbehave": "sys.exit(77)"},
-        ("model", "The training ended with exit code 77, which means nothing to us."),
+        ("model", "The training ended with the unknown exit code 77."),
     ),
     "no result": ({"misbehave": "sys.exit(0)"}, ("model", "The training ended without a result.")),
     "a result that is garbage": (

@@ -40,6 +40,6 @@ def test_it_is_the_sites_own_code_that_looks_at_the_entry(site: SmallSite, node:
 
 
 def test_a_container_is_not_enough_for_one() -> None:
-    held = SimpleNamespace(place=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
+    held = SimpleNamespace(context=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
     with pytest.raises(JobFailedError, match="needs bubblewrap"):
-        smoke.sandbox(held)  # type: ignore[arg-type]
+        smoke.get_sandbox_name(held)  # type: ignore[arg-type]

@@ -46,14 +46,13 @@ class Volunteer:
 
     def _run(self) -> None:
         try:
-            identity = self.agent.volunteer("somebody")
-            self.agent.client = self.agent.client.on_behalf(identity.token)
+            identity = self.agent.join_as_volunteer("somebody")
             self.agent.serve(identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
 
     def leave(self) -> None:
-        self.agent.sponsor.ask()
+        self.agent.sponsor.request_stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
         self.agent.client.close()
@@ -114,7 +113,7 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(
 def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
     site: PacketSite, come: Come, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rephrase_session, "IN_VAIN_SECONDS", 1.5)
+    monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
     lease = site.sit()
     come(words.url)
     finish = ended(site, lease)
@@ -168,7 +167,7 @@ def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> 
 def test_a_back_end_that_stays_away_gives_the_packets_back(
     site: PacketSite, come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rephrase_session, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rephrase_session, "BACKEND_SECONDS", 0.5)
     site.fill(texts(5), STYLES)
     lease = site.sit()
     come("http://127.0.0.1:9/v1")

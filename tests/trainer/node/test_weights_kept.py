@@ -36,7 +36,7 @@ def test_a_file_is_fetched_once_and_again_where_a_byte_has_changed(tmp_path: Pat
 
 
 def test_what_was_not_asked_for_lately_makes_room(tmp_path: Path) -> None:
-    site, kept = Site(), BlobCache(tmp_path / "weights", most_bytes=10)
+    site, kept = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
     for age, file in ((30, first), (20, second)):
         place = kept.get(file, site.fetch)

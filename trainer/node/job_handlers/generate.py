@@ -62,9 +62,7 @@ def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:
     work = job.workspace
     command = [*PYTHON_COMMAND, "-m", "trainer.inference.generate", str(work.run), "--checkpoint", str(checkpoint)]
     mounts = [Mount(work.source), Mount(work.run), Mount(work.out, writable=True)]
-    return SandboxSpec(
-        [*command, "--out", str(work.out)], build_entry_environment(job), mounts, work.out, job.limits
-    )
+    return SandboxSpec([*command, "--out", str(work.out)], build_entry_environment(job), mounts, work.out, job.limits)
 
 
 def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:

@@ -1,6 +1,6 @@
-"""A sitting of a volunteer's: texts of a campaign, rephrased by the back end that this node's owner has set up.
+"""A rephrasing session: texts of a campaign, rephrased by the back end of this node's owner.
 
-No code of anybody's runs for it, so there is no sandbox: packets are text, and so is what comes back.
+No untrusted code runs, so there is no sandbox: packets are text, and so are the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.rephrase.backends import BackendContext
     from trainer.rephrase.flags import RephraseOffer
 
-DOING = "rephrasing"
+ACTIVITY = "rephrasing"
 
 
 def run(job: Job) -> JobOutcome:
@@ -26,40 +26,39 @@ def run(job: Job) -> JobOutcome:
 
     order = job.spec.order
     assert isinstance(order, RephraseOrder)
-    setup = fitting(job.place.offer, order).backend
-    chosen = load_backend(setup.kind)
-    tally = RephraseStats()
+    config = check_offer(job.context.offer, order).backend
+    backend = load_backend(config.kind)
+    stats = RephraseStats()
+    title, can_draw = f"{order.campaign} with {order.model}", job.context.slot.count == 1
     try:
-        with chosen.open_client(setup, order.model, order.revision, place(job)) as writer:
-            job.check_wishes()
-            title, alone = f"{order.campaign} with {order.model}", job.place.lane.lanes == 1
-            with job.metered(), StatusDisplay(title, tally, job.say, alone):
-                RephraseSession(job, order, writer, setup.parallel or chosen.DEFAULT_PARALLEL, tally).work()
+        with backend.open_client(config, order.model, order.revision, build_backend_context(job)) as client:
+            job.check_stop()
+            with job.measure_time(), StatusDisplay(title, stats, job.log, can_draw):
+                RephraseSession(job, order, client, config.parallel or backend.DEFAULT_PARALLEL, stats).run()
             result = RephraseResult(
-                packets=tally.packets,
-                outputs=tally.outputs,
-                accepted=tally.accepted,
-                tokens=tally.tokens,
-                seconds=tally.seconds,
-                back_end=writer.title,
+                packets=stats.packets,
+                outputs=stats.outputs,
+                accepted=stats.accepted,
+                tokens=stats.tokens,
+                seconds=stats.seconds,
+                back_end=client.title,
             )
     except BackendError as error:
         raise JobFailedError(str(error)) from error
-    job.say(f"{tally.packets} packets handed in, {tally.accepted} of {tally.outputs} texts taken.")
+    job.log(f"{stats.packets} packets handed in, {stats.accepted} of {stats.outputs} texts accepted.")
     return JobOutcome("done", result=result.model_dump())
 
 
-def fitting(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOffer:
-    """Return what this node writes with; raise `Failed` if that is not what the campaign needs."""
+def check_offer(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOffer:
+    """Return the node's offer; raise `JobFailedError` if it does not meet the campaign's needs."""
     from trainer.rephrase.checks import merge_thresholds
     from trainer.rephrase.prompts import get_instructions
 
     if offer is None:
-        raise JobFailedError("This node has nothing to rephrase with.")
+        raise JobFailedError("This node has no rephrasing back end.")
     if offer.models is not None and order.model not in offer.models:
-        raise JobFailedError(
-            f"This node writes with {', '.join(offer.models)}, and the campaign asks for {order.model}."
-        )
+        models = ", ".join(offer.models)
+        raise JobFailedError(f"This node writes with {models}, and the campaign asks for {order.model}.")
     try:
         merge_thresholds(order.thresholds)
         for style in order.styles:
@@ -69,11 +68,11 @@ def fitting(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOffer:
     return offer
 
 
-def place(job: Job) -> BackendContext:
+def build_backend_context(job: Job) -> BackendContext:
     from trainer.rephrase.backends import BackendContext
 
-    lane = job.place.lane
-    log = job.place.home / f"back-end-{lane.number}.log"  # the volunteer's own: not sent, and still there afterwards
-    log.write_bytes(b"")
-    environment = lane.environment() | {MARK_VARIABLE: build_mark(job.place.home, job.lease)}
-    return BackendContext(log, environment, len(lane.gpus), job.unwanted)
+    slot, home = job.context.slot, job.context.home
+    log_file = home / f"back-end-{slot.number}.log"  # for the volunteer: never uploaded, and kept after the session
+    log_file.write_bytes(b"")
+    environment = slot.build_environment() | {MARK_VARIABLE: build_mark(home, job.lease)}
+    return BackendContext(log_file, environment, len(slot.gpus), job.stop_signal.is_stopping)

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "training with a swarm"
-STATUS_FILE = "status.json"
-STATUS_BYTES = 256_000
 
 
 def run(job: Job) -> JobOutcome:
-    from trainer.node.swarm_status_display import SwarmStatusDisplay
+    from trainer.node.swarm_status_display import STATUS_BYTES, STATUS_FILE, SwarmStatusDisplay
 
     order = job.spec.order
     assert isinstance(order, SeatOrder)
@@ -37,7 +35,8 @@ def run(job: Job) -> JobOutcome:
     senders = (MetricsSender(job.client, job.lease, out, job.stop_signal),)
     title = order.title or f"run {order.run}"
     with SwarmStatusDisplay(title, out, job.log, can_draw=slot.count == 1):
-        process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.worker_main", order, words), senders)
+        spec = build_spec(job, "trainer.swarm.worker_main", order, words)
+        process = job.run_process(get_driver("none"), spec, senders)
     status = read_json_object(out, STATUS_FILE, STATUS_BYTES) or {}
     if process.poll() != 0:
         raise JobFailedError(process.limit_error or f"The seat's process ended with exit code {process.poll()}.")

@@ -40,7 +40,7 @@ def run(job: Job) -> JobOutcome:
         MetricsSender(job.client, job.lease, out, job.stop_signal),
         CheckpointSender(job.client, job.lease, out, job.stop_signal, last_step),
     )
-    process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.lead", order, words), senders)
+    process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.site_run", order, words), senders)
     return read_outcome(process, out)
 
 

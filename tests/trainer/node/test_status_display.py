@@ -1,0 +1,59 @@
+"""The status of a rephrasing session, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from tests.support.rephrasings import GOOD, SOURCE
+from trainer.node import status_display
+from trainer.node.status_display import RephraseStats, StatusDisplay, format_status_line
+
+
+def build_stats() -> RephraseStats:
+    stats = RephraseStats()
+    stats.packets, stats.outputs, stats.accepted, stats.tokens, stats.writing, stats.waiting = 7, 28, 21, 5000, 4, 12
+    stats.refused.update({"copied": 5, "meaning": 2})
+    stats.sample = ("easy", SOURCE, GOOD["easy"])
+    return stats
+
+
+def print_panel(title: str, stats: RephraseStats) -> str:
+    file = io.StringIO()
+    Console(file=file, width=110).print(StatusDisplay(title, stats, print).build_panel())
+    return file.getvalue()
+
+
+def test_panel_shows_counters_reasons_and_a_sample() -> None:
+    text = print_panel("genesis with words-1", build_stats())
+    for words in (
+        "genesis with words-1",
+        "28 handed in, 21 accepted by the site (75.0%)",
+        "4 being written, 12 waiting",
+    ):
+        assert words in text
+    for words in ("Refused 5", status_display.REASONS["copied"], "When on board", "Easy", "I was on a ship."):
+        assert words in text
+
+
+def test_panel_with_markup_in_a_text_shows_it_literally() -> None:
+    stats = build_stats()
+    stats.sample = ("easy", "[red]source[/red]", "[/nothing]")
+    assert "[/nothing]" in print_panel("[bold]", stats)
+
+
+def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_display, "LINE_SECONDS", 0.01)
+    lines: list[str] = []
+    with StatusDisplay("title", build_stats(), lines.append, can_draw=False):
+        while not lines:
+            time.sleep(0.01)
+    assert lines[0].startswith("7 packets handed in, 28 texts, 75% accepted, ")
+
+
+def test_status_before_the_first_submission_has_no_share() -> None:
+    assert format_status_line(RephraseStats()) == "0 packets handed in, 0 texts, 0 tokens/s."
+    assert "(-)" in print_panel("title", RephraseStats())
