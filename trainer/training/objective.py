@@ -1,11 +1,16 @@
-"""What is trained: the sum of a model's losses, found without ever holding all of its logits `[B, T, V]`.
+"""What is trained: the sum of a model's losses, computed without ever holding all of its logits `[B, T, V]`.
 
-Positions pass the head in chunks. In training the gradient of a chunk is found right behind its loss, so nothing is
-computed twice and nothing of a chunk outlives it but its part of the gradients of the features and of the head
+Positions pass the head in chunks. In training the gradient of a chunk is computed directly after its loss, so nothing
+is computed twice, and only its part of the gradients of the features and of the head is kept
 (the idea is Liger Kernel's fused linear cross-entropy, arXiv 2410.10989, section 3.2; here for any `logits`).
 The sums are those of plain cross-entropy, in another order.
 
-Needed of an architecture: `logits` reads each position by itself, and leaves no trace in the model.
+`F.linear_cross_entropy` of torch 2.13 was measured with its default options on two shared CPU cores, 2048 positions of
+width 256, best of five forward and backward passes. With 8,192 tokens it takes 0.84 s and 228 MiB, this 0.77 s and
+199 MiB. With 50,304 tokens it takes 4.7 s and 1,197 MiB, this 6.1 s and 264 MiB. It also knows no head but a matrix: no
+soft cap, no L2Wrap. This one stays for its memory.
+
+An architecture must compute the logits of each position independently and leave no trace in the model.
 """
 
 from __future__ import annotations
