@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.distributed.devices import memory_bytes
+from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.models.base import LanguageModel
 from trainer.training.objective import Objective
 
@@ -48,7 +48,7 @@ def measured(loss: Callable[[], Tensor], device: torch.device) -> dict[str, Any]
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if on_gpu else memory_bytes(device)
+    before = torch.cuda.memory_allocated() if on_gpu else get_peak_memory_bytes(device)
     fastest = float("inf")
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -56,7 +56,7 @@ def measured(loss: Callable[[], Tensor], device: torch.device) -> dict[str, Any]
         if on_gpu:
             torch.cuda.synchronize()
         fastest = min(fastest, time.perf_counter() - started)
-    return {"seconds": fastest, "memory_bytes": memory_bytes(device) - before}
+    return {"seconds": fastest, "memory_bytes": get_peak_memory_bytes(device) - before}
 
 
 def main() -> int:

@@ -20,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from trainer.distributed.devices import memory_bytes, used_bytes
+from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.models import gpt, load_architecture, rwkv5
 from trainer.models.base import LanguageModel
 from trainer.training.objective import Objective
@@ -175,10 +176,10 @@ def row(length: int, way: str) -> dict[str, Any]:
     objective = Objective(transformer(length) if way == "gpt" else tiny(), chunk=chunk, through=through)
     tokens = torch.randint(0, VOCABULARY, (1, length))
     stepper(objective, tokens[:, :64])()  # the libraries' own memory
-    before, started = used_bytes(), time.process_time()
+    before, started = psutil.Process().memory_info().rss, time.process_time()
     stepper(objective, tokens)()
     seconds = time.process_time() - started
-    more = memory_bytes(torch.device("cpu")) - before
+    more = get_peak_memory_bytes(torch.device("cpu")) - before
     return {
         "tokens": length,
         "way": way,
@@ -203,7 +204,13 @@ def generation(tokens: int, points: int = 50) -> dict[str, Any]:
             logits, state = model.step(token, state)
             token = logits.argmax(-1)
         milliseconds = (time.process_time() - started) / (tokens // points) * 1e3
-        found.append({"tokens": (point + 1) * (tokens // points), "ms": milliseconds, "mib": used_bytes() / MIB})
+        found.append(
+            {
+                "tokens": (point + 1) * (tokens // points),
+                "ms": milliseconds,
+                "mib": psutil.Process().memory_info().rss / MIB,
+            }
+        )
     assert state is not None
     size = sum(each.nbytes for block in state for each in (block.time_shift, block.channel_shift, block.heads))
     return {"state_bytes": size, "points": found}

@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
         config = parse_config(argv)
         with StopRequest() as stop:
             if config.devices > 1 and not launch.is_launched():
-                return launch.processes(argv, config, stop)
-            return run_training(config, Console(stderr=True, quiet=not launch.is_first()), stop)
+                return launch.launch_processes(argv, config.devices, config.out)
+            return run_training(config, Console(stderr=True, quiet=not launch.is_first_process()), stop)
     except UserError as error:
         return report_error(errors.to_one_line(error), errors.ExitCode.USER_ERROR)
     except KeyboardInterrupt:
@@ -103,7 +103,7 @@ def report_failure(config: TrainConfig, error: Exception) -> int:
 
 def report_error(reason: str, code: int) -> int:
     """Print one line, or leave that to the process that started this one; return the exit code."""
-    return code if launch.report(reason, code) else errors.print_error("dailytrain train", reason, code)
+    return code if launch.report_to_launcher(reason) else errors.print_error("dailytrain train", reason, code)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.swarm.link import Links, Shape
 from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.ops.heap import keep_freed_memory
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.heap import keep_freed
 from trainer.swarm.local_swarm import LocalSwarm
 from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import build_model
@@ -77,7 +77,7 @@ def costs(few: float, many: float) -> dict[str, float]:
 def alone(config: SwarmConfig, dataset: Path) -> float:
     """Return one process's seconds for a step."""
     torch.set_num_threads(1)
-    keep_freed()  # as workers do
+    keep_freed_memory(single_arena=True)  # as workers do
     reference = SingleProcessRun(config, Batches(Dataset.open(dataset), config))
     took = []
     for _ in range(3):

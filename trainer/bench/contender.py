@@ -26,7 +26,7 @@ from trainer.accounting import flops
 from trainer.bench.peers import PEER_BUILDERS
 from trainer.bench.spec import ContenderSpec, Shape
 from trainer.config.resolve import ResolvedConfig
-from trainer.distributed.devices import memory_bytes
+from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
@@ -90,7 +90,7 @@ def build_peer(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module
 
 def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module, StepFunction]:
     """Build an architecture with its recipe, trained by `trainer.training.loop.train_step` on random tokens."""
-    from trainer.distributed.devices import make_fabric
+    from trainer.distributed.devices import build_fabric
     from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.setup import prepare_objective
@@ -98,7 +98,7 @@ def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module,
     resolved = build_resolved_config(spec)
     module = load_architecture(spec.name)
     config = build_model_config(module, spec.shape)
-    fabric = make_fabric(resolved, None)
+    fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, None)
     raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
     objective, resolved = prepare_objective(raw_model, recipe, resolved, batches[0][0], is_micro_batch_open=False)
@@ -159,7 +159,7 @@ class ContenderWorker:
         torch.manual_seed(0)
         self.spec, self.device = spec, torch.device(shape.device)
         import_libraries(spec)
-        self.initial_memory = memory_bytes(self.device)
+        self.initial_memory = get_peak_memory_bytes(self.device)
         rows = torch.randint(0, shape.vocabulary_size, (BATCHES, shape.batch, shape.sequence_length + 1))
         batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
         if self.device.type == "cuda":
@@ -208,7 +208,7 @@ class ContenderWorker:
         the peak FLOP/s for MFU."""
         counted = self.model if isinstance(self.model, LanguageModel) else PeerModel(self.model)
         return {
-            "memory_bytes": memory_bytes(self.device) - self.initial_memory,
+            "memory_bytes": get_peak_memory_bytes(self.device) - self.initial_memory,
             "flops_per_token": flops.count_flops(counted, self.row).per_token,
             "peak": precision.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }

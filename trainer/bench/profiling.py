@@ -17,7 +17,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainer.distributed.devices import memory_bytes
+from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.training.loop import run_step
 from trainer.training.run import Run
 
@@ -85,7 +85,7 @@ def profile_run(run: Run, steps: int, trace: Path) -> dict[str, Any]:
     timer.is_running = True
     timed_wall = time_steps(run, steps)
     timer.is_running = False
-    memory = memory_bytes(run.fabric.device)
+    memory = get_peak_memory_bytes(run.fabric.device)
     with profile(activities=list_activities(run.fabric.device), acc_events=True) as profiler:
         time_steps(run, steps)
     profiler.export_chrome_trace(str(trace))

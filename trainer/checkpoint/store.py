@@ -28,7 +28,13 @@ from safetensors.torch import save_file as save_weights
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.distributed.sharding import fill_optimizer, fill_weights, is_part, optimizer_state, whole
+from trainer.distributed.sharding import (
+    gather_tensor,
+    get_full_optimizer_state,
+    is_sharded,
+    load_full_optimizer_state,
+    load_full_weights,
+)
 from trainer.errors import UserError
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
@@ -85,13 +91,13 @@ def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
             continue
         first[id(tensor)] = name
         weights[name] = copied(tensor)
-    return Snapshot(weights, other_names, [copied(optimizer_state(optimizer)) for optimizer in optimizers])
+    return Snapshot(weights, other_names, [copied(get_full_optimizer_state(optimizer)) for optimizer in optimizers])
 
 
 def copied(content: Any) -> Any:
     """Return a copy in main memory of a tensor, or of all tensors in dicts and lists."""
     if isinstance(content, Tensor):
-        return whole(content).detach().to("cpu", copy=True).contiguous()
+        return gather_tensor(content).detach().to("cpu", copy=True).contiguous()
     if isinstance(content, dict):
         return {name: copied(value) for name, value in content.items()}
     if isinstance(content, list):
@@ -173,14 +179,14 @@ def verified(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
 def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Put a verified checkpoint's weights and momenta back where `save` took them from and return its state."""
     state = verified(folder)
-    if any(is_part(tensor) for tensor in model.parameters()):
+    if any(is_sharded(tensor) for tensor in model.parameters()):
         fill_parts(folder, model)
     else:
         fill(folder, model)
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for optimizer, mine in zip(optimizers, saved, strict=True):
-            fill_optimizer(optimizer, mine)
+            load_full_optimizer_state(optimizer, mine)
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{folder / 'optimizer.pt'} does not fit this run's optimizers: start again in an empty folder"
@@ -191,7 +197,7 @@ def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
 def fill_parts(folder: Path, model: nn.Module) -> None:
     """Load a checkpoint's weights into a model that is cut over processes; each takes its part."""
     try:
-        fill_weights(model, load_file(folder / "model.safetensors"))
+        load_full_weights(model, load_file(folder / "model.safetensors"))
     except (RuntimeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
 

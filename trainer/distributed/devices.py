@@ -1,105 +1,82 @@
-"""Where a run computes: the device, Fabric in front of it, and its memory."""
+"""The devices of a run, Fabric on them, and memory in use and available."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import psutil
 import torch
 
-from trainer.config.resolve import ResolvedConfig, count_cores
-from trainer.config.train_config import ConfigError, TrainConfig
-from trainer.training.metrics import MetricsLogger
+from trainer.errors import UserError
+from trainer.ops.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
-
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Names of settings in glibc's malloc.h."""
+    from lightning.fabric.loggers import Logger
 
 
-def pick_device(config: TrainConfig) -> Literal["cpu", "cuda"]:
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+class DeviceError(UserError):
+    """The requested devices do not exist here."""
+
+
+def select_device(requested: str, devices: int) -> Literal["cpu", "cuda"]:
+    """Return the kind of device for `auto`, `cpu` or `cuda`. Raises `DeviceError` if there are too few GPUs."""
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no GPU here; --device cpu trains without one")
-    if config.devices > torch.cuda.device_count():
-        raise ConfigError(f"devices {config.devices}: torch finds {torch.cuda.device_count()} here")
+        raise DeviceError("device cuda: torch finds no GPU here; --device cpu trains without one")
+    if devices > torch.cuda.device_count():
+        raise DeviceError(f"devices {devices}: torch finds {torch.cuda.device_count()} here")
     return "cuda"
 
 
-def set_threads(config: TrainConfig) -> None:
-    """Several processes on one CPU share its cores."""
-    torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
-
-
-def make_fabric(resolved: ResolvedConfig, logger: MetricsLogger | None) -> Fabric:
-    """Return Fabric, for this process's device. Its import takes some seconds, which bad input should not wait for."""
-    if resolved.device == "cpu":
-        keep_memory()
-    torch.set_float32_matmul_precision("high")  # TF32 where a GPU has it; changes nothing on a CPU
+def build_fabric(device: str, devices: int, strategy: str, precision: str, logger: Logger | None) -> Fabric:
+    """Return Fabric, launched for this process's device. Its import takes some seconds: check the input first."""
+    if device == "cpu":
+        keep_freed_memory()
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it; no effect on a CPU
     from lightning.fabric import Fabric
 
-    from trainer.distributed.strategies import strategy
+    from trainer.distributed.strategies import build_strategy
 
     for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # what it has to say, run.json says
+        logging.getLogger(name).setLevel(logging.WARNING)  # run.json has what they report
 
     fabric = Fabric(
-        accelerator=resolved.device,
-        devices=resolved.devices,
-        strategy=strategy(resolved),
-        precision="32-true" if resolved.precision == "fp32" else "bf16-mixed",
+        accelerator=device,
+        devices=devices,
+        strategy=build_strategy(strategy, devices),
+        precision="32-true" if precision == "fp32" else "bf16-mixed",
         loggers=logger,
     )
     fabric.launch()
     return fabric
 
 
-def keep_memory() -> None:
-    """Have glibc keep the memory of large tensors for the next step instead of returning it to the kernel each time.
-
-    Getting it back, zeroed page by page, took a fifth of a small model's CPU time (measured at depth 4). The process
-    keeps to its end what its largest step needs.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(MMAP_MAX, 0)
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: of the GPU, or of this process."""
+def get_peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak memory use: of the GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def free_bytes() -> int | None:
-    """Return the main memory that this process may still take: the machine's, or what its limits leave; None: unknown.
+def get_free_memory_bytes() -> int:
+    """Return the main memory that this process can still use: the machine's, or what its limits leave.
 
     Not covered: other processes in the same control group.
     """
-    machine, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-    found = []
-    if machine.exists():
-        rows = dict(line.split(":") for line in machine.read_text().splitlines())
-        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
-    if group.exists() and (most := group.read_text().strip()).isdigit():
-        found.append(int(most) - used_bytes())
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(limit)
+    used = psutil.Process().memory_info()
+    free = [psutil.virtual_memory().available]
+    control_group = Path("/sys/fs/cgroup/memory.max")
+    if control_group.exists() and (limit := control_group.read_text().strip()).isdigit():
+        free.append(int(limit) - used.rss)
+    for kind, taken in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.rss)):
+        soft, _ = resource.getrlimit(kind)
         if soft != resource.RLIM_INFINITY:
-            found.append(soft - used_bytes(virtual=limit == resource.RLIMIT_AS))
-    return min(found, default=None)
-
-
-def used_bytes(virtual: bool = False) -> int:
-    pages = Path("/proc/self/statm").read_text().split()
-    return int(pages[0 if virtual else 1]) * os.sysconf("SC_PAGE_SIZE")
+            free.append(soft - taken)
+    return min(free)

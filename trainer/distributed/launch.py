@@ -1,128 +1,116 @@
-"""Several processes on one machine, one for each device: started together, watched, ended together.
+"""Start one training process per device on one machine, stop them together, and report why they ended.
 
-The command's own process starts them and computes nothing. A signal to it is passed on; where one process ends before
-its time, by itself or killed, the others are ended too, and one sentence says why. Nothing is lost but the steps since
-the last checkpoint: the same command goes on from there.
+torch's elastic multiprocessing, the part of torchrun that runs processes, starts and watches them. torchrun itself does
+not fit: it has one timeout for a requested stop, which needs minutes to write a checkpoint, and for the remaining
+processes when one is lost, which must end soon. Its rendezvous is not needed on one machine.
+
+The launching process computes nothing. It passes signals on. Nothing is lost but the steps since the last checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer import errors
-from trainer.config.train_config import TrainConfig
-from trainer.training.interruption import StopRequest
+from trainer.errors import ExitCode, print_error, write_failure
 
-REPORT = "DAILYTRAIN_REPORT"
-"""Environment variable: the file where a process says how it ended, for the one that started it."""
-LOOK_SECONDS = 0.1
-GRACE_SECONDS = 5.0
-"""For the others to notice that one has ended, and to say what they know."""
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import PContext
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable of torch: the file in which a process reports its failure."""
+POLL_SECONDS = 0.1
+STOP_SECONDS = 3600
+"""For all processes to write a checkpoint after a signal. The node that sent it kills them sooner."""
 
 
 def is_launched() -> bool:
-    """Is this one of several processes, started here or by torchrun?"""
+    """Return whether this is one of several processes, started here or by torchrun."""
     return "LOCAL_RANK" in os.environ
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def report(sentence: str, code: int) -> bool:
-    """Tell the process that started this one how it ends; False if there is none, and people are to be told."""
-    if REPORT not in os.environ:
+def report_to_launcher(message: str) -> bool:
+    """Report this process's failure in torch's format. Return False if no process launched this one."""
+    if ERROR_FILE not in os.environ:
         return False
-    Path(os.environ[REPORT]).write_text(json.dumps({"sentence": sentence, "code": code}))
+    if message:
+        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "timestamp": int(time.time())}))
     return True
 
 
-def processes(argv: Sequence[str], config: TrainConfig, interruption: StopRequest) -> int:
-    """Train in `config.devices` processes; return the exit code, with the sentence on standard error."""
-    interruption.is_graceful = True
+def launch_processes(argv: Sequence[str], devices: int, run_folder: Path) -> int:
+    """Run `python -m trainer.train` with these arguments once per device. Return the exit code and print the reason."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # one line is enough
+    flags = [flag for flag, is_set in (("-s", sys.flags.no_user_site), ("-P", sys.flags.safe_path)) if is_set]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_port(), "NODE_RANK": "0"}
     with tempfile.TemporaryDirectory(prefix="dailytrain-") as folder:
-        running = start(argv, config.devices, Path(folder))
-        try:
-            first = watch(running, interruption)
-        finally:
-            end(running)
-        codes = [process.returncode for process in running]
-        if not any(codes):
-            return errors.ExitCode.OK
-        sentence, code = explanation(first, codes, [told(Path(folder) / str(rank)) for rank in range(len(codes))])
-    cause = {errors.ExitCode.MODEL_ERROR: "model", errors.ExitCode.INFRASTRUCTURE: "infrastructure"}.get(code)
-    if cause is not None:
-        errors.write_failure(config.out, cause, sentence)
-    if sentence:
-        sys.stderr.write(f"dailytrain train: {sentence}\n")
-    return code
-
-
-def start(argv: Sequence[str], devices: int, folder: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
-    command = [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", "trainer.train", *argv]
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **address, "LOCAL_RANK": str(rank), REPORT: str(folder / str(rank))},
-            # A signal from the terminal reaches this process alone, which passes it on.
-            start_new_session=True,
+        processes = start_processes(
+            "train",
+            sys.executable,
+            args=dict.fromkeys(range(devices), (*flags, "-m", "trainer.train", *argv)),
+            envs={rank: {**address, "LOCAL_RANK": str(rank)} for rank in range(devices)},
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        for rank in range(devices)
-    ]
+        failures = wait_for_processes(processes)
+        if not failures:
+            return ExitCode.OK
+        reason, code = explain_failures(failures, devices)
+    if code in (ExitCode.MODEL_ERROR, ExitCode.INFRASTRUCTURE):
+        write_failure(run_folder, "model" if code == ExitCode.MODEL_ERROR else "infrastructure", reason)
+    return print_error("dailytrain train", reason, code) if reason else code
 
 
-def watch(running: Sequence[subprocess.Popen[bytes]], interruption: StopRequest) -> int:
-    """Return when all have ended, or one before its time and the others had `GRACE_SECONDS`: the rank of that one."""
-    asked, first, deadline = False, 0, None
-    while any(process.poll() is None for process in running):
-        if interruption.is_requested and not asked:
-            asked = True
-            for process in running:
-                process.send_signal(signal.SIGTERM)
-        broken = [rank for rank, process in enumerate(running) if process.poll()]
-        if deadline is None and broken:
-            first, deadline = broken[0], time.monotonic() + GRACE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            break
-        time.sleep(LOOK_SECONDS)
-    return first
+def find_free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
-def end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+def wait_for_processes(processes: PContext) -> Mapping[int, ProcessFailure]:
+    """Return the failures once all processes have ended. A first signal lets them save; a second one kills them."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    try:
+        try:
+            result = processes.wait(period=POLL_SECONDS)
+        except SignalException as stop:
+            processes.close(stop.sigval, timeout=STOP_SECONDS)
+            result = processes.wait(0)
+    except SignalException as again:
+        raise KeyboardInterrupt from again
+    finally:
+        processes.close(signal.SIGKILL)
+    assert result is not None
+    return result.failures
 
 
-def told(file: Path) -> tuple[str, int]:
-    with suppress(OSError, ValueError, KeyError):
-        content = json.loads(file.read_text())
-        return content["sentence"], content["code"]
-    return "", 0
-
-
-def explanation(first: int, codes: Sequence[int], reports: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """Return the sentence and the exit code for all: what the processes said, else what became of the first to end."""
-    for wanted in (errors.ExitCode.USER_ERROR, errors.ExitCode.MODEL_ERROR, errors.ExitCode.INFRASTRUCTURE):
-        for sentence, code in reports:
-            if sentence and code == wanted:
-                return sentence, code
-    if codes[first] == errors.ExitCode.INTERRUPTED:
-        return "", errors.ExitCode.INTERRUPTED
-    how = f"was killed by signal {-codes[first]}" if codes[first] < 0 else f"ended with exit code {codes[first]}"
-    sentence = f"Process {first + 1} of {len(codes)} {how}: the same command goes on from the last checkpoint."
-    return sentence, errors.ExitCode.INFRASTRUCTURE
+def explain_failures(failures: Mapping[int, ProcessFailure], count: int) -> tuple[str, int]:
+    """Return the reason and the exit code for all: what a process reported, else how the first one ended."""
+    reported = [failure for failure in failures.values() if Path(failure.error_file).is_file()]
+    for code in (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR, ExitCode.INFRASTRUCTURE):
+        for failure in reported:
+            if failure.exitcode == code:
+                return failure.message, code
+    # A process that lost another one ends with 1, and the remaining ones get SIGTERM: neither is the cause.
+    first = min(failures.values(), key=lambda failure: (failure.exitcode in (1, -signal.SIGTERM), failure.timestamp))
+    if first.exitcode == ExitCode.INTERRUPTED:
+        return "", ExitCode.INTERRUPTED
+    how = f"was killed by signal {-first.exitcode}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
+    reason = f"Process {first.local_rank + 1} of {count} {how}: the same command goes on from the last checkpoint."
+    return reason, ExitCode.INFRASTRUCTURE

@@ -1,6 +1,6 @@
-"""Tensors of which each process holds a part (torch's DTensor, made by FSDP2): whole again, in parts again.
+"""Sharded tensors (torch's DTensor, from FSDP2): gather them, and shard whole tensors again.
 
-Everything here leaves other tensors as they are. What gathers must be asked by all processes together.
+All functions return other tensors unchanged. All processes must call the gathering ones together.
 """
 
 from __future__ import annotations
@@ -21,86 +21,86 @@ if TYPE_CHECKING:
 Objective = TypeVar("Objective", bound=nn.Module)
 
 
-def is_part(tensor: Tensor) -> bool:
-    # Asked this way since the class takes long to import.
+def is_sharded(tensor: Tensor) -> bool:
+    # Not isinstance: importing DTensor takes long.
     return hasattr(tensor, "device_mesh")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Gather all of a tensor."""
-    return tensor.full_tensor() if is_part(tensor) else tensor
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return the whole tensor."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a tensor that every process has whole, cut as another of its shape is."""
-    if not is_part(like) or is_part(tensor) or tensor.shape != like.shape:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this process's shard of a tensor that every process has whole, sharded like `like`."""
+    if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    # Every process has the whole: none has to be sent.
+    # Every process has the whole tensor, so nothing is sent.
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def shard(objective: Objective, mesh: DeviceMesh, again: bool = True) -> Objective:
-    """Cut every weight along its first dimension; a model's blocks are gathered one by one, the rest together.
+def shard_model(objective: Objective, mesh: DeviceMesh, reshard_after_forward: bool = True) -> Objective:
+    """Shard every weight along its first dimension. Blocks are gathered one by one, other weights together.
 
-    `again`: a block's weights are let go after its forward pass and gathered again for the way back.
+    `reshard_after_forward`: free a block's gathered weights after its forward pass and gather them again backward.
     """
     from torch.distributed.fsdp import fully_shard
 
     scalar = next((name for name, weight in objective.model.named_parameters() if weight.ndim == 0), None)
     if scalar is not None:
-        raise ModelError(f"fsdp cannot cut {scalar}, which has no dimension: give it the shape (1,).")
+        raise ModelError(f"fsdp cannot shard {scalar}, which has no dimension: give it the shape (1,).")
     for block in objective.model.repeated_blocks():
-        fully_shard(block, mesh=mesh["data_parallel"], reshard_after_forward=again)
+        fully_shard(block, mesh=mesh["data_parallel"], reshard_after_forward=reshard_after_forward)
     fully_shard(objective, mesh=mesh["data_parallel"])
     return objective
 
 
 @contextmanager
-def gathered(objective: nn.Module) -> Iterator[None]:
-    """In here the objective's model may be called itself, by all processes together."""
-    sharded = hasattr(objective, "unshard")
-    if sharded:
+def gather_weights(objective: nn.Module) -> Iterator[None]:
+    """Context manager in which all processes together may call the objective's model directly."""
+    is_fsdp = hasattr(objective, "unshard")
+    if is_fsdp:
         objective.unshard()
     try:
         yield
     finally:
-        if sharded:
+        if is_fsdp:
             objective.reshard()
 
 
-def fill_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put whole weights into a model that is cut. Raises RuntimeError if they are not its own."""
-    mine = model.state_dict(keep_vars=True)
-    named = {id(tensor): name for name, tensor in mine.items()}  # of names for one tensor any will do
-    if not weights.keys() <= mine.keys() or {id(mine[name]) for name in weights} != named.keys():
+def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load whole weights into a sharded model. Raises RuntimeError for other names or shapes."""
+    own = model.state_dict(keep_vars=True)
+    # A shared tensor has several names, of which one is enough.
+    if not weights.keys() <= own.keys() or {id(own[name]) for name in weights} != {id(t) for t in own.values()}:
         raise RuntimeError("other names")
     with torch.no_grad():
         for name, tensor in weights.items():
-            if tensor.shape != mine[name].shape:
+            if tensor.shape != own[name].shape:
                 raise RuntimeError(f"another shape of {name}")
-            mine[name].copy_(part_of(tensor, mine[name]))
+            own[name].copy_(shard_like(tensor, own[name]))
 
 
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's `state_dict` of whole tensors."""
+def get_full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's `state_dict` with whole tensors."""
     content = optimizer.state_dict()
     state = {
-        number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in mine.items()}
-        for number, mine in content["state"].items()
+        number: {name: gather_tensor(value) if isinstance(value, Tensor) else value for name, value in own.items()}
+        for number, own in content["state"].items()
     }
     return {**content, "state": state}
 
 
-def fill_optimizer(optimizer: Optimizer, content: dict[str, Any]) -> None:
-    """Load a `state_dict` of whole tensors into an optimizer whose parameters may be cut."""
+def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> None:
+    """Load a `state_dict` of whole tensors into an optimizer whose parameters may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         number: {
-            name: part_of(value, parameters[number]) if isinstance(value, Tensor) else value
-            for name, value in mine.items()
+            name: shard_like(value, parameters[number]) if isinstance(value, Tensor) else value
+            for name, value in own.items()
         }
-        for number, mine in content["state"].items()
+        for number, own in content["state"].items()
     }
     optimizer.load_state_dict({**content, "state": state})

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.distributed.sharding import part_of, whole
+from trainer.distributed.sharding import gather_tensor, shard_like
 
 Coefficients = Sequence[tuple[float, float, float]]
 
@@ -180,7 +180,7 @@ class Muon(Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         # Nesterov: look one step ahead along the momentum.
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        stack = torch.stack([whole(each) for each in ahead])
+        stack = torch.stack([gather_tensor(each) for each in ahead])
         precision = self.precision or units(stack.device.type)
         directions = orthogonalised(stack.flatten(0, -3), self.coefficients, precision)
         if group["normalised"]:
@@ -191,7 +191,7 @@ class Muon(Optimizer):
             directions = evened(directions, variances.flatten(0, -3), group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))
         unstacked = directions.view(stack.shape).unbind()
-        return [part_of(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
+        return [shard_like(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
 
     def kept(self, parameter: Tensor, name: str, like: Tensor) -> Tensor:
         """Return what the state keeps for a parameter under this name, zeros before the first step."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from trainer.distributed.devices import free_bytes
+from trainer.distributed.devices import get_free_memory_bytes
 from trainer.swarm.stage import Stage
 from trainer.training.micro_batch import MEMORY_SHARE, measure_saved_bytes
 
@@ -60,7 +60,7 @@ def count_slots(stage: Stage, free: int | None = None) -> int:
 
 def get_free_bytes(device: torch.device) -> int | None:
     """Return the free bytes of a device; None if unknown."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else get_free_memory_bytes()
 
 
 def limit_in_flight(slots: Mapping[int, Iterable[int]], wanted: int) -> int:

@@ -23,12 +23,12 @@ from typing import Any
 
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.errors import UserError
+from trainer.ops.heap import keep_freed_memory
 from trainer.protocol import SeatOrder
 from trainer.swarm import messages
 from trainer.swarm.coordinator_main import add_network_arguments
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import PeerUnreachableError
-from trainer.swarm.heap import keep_freed
 from trainer.swarm.transport import PEER_SUFFIX, Transport
 from trainer.swarm.worker import Worker
 
@@ -129,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, worker_type: type[Worker] = Worker) -> int:
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    keep_freed()
+    keep_freed_memory(single_arena=True)
     try:
         print(asyncio.run(run_worker(args, worker_type)))  # noqa: T201
     except (UserError, OSError, PeerUnreachableError) as error:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
-from trainer.distributed.sharding import gathered
+from trainer.distributed.sharding import gather_weights
 from trainer.errors import ModelError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, continuation
 from trainer.training.metrics import MetricsWriter
@@ -52,7 +52,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
 
 
 def generate_sample(run: Run, prompt: str) -> str:
-    with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gathered(run.objective):
+    with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gather_weights(run.objective):
         return continuation(
             run.raw_model,
             run.dataset.tokenizer,

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
-from trainer.distributed.devices import memory_bytes
-from trainer.distributed.strategies import agree, gradient_norm
+from trainer.distributed.devices import get_peak_memory_bytes
+from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
 from trainer.errors import ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
 from trainer.training.activation_checkpointing import disable_activation_checkpointing
@@ -56,7 +56,9 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             seconds = time.perf_counter() - started
             is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved)
             # What decides must be the same on all devices.
-            loss, seconds, must_stop, is_due = agree(run.fabric, (loss, seconds, stop.is_requested, is_due))
+            loss, seconds, must_stop, is_due = average_across_processes(
+                run.fabric, (loss, seconds, stop.is_requested, is_due)
+            )
             charge_step(run, loss, seconds)
             if run.integrity.is_check_due(before, run.fraction):
                 recheck_integrity(run)
@@ -118,7 +120,7 @@ def train_step(
     """
     total = accumulate_gradients(fabric, model, batch, micro_batch)
     parameters = list(model.parameters())
-    norm = gradient_norm(parameters)
+    norm = compute_gradient_norm(parameters)
     if norm is None:
         raise ModelError("No parameter of the model gets a gradient.")
     # One wait for the device a step: the loss is needed to stop a run that diverged.
@@ -139,7 +141,7 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
     with gradients, then gives the mean over all learned targets of the step.
     """
     inputs, targets = batch
-    learned = max(1.0, agree(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
+    learned = max(1.0, average_across_processes(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
     total = torch.zeros((), device=fabric.device)
     for start in range(0, len(inputs), micro_batch):
         rows = slice(start, start + micro_batch)
@@ -233,7 +235,7 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
         gradient_norm=norm,
         tokens_per_second=speed,
         mfu=speed * run.flops_per_token / peak if peak else None,
-        memory_bytes=memory_bytes(run.fabric.device),
+        memory_bytes=get_peak_memory_bytes(run.fabric.device),
         spikes=run.spike_filter.skipped,
     )
     progress.update(run.usage.steps, run.fraction, loss, speed)

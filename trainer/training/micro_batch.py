@@ -16,8 +16,8 @@ from rich.console import Console
 from torch import Tensor
 
 from trainer.config.resolve import find_largest_divisor
-from trainer.distributed.devices import free_bytes
-from trainer.distributed.strategies import agree
+from trainer.distributed.devices import get_free_memory_bytes
+from trainer.distributed.strategies import average_across_processes
 from trainer.errors import ModelError, attribute_to_model, is_out_of_memory
 from trainer.training import compilation
 from trainer.training.checkpointing import write_run_json
@@ -61,9 +61,7 @@ def measure_saved_bytes(compute: Callable[[], Tensor], known: Iterable[Tensor]) 
 
 def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
     """Return how many of `rows` to pass at once: a divisor of them."""
-    free = free_bytes()
-    if free is None:
-        return rows
+    free = get_free_memory_bytes()
     # Gradients and momenta are still to come, each as large as the weights.
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
@@ -113,7 +111,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
         fits = not (is_searching and run.resolved.micro_batch > 1 and is_out_of_memory(failure.__cause__))
         if fits:
             raise
-    fits = agree(run.fabric, [fits]) == [1]
+    fits = average_across_processes(run.fabric, [fits]) == [1]
     if not fits:
         # Outside of the handler, whose traceback keeps references to the tensors.
         run.raw_model.zero_grad(set_to_none=True)

@@ -20,13 +20,13 @@ from trainer.checkpoint.base_weights import (
     get_inherited_fields,
 )
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, resolve_config
+from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, count_cores, resolve_config
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import PrefetchLoader, build_loader
 from trainer.data.tokenizer import Tokenizer
-from trainer.distributed.devices import make_fabric, pick_device, set_threads
+from trainer.distributed.devices import build_fabric, select_device
 from trainer.errors import ModelError, attribute_to_model
 from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.EntryIntegrity) -> Run:
     """Return the run, ready to train, where an earlier process stopped. Raise `UserError` for bad input."""
-    device = pick_device(config)
-    set_threads(config)
+    device = select_device(config.device, config.devices)
+    torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
     compilation.set_cache_folder()
     before = read_saved_identity(config.out).get("train", {})
     resolved = resolve_config(config, device, decide_machine_fields(config, device, before))
@@ -68,7 +68,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
     shape = get_inherited_fields(base, config.arch)
     model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
-    fabric = make_fabric(resolved, logger)
+    fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
     built = build_model(module, config, model_config, base, dataset.tokenizer)
     if resolved.chunk and built.model.bounded:

@@ -178,6 +178,6 @@ def test_dataset_verification_is_split_over_processes(
 ) -> None:
     shares = []
     monkeypatch.setattr(Dataset, "verify", lambda dataset, splits, rank=0, ranks=1: shares.append((rank, ranks)))
-    monkeypatch.setattr(setup, "make_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
+    monkeypatch.setattr(setup, "build_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
     assert train(tmp_path, "--budget", "2steps") == 1, "the stand-in for Fabric has no device"
     assert shares == [(1, 2)]

@@ -1,0 +1,105 @@
+"""One command starts a process per device, stops all of them and reports one reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from tests.support.tiny import TINY
+from trainer.checkpoint import store
+from trainer.distributed.launch import ERROR_FILE, explain_failures, report_to_launcher
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@contextmanager
+def start_run(dataset: Path, out: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["--dataset", dataset, "--out", out, "--budget", "100000steps", "--checkpoint-every", "5steps"]
+    command = [sys.executable, "-m", "trainer.train", *map(str, words), "--devices", "2", *TINY, *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield process
+    finally:
+        for each in (*psutil.Process(process.pid).children(), process) if process.poll() is None else ():
+            each.kill()
+
+
+def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path) -> None:
+    deadline = time.monotonic() + 300
+    while store.latest(out) is None:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def find_worker(parent: int, rank: int) -> int:
+    return next(c.pid for c in psutil.Process(parent).children() if c.environ().get("LOCAL_RANK") == str(rank))
+
+
+def test_killed_process_ends_run_with_one_line(dataset_folder: Path, tmp_path: Path) -> None:
+    with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
+        wait_for_checkpoint(process, tmp_path)
+        os.kill(find_worker(process.pid, 1), signal.SIGKILL)
+        errors = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 1
+    reason = "Process 2 of 2 was killed by signal 9: the same command goes on from the last checkpoint."
+    assert [line for line in errors.splitlines() if "dailytrain train:" in line] == [f"dailytrain train: {reason}"]
+    assert "Traceback" not in errors
+    assert "elastic" not in errors
+    assert json.loads((tmp_path / "failure.json").read_text()) == {"cause": "infrastructure", "reason": reason}
+
+
+def test_signal_to_launcher_saves_checkpoint_and_exits_130(dataset_folder: Path, tmp_path: Path) -> None:
+    with start_run(dataset_folder, tmp_path, "--train.compile", "false") as process:
+        wait_for_checkpoint(process, tmp_path)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 130
+    assert "is kept, the same command goes on from there" in errors
+    assert not (tmp_path / "failure.json").exists()
+    assert "dailytrain train:" not in errors
+
+
+def build_failure(rank: int, exit_code: int, folder: Path, reason: str = "") -> ProcessFailure:
+    file = folder / f"{rank}.json"
+    if reason:
+        file.write_text(json.dumps({"message": reason, "timestamp": 0}))
+    return ProcessFailure(local_rank=rank, pid=1000 + rank, exitcode=exit_code, error_file=str(file))
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        ([(1, ""), (3, "The loss is NaN.")], ("The loss is NaN.", 3)),
+        ([(3, "The loss is NaN."), (2, "there is no such file")], ("there is no such file", 2)),
+        ([(1, "The disk is full."), (-15, "")], ("The disk is full.", 1)),
+        ([(130, ""), (130, "interrupted")], ("", 130)),
+        ([(1, ""), (-9, "")], ("Process 2 of 2 was killed by signal 9", 1)),
+        ([(-15, ""), (139, "")], ("Process 2 of 2 ended with exit code 139", 1)),
+    ],
+)
+def test_explain_failures_names_the_cause(
+    ended: list[tuple[int, str]], expected: tuple[str, int], tmp_path: Path
+) -> None:
+    failures = {rank: build_failure(rank, code, tmp_path, reason) for rank, (code, reason) in enumerate(ended)}
+    reason, code = explain_failures(failures, len(ended))
+    assert (reason.partition(":")[0], code) == expected
+
+
+def test_report_to_launcher_without_launcher_returns_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)
+    assert not report_to_launcher("The disk is full.")
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "0.json"))
+    assert report_to_launcher("The disk is full.")
+    assert build_failure(0, 1, tmp_path).message == "The disk is full."
