@@ -24,7 +24,6 @@ campaign of the dataset swarm has published, and others.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any, Literal
 from trainer.accounting.budget import Budget
 from trainer.data.sizes import parse_size
 from trainer.errors import UserError
+from trainer.optim.lora_args import LoraArgs
 
 DEFAULT_CORPUS = "python-library"
 DEFAULT_TOKENIZER = "bpe:8192"
@@ -111,26 +111,6 @@ class TrainArgs:
             raise ConfigError(f"train.chunk goes with one device or with ddp, not with train.strategy {self.strategy}")
         if self.batch and self.micro_batch and self.batch % self.micro_batch:
             raise ConfigError(f"train.micro_batch {self.micro_batch} must divide train.batch {self.batch}")
-
-
-@dataclass(frozen=True)
-class LoraArgs:
-    """Adapters in place of all weights, see `trainer.optim.lora`."""
-
-    rank: int = 0
-    """Rows of each adapter's smaller matrix; 0 trains all weights. 8 is usual."""
-    alpha: float = 16.0
-    """An adapter's product counts alpha / rank times."""
-    targets: str = ""
-    """Which matrices: shell patterns over their names, commas between them. Computed: all but embedding and head."""
-    vectors: bool = False
-    """Whether vectors are trained, too: norms, gains, biases."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 0 or not 0 < self.alpha < math.inf:
-            raise ConfigError(f"lora.rank cannot be {self.rank}, nor lora.alpha {self.alpha}")
-        if not self.rank and (self.targets or self.vectors):
-            raise ConfigError("lora.targets and lora.vectors need a lora.rank")
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config.train_config import LoraArgs
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
+from trainer.optim.lora_args import LoraArgs
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.checkpoint import store
-from trainer.config.train_config import LoraArgs
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
+from trainer.optim.lora_args import LoraArgs
 
 Train = Callable[..., int]
 FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budget", "10steps")
