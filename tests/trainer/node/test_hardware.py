@@ -54,7 +54,7 @@ def two(
 # --- what it is ------------------------------------------------------------------------------------------------------
 
 
-def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
+def test_detect_hardware_by_nvml_and_smi_agrees(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
     found = detect_hardware(tmp_path, ("bubblewrap",), two[0], bytes_per_second=2e6)
     assert found.gpu_details == tuple(
         Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
@@ -65,7 +65,7 @@ def test_both_ways_tell_the_same_of_the_same_machine(two: tuple[GpuReader, list[
     assert {"3090", "2x3090", "2x24gb"} <= set(found.found_labels)
 
 
-def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) -> None:
+def test_read_gpus_returns_current_values(two: tuple[GpuReader, list[Card]]) -> None:
     reader, cards = two
     cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
     cards[1].reasons = HEAT | POWER_CAP
@@ -75,17 +75,17 @@ def test_how_they_are_is_read_anew_each_time(two: tuple[GpuReader, list[Card]]) 
     assert (second.throttled, second.processes) == (True, frozenset({4711}))
 
 
-def test_what_the_driver_does_not_tell_is_not_invented(two: tuple[GpuReader, list[Card]]) -> None:
+def test_read_gpus_with_a_missing_temperature_returns_none(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].temperature = None
     assert two[0].read_gpus()[0].temperature_celsius is None
 
 
-def test_to_stay_within_the_power_limit_is_not_to_be_throttled(two: tuple[GpuReader, list[Card]]) -> None:
+def test_read_gpus_at_the_power_cap_is_not_throttled(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][0].reasons = POWER_CAP
     assert not two[0].read_gpus()[0].throttled
 
 
-def test_an_older_driver_is_asked_with_the_older_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_read_gpus_with_an_old_driver_finds_throttling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hot = [Card(reasons=HEAT)]
     assert NvmlReader(Nvml(hot, old_driver=True)).read_gpus()[0].throttled
     Smi(tmp_path / "bin", hot, unknown="clocks_event_reasons.active")
@@ -93,7 +93,7 @@ def test_an_older_driver_is_asked_with_the_older_word(monkeypatch: pytest.Monkey
     assert SmiReader().read_gpus()[0].throttled
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
+def test_read_gpus_with_a_lost_gpu_raises_gpu_error() -> None:
     nvml = Nvml(pair())
     made = NvmlReader(nvml)
     nvml.lost = True
@@ -102,14 +102,14 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_a_sentence() -> None:
     assert "do not answer (GPU is lost)" in GpuMonitor(made).build_health().trouble
 
 
-def test_the_calls_are_those_of_the_real_package() -> None:
+def test_fake_nvml_matches_the_real_package() -> None:
     pynvml = pytest.importorskip("pynvml")
     ours = [name for name in dir(Nvml) if name.startswith(("nvml", "NVML_"))]
     assert [name for name in ours if not hasattr(pynvml, name)] == []
     assert issubclass(pynvml.NVMLError, Exception)
 
 
-def test_without_a_driver_there_is_no_gpu_and_nothing_is_imported(driver_only: Path) -> None:
+def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
     script = (
         "import sys, pathlib\nfrom trainer.node import gpus\n"
         "gpus.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
@@ -119,7 +119,7 @@ def test_without_a_driver_there_is_no_gpu_and_nothing_is_imported(driver_only: P
     assert ProcGpuReader().gpus == ()
 
 
-def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_gpu_reader_with_proc_only_finds_names(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = driver_only / "driver" / "0000:01:00.0"
     card.mkdir(parents=True)
     (card / "information").write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nGPU UUID: \t GPU-12\nDevice Minor: \t 0\n")
@@ -132,7 +132,7 @@ def test_with_the_driver_alone_names_are_known(driver_only: Path, monkeypatch: p
     ("words", "found"),
     [(None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), ("GPU-b", [1]), ("GPU-b,7,0", [1]), ("-1", [])],
 )
-def test_the_sponsor_lends_the_gpus_that_the_agent_may_see(words: str | None, found: list[int]) -> None:
+def test_select_visible_gpus_follows_cuda_visible_devices(words: str | None, found: list[int]) -> None:
     cards = [Gpu(name="x", uuid=f"GPU-{letter}") for letter in "abc"]
     assert select_visible_gpus(cards, {} if words is None else {"CUDA_VISIBLE_DEVICES": words}) == found
 
@@ -157,7 +157,7 @@ def test_the_sponsor_lends_the_gpus_that_the_agent_may_see(words: str | None, fo
         ("NVIDIA GeForce GTX 1080 Ti", "1080ti"),
     ],
 )
-def test_a_model_has_a_short_name(name: str, model: str) -> None:
+def test_parse_gpu_model_shortens_names(name: str, model: str) -> None:
     assert parse_gpu_model(name) == model
 
 
@@ -172,16 +172,16 @@ def test_a_model_has_a_short_name(name: str, model: str) -> None:
         (150_754_820_096, "1x141gb"),  # H200
     ],
 )
-def test_memory_is_called_as_it_is_sold(memory: int, label: str) -> None:
+def test_derive_labels_rounds_memory_to_market_sizes(memory: int, label: str) -> None:
     assert label in derive_labels([Gpu(name="", memory_bytes=memory)], 0)
 
 
-def test_a_mixed_machine_says_how_many_have_at_least_so_much() -> None:
+def test_derive_labels_of_a_mixed_machine_counts_per_size() -> None:
     mixed = [Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB), Gpu(name="Tesla T4", memory_bytes=16 * GIB)]
     assert derive_labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
 
 
-def test_a_machine_without_gpu_has_its_disk() -> None:
+def test_derive_labels_without_a_gpu_has_the_disk() -> None:
     assert derive_labels([], 99 * 10**9) == ("50gb",)
     assert derive_labels([], 10**9) == ()
 
@@ -189,7 +189,7 @@ def test_a_machine_without_gpu_has_its_disk() -> None:
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_health_is_the_worst_of_all_gpus(two: tuple[GpuReader, list[Card]]) -> None:
+def test_build_health_reports_the_worst_gpu(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][1].temperature, two[1][1].reasons = 90, HEAT
     said = GpuMonitor(two[0]).build_health()
     assert (said.temperature_celsius, said.throttled, said.gpu_used_bytes, said.idle_gpu, said.trouble) == (
@@ -201,7 +201,7 @@ def test_health_is_the_worst_of_all_gpus(two: tuple[GpuReader, list[Card]]) -> N
     )
 
 
-def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
+def test_gpu_monitor_with_an_idle_job_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
@@ -221,14 +221,14 @@ def test_a_job_that_leaves_its_gpu_idle_is_noticed_once(
     assert not monitor.build_health().idle_gpu
 
 
-def test_a_machine_without_gpu_is_never_idle() -> None:
+def test_gpu_monitor_without_a_gpu_is_never_idle() -> None:
     monitor = GpuMonitor(ProcGpuReader())
     for seconds in (0, 1000):
         monitor.update_idle(0, (), is_running=True, now=seconds)
     assert not monitor.build_health().idle_gpu
 
 
-def test_the_line_is_as_fast_as_its_slower_direction_was_lately() -> None:
+def test_transfer_speed_is_the_slower_direction() -> None:
     speed = TransferSpeed()
     speed.record("up", 10_000, 1)
     assert speed.bytes_per_second is None, "what is small says nothing"
@@ -243,7 +243,7 @@ def test_the_line_is_as_fast_as_its_slower_direction_was_lately() -> None:
 
 
 @pytest.mark.usefixtures("confined")
-def test_a_node_registers_as_what_it_is_and_says_how_it_is(
+def test_node_registers_hardware_and_reports_health(
     site: SmallSite, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Smi(tmp_path / "bin", pair(temperature=77))
@@ -264,7 +264,7 @@ def test_a_node_registers_as_what_it_is_and_says_how_it_is(
 
 
 @pytest.mark.gpu
-def test_on_a_real_gpu_both_ways_agree() -> None:
+def test_nvml_and_smi_on_a_real_gpu_agree() -> None:
     try:
         nvml, smi = gpus_nvml.open_nvml_reader(), gpus_smi.SmiReader()
     except GpuError as error:

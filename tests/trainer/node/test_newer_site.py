@@ -44,7 +44,7 @@ def aboard(newer: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
     made.leave()
 
 
-def test_what_a_newer_site_adds_to_its_answers_is_passed_over(newer: SmallSite, aboard: Aboard) -> None:
+def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: Aboard) -> None:
     finish = finished(newer, newer.add(training(newer))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
@@ -53,7 +53,7 @@ def test_what_a_newer_site_adds_to_its_answers_is_passed_over(newer: SmallSite, 
     )
 
 
-def test_an_order_that_asks_for_more_than_the_agent_knows_is_handed_back(newer: SmallSite, aboard: Aboard) -> None:
+def test_order_with_unknown_fields_is_handed_back(newer: SmallSite, aboard: Aboard) -> None:
     def more(spec: str) -> str:
         words = json.loads(spec)
         words["order"]["curriculum"] = "easy first"
@@ -78,7 +78,7 @@ def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
 
 
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
-def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
+def test_job_spec_is_parsed_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
     words = json.loads(protocol.encode_message(training(site).model_copy(update={"lease": 1, "node": 7})))
     assert verify_order(*signed(site, json.dumps(words))).order.kind == "train"
     inner = words
@@ -89,7 +89,7 @@ def test_a_signed_spec_is_read_strictly_at_every_depth(site: SmallSite, where: t
         verify_order(*signed(site, json.dumps(words)))
 
 
-def test_a_field_that_a_job_does_not_use_is_not_written_so_an_older_agent_can_do_the_job(site: SmallSite) -> None:
+def test_job_spec_omits_unused_fields_for_older_agents(site: SmallSite) -> None:
     words = json.loads(protocol.encode_message(training(site, given=None)))
     assert set(words["order"]) == {"kind", "dataset", "config"}
     assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"

@@ -14,7 +14,7 @@ from trainer import protocol
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def test_a_training_runs_and_everything_arrives(site: SmallSite, node: Node) -> None:
+def test_training_job_sends_log_metrics_and_checkpoints(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=25))
     node.start("--label", "cpu")
     held = finished(site, lease)
@@ -37,7 +37,7 @@ def test_a_training_runs_and_everything_arrives(site: SmallSite, node: Node) -> 
     assert left_running(node.home) == []
 
 
-def test_the_job_sees_neither_test_split_nor_tokens_nor_our_environment(site: SmallSite, node: Node) -> None:
+def test_training_job_sees_no_test_split_and_no_secrets(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site))
     node.start("--once")
     finish = finished(site, lease).finish
@@ -47,7 +47,7 @@ def test_the_job_sees_neither_test_split_nor_tokens_nor_our_environment(site: Sm
     assert "PREPARATIONS" not in finish.result["environment"]
 
 
-def test_the_identity_is_kept_for_its_owner_only_and_used_again(site: SmallSite, node: Node) -> None:
+def test_identity_file_is_private_and_reused(site: SmallSite, node: Node) -> None:
     site.add(training(site))
     assert node.start("--once").wait() == 0
     path = node.home / "identity.json"
@@ -59,7 +59,7 @@ def test_the_identity_is_kept_for_its_owner_only_and_used_again(site: SmallSite,
     assert len(site.registered) == 1
 
 
-def test_the_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
+def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
     leases = [site.add(training(site)) for _ in range(2)]
     node.start()
     for lease in leases:
@@ -70,7 +70,7 @@ def test_the_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
     assert (node.home / "datasets" / HASH / "manifest.json").is_file()
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_another_node(site: SmallSite, node: Node) -> None:
+def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: Node) -> None:
     first = site.add(training(site, steps=20))
     node.start()
     checkpoint = finished(site, first).checkpoints[0]
@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_node(site: SmallSite, node: 
     assert held.checkpoints[0] == site.leases[first].checkpoints[1]
 
 
-def test_only_the_newest_two_checkpoints_stay_on_the_machine(site: SmallSite, node: Node) -> None:
+def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=1000, pace=0.1, every=5))
     node.start()
     until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
@@ -105,7 +105,7 @@ def score(site: SmallSite, **run: object) -> protocol.JobSpec:
     return job(site, order)
 
 
-def test_a_scoring_runs_the_sites_own_scorer_on_the_entrys_model(site: SmallSite, node: Node) -> None:
+def test_scoring_job_runs_the_sites_scorer(site: SmallSite, node: Node) -> None:
     lease = site.add(score(site))
     node.start()
     held = finished(site, lease)
@@ -124,7 +124,7 @@ def test_a_scoring_runs_the_sites_own_scorer_on_the_entrys_model(site: SmallSite
     assert held.log == "scoring\n"
 
 
-def test_a_model_that_fails_the_scorers_checks_fails_with_its_sentence(site: SmallSite, node: Node) -> None:
+def test_scoring_of_a_misbehaving_model_fails_with_a_reason(site: SmallSite, node: Node) -> None:
     lease = site.add(score(site, cheats=True))
     node.start()
     finish = finished(site, lease).finish

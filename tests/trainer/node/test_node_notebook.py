@@ -44,7 +44,7 @@ def ended(site: SmallSite, lease: int) -> tuple[Held, protocol.FinishLease]:
     return held, held.finish
 
 
-def test_what_one_part_leaves_the_next_one_finds(site: SmallSite, node: Node) -> None:
+def test_notebook_part_finds_files_of_the_previous_part(site: SmallSite, node: Node) -> None:
     lease = ask(site, FIRST, dataset=dataset(), parts=2)
     node.start()
     held, first = ended(site, lease)
@@ -65,7 +65,7 @@ def test_what_one_part_leaves_the_next_one_finds(site: SmallSite, node: Node) ->
     assert sent["model/weights.bin"] == "one and two"
 
 
-def test_one_that_fails_is_told_and_shown_as_far_as_it_came(site: SmallSite, node: Node) -> None:
+def test_failed_notebook_uploads_its_executed_cells(site: SmallSite, node: Node) -> None:
     limits = LIMITS.model_copy(update={"wall_seconds": 1})
     leases = [
         ask(site, 'raise ValueError("Cell 2 ended with NameError.")'),

@@ -23,7 +23,7 @@ def running(site: SmallSite, lease: int) -> Held:
     return site.leases[lease]
 
 
-def test_the_job_goes_on_while_the_server_is_away_and_nothing_is_lost(site: SmallSite, node: Node) -> None:
+def test_job_during_an_outage_loses_nothing(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=60, pace=0.03))
     node.start()
     running(site, lease)
@@ -39,7 +39,7 @@ def test_the_job_goes_on_while_the_server_is_away_and_nothing_is_lost(site: Smal
 
 
 @pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
-def test_every_call_may_fail_once_and_is_made_again(site: SmallSite, node: Node, kind: str) -> None:
+def test_every_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind: str) -> None:
     for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
         # A lease that is answered to nobody ends by itself: that is the server's part.
         if not (path == "/poll" and kind in ("unanswered", "garbled")) and not (kind == "garbled" and path == "GET "):
@@ -54,7 +54,7 @@ def test_every_call_may_fail_once_and_is_made_again(site: SmallSite, node: Node,
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20, 30]
 
 
-def test_the_agent_waits_for_a_server_that_is_not_there_yet(site: SmallSite, node: Node) -> None:
+def test_agent_waits_for_an_unreachable_server(site: SmallSite, node: Node) -> None:
     site.fault("down", "/register", times=2)
     lease = site.add(training(site))
     node.start()
@@ -62,7 +62,7 @@ def test_the_agent_waits_for_a_server_that_is_not_there_yet(site: SmallSite, nod
     assert "Trying again until it answers." in node.said()
 
 
-def test_a_lost_lease_ends_the_job_and_the_node_goes_on(site: SmallSite, node: Node) -> None:
+def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100_000))
     node.start()
     held = running(site, lease)
@@ -87,7 +87,7 @@ def test_cancel_kills_the_job_at_once(site: SmallSite, node: Node) -> None:
     assert left_running(node.home) == []
 
 
-def test_finish_keeps_a_checkpoint_and_hands_the_job_back(site: SmallSite, node: Node) -> None:
+def test_finish_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100_000, every=100_000))
     node.start()
     running(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
@@ -98,7 +98,7 @@ def test_finish_keeps_a_checkpoint_and_hands_the_job_back(site: SmallSite, node:
     assert held.checkpoints[0].step == held.rows[-1]["step"]
 
 
-def test_heartbeats_tell_how_long_the_job_has_run(site: SmallSite, node: Node) -> None:
+def test_heartbeats_report_the_jobs_seconds(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100, pace=0.02))
     node.start()
     beats = finished(site, lease).heartbeats

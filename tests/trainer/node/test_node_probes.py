@@ -20,7 +20,7 @@ type(out).write_text = lie
 """
 
 
-def test_the_readings_are_the_probes_and_not_the_trainings_own_word(site: SmallSite, node: Node) -> None:
+def test_probe_readings_ignore_the_trainings_own_claim(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
     unasked = site.add(training(site, misbehave=LIE))
     node.start()
@@ -34,7 +34,7 @@ def test_the_readings_are_the_probes_and_not_the_trainings_own_word(site: SmallS
     assert finish.result["probes"] is None
 
 
-def test_a_probe_that_does_not_work_says_nothing_and_stops_nothing(site: SmallSite, node: Node) -> None:
+def test_failing_probe_does_not_stop_the_training(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
     finish = finished(site, lease).finish

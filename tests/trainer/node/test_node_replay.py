@@ -33,7 +33,7 @@ def replay(site: SmallSite, start: protocol.Checkpoint | None, claimed: protocol
     return site.add(job(site, order))
 
 
-def test_an_honest_stretch_is_the_same_and_another_is_not(site: SmallSite, node: Node) -> None:
+def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None:
     first, second = ends(site, node)
     forged = tuple(
         site.blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
@@ -52,7 +52,7 @@ def test_an_honest_stretch_is_the_same_and_another_is_not(site: SmallSite, node:
     assert site.leases[leases[0]].log == "replaying entry from step 10 to 20, told {'clock': [], 'train': {}}\n"
 
 
-def test_the_entrys_code_cannot_see_or_point_at_what_it_is_compared_with(site: SmallSite, node: Node) -> None:
+def test_replayed_code_cannot_see_the_claimed_weights(site: SmallSite, node: Node) -> None:
     first, second = ends(site, node)
     held = finished(site, replay(site, first, second, misbehave_again=SPY))
     assert held.finish is not None
@@ -61,7 +61,7 @@ def test_the_entrys_code_cannot_see_or_point_at_what_it_is_compared_with(site: S
     assert "sees [] of the True" in held.log
 
 
-def test_a_model_that_fails_when_it_is_replayed_is_told(site: SmallSite, node: Node) -> None:
+def test_replay_of_a_failing_model_blames_the_model(site: SmallSite, node: Node) -> None:
     first, second = ends(site, node)
     finish = finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
     assert finish is not None

@@ -20,7 +20,7 @@ def ask(site: SmallSite, **config: object) -> int:
     return site.add(job(site, order))
 
 
-def test_it_is_the_sites_own_code_that_looks_at_the_entry(site: SmallSite, node: Node) -> None:
+def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
     leases = [ask(site), ask(site, fails=True), ask(site, breaks=True), ask(site, nonsense={"passed": 7})]
     node.start()
     sound, failing, broken, nonsense = (finished(site, lease).finish for lease in leases)
@@ -39,7 +39,7 @@ def test_it_is_the_sites_own_code_that_looks_at_the_entry(site: SmallSite, node:
     assert site.leases[leases[0]].log == "smoking\n"
 
 
-def test_a_container_is_not_enough_for_one() -> None:
+def test_smoke_job_with_docker_raises() -> None:
     held = SimpleNamespace(context=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
     with pytest.raises(JobFailedError, match="needs bubblewrap"):
         smoke.get_sandbox_name(held)  # type: ignore[arg-type]

@@ -21,13 +21,11 @@ assert not heavy, heavy
 """
 
 
-def test_it_imports_neither_torch_nor_django() -> None:
+def test_agent_imports_neither_torch_nor_django() -> None:
     subprocess.run([sys.executable, "-c", EVERYTHING], check=True)
 
 
-def test_from_start_to_the_first_request_in_three_tenths_of_a_second(
-    site: SmallSite, tmp_path: Path, confined: None
-) -> None:
+def test_agent_start_to_first_request_is_fast(site: SmallSite, tmp_path: Path, confined: None) -> None:
     """In processor time, so that what else the machine does is not counted; the best of a few."""
     node = Node(site, tmp_path / "node")
     site.add(training(site))
@@ -44,7 +42,7 @@ def test_from_start_to_the_first_request_in_three_tenths_of_a_second(
     assert min(spent) < 0.45  # measured 0.2 on an idle machine; a busy one has cold caches
 
 
-def test_without_a_sandbox_it_says_so(site: SmallSite, node: Node) -> None:
+def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site))
     assert node.start("--once", sandbox="none").wait() == 0
     assert "WITHOUT A SANDBOX" in node.said()
@@ -54,14 +52,14 @@ def test_without_a_sandbox_it_says_so(site: SmallSite, node: Node) -> None:
     assert finish.outcome == "done", finish.reason + site.leases[lease].log
 
 
-def test_a_sandbox_that_does_not_work_is_a_sentence(site: SmallSite, node: Node) -> None:
+def test_agent_with_a_broken_sandbox_prints_one_line(site: SmallSite, node: Node) -> None:
     if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
     assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.said()
 
 
-def test_a_new_token_lets_it_join_again_and_the_old_one_does_not(site: SmallSite, node: Node, confined: None) -> None:
+def test_agent_with_a_new_token_joins_again(site: SmallSite, node: Node, confined: None) -> None:
     site.join_tokens["again"] = 7
     for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
         asked = len(site.polls)

@@ -61,9 +61,7 @@ def dev_losses(held: Any) -> list[float]:
     return [row["loss"] for row in held.rows if row["kind"] == "dev"]
 
 
-def test_a_training_goes_on_from_what_another_run_has_learned(
-    site: SmallSite, data: Path, base_run: Path, tmp_path: Path
-) -> None:
+def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, base_run: Path, tmp_path: Path) -> None:
     aboard = Aboard(site, tmp_path / "node")
     pin = protocol.DatasetPin(
         corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
@@ -115,7 +113,7 @@ def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[s
     return dict(read(site, finish.files[0])["config"])
 
 
-def test_weights_come_without_momenta_and_the_configuration_names_them(
+def test_base_weights_come_without_optimizer_state(
     site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     spec = training(site)
@@ -130,11 +128,11 @@ def test_weights_come_without_momenta_and_the_configuration_names_them(
     }
 
 
-def test_an_entry_cannot_say_itself_what_it_starts_from(site: SmallSite, tmp_path: Path) -> None:
+def test_entry_cannot_choose_its_base_weights(site: SmallSite, tmp_path: Path) -> None:
     assert "from" not in config_of(site, tmp_path, training(site, **{"from": "/etc"}))
 
 
-def test_a_replay_of_such_a_run_is_given_the_same_weights(
+def test_replay_starts_from_the_same_base_weights(
     site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
     files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))

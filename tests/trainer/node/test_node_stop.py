@@ -18,7 +18,7 @@ def running(site: SmallSite, lease: int) -> Held:
     return site.leases[lease]
 
 
-def test_the_first_signal_keeps_a_checkpoint_hands_the_job_back_and_leaves(site: SmallSite, node: Node) -> None:
+def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100_000, every=100_000))
     node.start()
     held = running(site, lease)
@@ -31,7 +31,7 @@ def test_the_first_signal_keeps_a_checkpoint_hands_the_job_back_and_leaves(site:
     assert list((node.home / "work").iterdir()) == []
 
 
-def test_the_second_signal_kills_and_hands_back_at_once(site: SmallSite, node: Node) -> None:
+def test_second_signal_kills_and_releases_at_once(site: SmallSite, node: Node) -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     lease = site.add(training(site, steps=100_000, every=100_000, misbehave=stubborn))
     node.start()
@@ -50,7 +50,7 @@ def test_the_second_signal_kills_and_hands_back_at_once(site: SmallSite, node: N
     assert left_running(node.home) == []
 
 
-def test_a_signal_while_waiting_ends_it_at_once(site: SmallSite, node: Node) -> None:
+def test_signal_while_idle_ends_the_agent_at_once(site: SmallSite, node: Node) -> None:
     node.start()
     until(lambda: "Waiting for work." in node.said())
     began = time.monotonic()
@@ -60,7 +60,7 @@ def test_a_signal_while_waiting_ends_it_at_once(site: SmallSite, node: Node) -> 
     assert "Leaving." in node.said()
 
 
-def test_nothing_survives_a_killed_agent_and_the_next_one_reports_its_leases(site: SmallSite, node: Node) -> None:
+def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100_000))
     node.start()
     running(site, lease)
@@ -77,7 +77,7 @@ def test_nothing_survives_a_killed_agent_and_the_next_one_reports_its_leases(sit
     assert not (node.home / "work" / str(lease)).exists()
 
 
-def test_a_lease_whose_end_nobody_heard_is_reported_by_the_next_agent(site: SmallSite, node: Node) -> None:
+def test_unreported_lease_is_reported_by_the_next_agent(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=100_000))
     node.start()
     running(site, lease)
@@ -92,7 +92,7 @@ def test_a_lease_whose_end_nobody_heard_is_reported_by_the_next_agent(site: Smal
     until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
 
 
-def test_two_agents_do_not_share_a_folder(site: SmallSite, node: Node) -> None:
+def test_second_agent_in_the_same_folder_is_refused(site: SmallSite, node: Node) -> None:
     node.start()
     until(lambda: "Waiting for work." in node.said())
     second = Node(site, node.home).start()

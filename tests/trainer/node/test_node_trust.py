@@ -34,14 +34,14 @@ def nothing_ran(held: Held) -> bool:
     return held.log == "" and held.rows == [] and held.checkpoints == []
 
 
-def test_an_order_signed_by_another_key(site: SmallSite, node: Node) -> None:
+def test_order_signed_by_another_key_is_refused(site: SmallSite, node: Node) -> None:
     site.sign = Ed25519PrivateKey.generate().sign
     lease = site.add(training(site))
     node.start()
     assert refused(site, node, lease) == ("The order is not signed by the site that this node joined. Nothing was run.")
 
 
-def test_the_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> None:
+def test_public_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> None:
     site.add(training(site))
     assert node.start("--once").wait() == 0
     site.key = Ed25519PrivateKey.generate()
@@ -53,7 +53,7 @@ def test_the_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> None:
     assert "not signed by the site" in finish.reason
 
 
-def test_one_changed_byte_of_the_order(site: SmallSite, node: Node) -> None:
+def test_order_with_one_changed_byte_is_refused(site: SmallSite, node: Node) -> None:
     sign = site.key.sign
     site.sign = lambda data: sign(data.replace(b'"steps":20', b'"steps":21'))
     lease = site.add(training(site))
@@ -61,20 +61,20 @@ def test_one_changed_byte_of_the_order(site: SmallSite, node: Node) -> None:
     assert "not signed by the site" in refused(site, node, lease)
 
 
-def test_an_order_for_another_node(site: SmallSite, node: Node) -> None:
+def test_order_for_another_node_is_refused(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site).model_copy(update={"node": 8}))
     node.start()
     assert refused(site, node, lease) == "The order is for node 8, this is node 7. Nothing was run."
 
 
-def test_an_order_for_another_lease(site: SmallSite, node: Node) -> None:
+def test_order_for_another_lease_is_refused(site: SmallSite, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"lease": 99})
     lease = site.add(training(site))
     node.start()
     assert refused(site, node, lease) == "The order is for lease 99, this is lease 1. Nothing was run."
 
 
-def test_an_order_of_another_version(site: SmallSite, node: Node) -> None:
+def test_order_of_another_version_is_refused(site: SmallSite, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"version": 2})
     lease = site.add(training(site))
     node.start()
@@ -82,7 +82,7 @@ def test_an_order_of_another_version(site: SmallSite, node: Node) -> None:
 
 
 @pytest.mark.parametrize("part", ["release", "entry"])
-def test_a_changed_bundle(site: SmallSite, node: Node, part: str) -> None:
+def test_release_with_changed_bytes_is_refused(site: SmallSite, node: Node, part: str) -> None:
     spec = training(site)
     file = getattr(spec, part)
     changed = bytearray(site.blobs[file.sha256])
@@ -98,7 +98,7 @@ def test_a_changed_bundle(site: SmallSite, node: Node, part: str) -> None:
     )
 
 
-def test_an_entry_that_brings_more_than_models(site: SmallSite, node: Node) -> None:
+def test_entry_with_files_outside_models_is_refused(site: SmallSite, node: Node) -> None:
     evil = site.blob(small_release.tar({"trainer/train.py": "evil"}), "entry.tar")
     lease = site.add(training(site).model_copy(update={"entry": evil}))
     node.start()
@@ -108,14 +108,14 @@ def test_an_entry_that_brings_more_than_models(site: SmallSite, node: Node) -> N
     assert site.leases[lease].finishes[0].cause == "model"
 
 
-def test_a_checkpoint_whose_file_names_lead_out(site: SmallSite, node: Node) -> None:
+def test_checkpoint_with_escaping_paths_is_refused(site: SmallSite, node: Node) -> None:
     evil = site.blob(b"evil", "../../../../identity.json")
     lease = site.add(training(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
     node.start()
     assert "is not a path inside a folder" in refused(site, node, lease)
 
 
-def test_a_dataset_with_another_hash_names_both(site: SmallSite, node: Node) -> None:
+def test_dataset_with_another_hash_reports_both(site: SmallSite, node: Node) -> None:
     order = protocol.TrainOrder(dataset=dataset("a" * 64), config={"steps": 20})
     lease = site.add(training(site).model_copy(update={"order": order}))
     node.start()
@@ -125,13 +125,13 @@ def test_a_dataset_with_another_hash_names_both(site: SmallSite, node: Node) -> 
     assert site.leases[lease].finishes[0].cause == "infrastructure"
 
 
-def test_a_join_token_that_is_not_known(site: SmallSite, node: Node) -> None:
+def test_unknown_join_token_is_refused(site: SmallSite, node: Node) -> None:
     assert node.start(token="wrong").wait() == 1
     assert "This join token is not known or has expired." in node.said()
     assert not (node.home / "identity.json").exists()
 
 
-def test_a_revoked_node_ends_with_a_sentence(site: SmallSite, node: Node) -> None:
+def test_revoked_node_ends_with_a_reason(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site))
     node.start()
     finished(site, lease)
@@ -140,12 +140,12 @@ def test_a_revoked_node_ends_with_a_sentence(site: SmallSite, node: Node) -> Non
     assert "The site does not let this node in: This node's token is not known: it was revoked." in node.said()
 
 
-def test_a_node_that_has_not_joined_says_what_it_needs(node: Node) -> None:
+def test_unregistered_node_without_a_token_is_refused(node: Node) -> None:
     assert node.start(token=None).wait() == 2
     assert "start it once with --token" in node.said()
 
 
-def test_the_identity_is_of_one_site(site: SmallSite, node: Node) -> None:
+def test_identity_of_another_site_is_refused(site: SmallSite, node: Node) -> None:
     site.add(training(site))
     node.start("--once").wait()
     identity = json.loads((node.home / "identity.json").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 from trainer.node.workspace import remove_folder
 
 
-def test_wipe_removes_any_permissions_and_follows_no_link(tmp_path: Path) -> None:
+def test_remove_folder_ignores_permissions_and_links(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "out" / "closed" / "deep").mkdir(parents=True)
     (tmp_path / "out" / "closed" / "link").symlink_to(tmp_path / "kept")

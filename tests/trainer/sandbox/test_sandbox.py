@@ -53,15 +53,15 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
     return run
 
 
-def test_a_command_runs_and_its_exit_code_comes_back(run: Callable[..., Ended]) -> None:
+def test_command_returns_its_exit_code(run: Callable[..., Ended]) -> None:
     assert run("print('hello'); raise SystemExit(7)")[:3] == (7, "hello\n", None)
 
 
-def test_a_signal_comes_back_as_128_and_its_number(run: Callable[..., Ended]) -> None:
+def test_command_killed_by_a_signal_returns_128_plus_its_number(run: Callable[..., Ended]) -> None:
     assert run("import os; os.kill(os.getpid(), 11)").code == 128 + 11
 
 
-def test_there_is_no_network(run: Callable[..., Ended]) -> None:
+def test_sandbox_has_no_network(run: Callable[..., Ended]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = run(f"""
             import socket
@@ -74,7 +74,7 @@ def test_there_is_no_network(run: Callable[..., Ended]) -> None:
     assert ended.output == "ConnectionRefusedError\n[]\n"
 
 
-def test_the_home_folder_and_another_runs_folder_are_not_there(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sandbox_hides_home_and_other_folders(run: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "secret").write_text("secret")
     (Path.home() / ".dailytrain-probe").write_text("secret")
@@ -90,7 +90,7 @@ def test_the_home_folder_and_another_runs_folder_are_not_there(run: Callable[...
     assert ended.output == "False\nFalse\nFalse\n['out']\n"
 
 
-def test_only_the_writable_mounts_can_be_written(run: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., Ended], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     ended = run(
         f"""
@@ -110,7 +110,7 @@ def test_only_the_writable_mounts_can_be_written(run: Callable[..., Ended], tmp_
     assert not Path("/tmp/x").exists()
 
 
-def test_no_rights_no_new_namespaces_and_no_other_process(run: Callable[..., Ended]) -> None:
+def test_sandbox_has_no_capabilities_and_sees_no_other_process(run: Callable[..., Ended]) -> None:
     ended = run("""
         import ctypes, os
         print([line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "NoNewPrivs"))])
@@ -123,7 +123,7 @@ def test_no_rights_no_new_namespaces_and_no_other_process(run: Callable[..., End
     assert rest == "65534 ['HOME', 'LANG', 'LC_CTYPE', 'PATH', 'PWD', 'USER']".replace("'LC_CTYPE', ", "")
 
 
-def test_memory_in_files_has_a_limit(run: Callable[..., Ended]) -> None:
+def test_files_in_memory_have_a_limit(run: Callable[..., Ended]) -> None:
     ended = run("""
         for folder in ("/tmp", "/dev/shm"):
             try:
@@ -136,7 +136,7 @@ def test_memory_in_files_has_a_limit(run: Callable[..., Ended]) -> None:
     assert ended.output == "28\n28\n"  # no space left
 
 
-def test_a_full_disk_quota_ends_it_with_a_sentence(run: Callable[..., Ended]) -> None:
+def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., Ended]) -> None:
     ended = run("""
         for number in range(1_000_000):
             with open(f"{number}", "wb") as file:
@@ -145,7 +145,7 @@ def test_a_full_disk_quota_ends_it_with_a_sentence(run: Callable[..., Ended]) ->
     assert (ended.code, ended.limit_error) == (137, "It used more than 20.0 MB of disk.")
 
 
-def test_a_deleted_file_that_is_open_counts(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_deleted_open_files(run: Callable[..., Ended]) -> None:
     ended = run("""
         import os, time
         file = open("x", "wb")
@@ -157,7 +157,7 @@ def test_a_deleted_file_that_is_open_counts(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_a_deleted_file_that_is_mapped_counts(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., Ended]) -> None:
     ended = run("""
         import mmap, os, time
         with open("x", "w+b") as file:
@@ -170,12 +170,12 @@ def test_a_deleted_file_that_is_mapped_counts(run: Callable[..., Ended]) -> None
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_a_quota_passed_just_before_the_end_is_noticed(run: Callable[..., Ended]) -> None:
+def test_disk_limit_exceeded_just_before_the_end_is_reported(run: Callable[..., Ended]) -> None:
     ended = run('open("x", "wb").write(bytes(21_000_000))')
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_one_endless_file_ends_it_too(run: Callable[..., Ended]) -> None:
+def test_disk_limit_counts_one_growing_file(run: Callable[..., Ended]) -> None:
     ended = run("""
         with open("x", "wb") as file:
             while True:
@@ -184,7 +184,7 @@ def test_one_endless_file_ends_it_too(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It used more than 20.0 MB of disk."
 
 
-def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
+def test_fork_bomb_is_killed_quickly(run: Callable[..., Ended]) -> None:
     ended = run("""
         import os
         while True:
@@ -194,12 +194,12 @@ def test_a_fork_bomb_is_ended_in_a_moment(run: Callable[..., Ended]) -> None:
     assert ended.seconds < 5
 
 
-def test_a_box_leaves_no_control_group_behind(run: Callable[..., Ended]) -> None:
+def test_sandbox_leaves_no_control_group(run: Callable[..., Ended]) -> None:
     run("pass")
     assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
 
 
-def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
+def test_thread_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
     ended = run("""
         import threading, time
         for _ in range(1000):
@@ -211,7 +211,7 @@ def test_too_many_threads_end_it(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It had more than 128 threads at once."
 
 
-def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:
+def test_memory_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
     ended = run("""
         held = []
         while True:
@@ -220,7 +220,7 @@ def test_too_much_memory_ends_it(run: Callable[..., Ended]) -> None:
     assert (ended.code, ended.limit_error) == (137, "It used more than 400.0 MB of memory.")
 
 
-def test_memory_without_a_folder_counts(run: Callable[..., Ended]) -> None:
+def test_memory_limit_counts_memfd_files(run: Callable[..., Ended]) -> None:
     ended = run("""
         import os, time
         for _ in range(45):
@@ -230,7 +230,7 @@ def test_memory_without_a_folder_counts(run: Callable[..., Ended]) -> None:
     assert ended.limit_error == "It used more than 400.0 MB of memory."
 
 
-def test_pages_that_forked_processes_share_count_once(run: Callable[..., Ended]) -> None:
+def test_memory_limit_counts_shared_pages_once(run: Callable[..., Ended]) -> None:
     ended = run("""
         import os, time
         held = bytearray(b"x" * 150_000_000)
@@ -243,13 +243,13 @@ def test_pages_that_forked_processes_share_count_once(run: Callable[..., Ended])
     assert (ended.code, ended.limit_error) == (0, None)
 
 
-def test_the_wall_clock_ends_it(run: Callable[..., Ended]) -> None:
+def test_wall_time_limit_exceeded_kills(run: Callable[..., Ended]) -> None:
     ended = run("import time; time.sleep(20)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
     assert ended.limit_error == "It ran longer than 1 seconds."
     assert 1 <= ended.seconds < 2
 
 
-def test_open_files_are_passed_in(run: Callable[..., Ended]) -> None:
+def test_open_files_are_inherited(run: Callable[..., Ended]) -> None:
     reading, writing = os.pipe()
     try:
         ended = run(f"import os; os.write({writing}, b'through')", pass_fds=(writing,))
@@ -259,7 +259,7 @@ def test_open_files_are_passed_in(run: Callable[..., Ended]) -> None:
         os.close(writing)
 
 
-def test_stop_asks_the_command_and_lets_it_finish(tmp_path: Path) -> None:
+def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
     code = """
         import signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
@@ -294,14 +294,14 @@ def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
     assert process.limit_error is None
 
 
-def test_what_the_command_leaves_running_goes_with_it(tmp_path: Path) -> None:
+def test_command_end_kills_its_background_processes(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
     process = get_driver("bubblewrap").start(box(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
     assert process.wait(10) == 0
     assert mentioning(tmp_path) == []
 
 
-def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path) -> None:
+def test_killed_starter_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     starter = f"""
 import subprocess, sys, time
@@ -324,7 +324,7 @@ time.sleep(60)
     until(lambda: mentioning(tmp_path) == [])
 
 
-def test_a_mount_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_mount_raises(tmp_path: Path) -> None:
     missing = Mount(tmp_path / "nowhere")
     with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
         start(box(tmp_path / "out", "", mounts=(missing,)))
@@ -356,7 +356,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.02)
 
 
-def test_the_helper_of_these_tests_sees_processes(tmp_path: Path) -> None:
+def test_mentioning_finds_a_process(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "20"], cwd=tmp_path)
     try:
         assert child.pid in mentioning(tmp_path)

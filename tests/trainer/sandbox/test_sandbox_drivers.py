@@ -14,7 +14,7 @@ from trainer.sandbox import Mount, ResourceLimits, SandboxError, SandboxSpec, do
 LIMITS = ResourceLimits(wall_seconds=20, memory_bytes=400_000_000, disk_bytes=20_000_000, processes=8)
 
 
-def test_an_unknown_driver_is_named_with_the_known_ones() -> None:
+def test_get_driver_with_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(SandboxError, match="'chroot'; known: bubblewrap, docker, none"):
         get_driver("chroot")
 
@@ -25,7 +25,7 @@ def plain(tmp_path: Path, code: str, limits: ResourceLimits = LIMITS) -> tuple[i
     return process.wait(30), process.limit_error
 
 
-def test_none_runs_a_plain_process_and_meters_it(tmp_path: Path) -> None:
+def test_unsandboxed_driver_runs_and_meters_a_process(tmp_path: Path) -> None:
     assert get_driver("none").find_problem() is None
     assert plain(tmp_path, "raise SystemExit(3)") == (3, None)
     assert plain(tmp_path, "import time; time.sleep(20)", ResourceLimits(0.5, 10**9, 10**9, 8)) == (
@@ -35,12 +35,12 @@ def test_none_runs_a_plain_process_and_meters_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="without /proc only wall time and disk are metered")
-def test_none_ends_a_fork_bomb_too(tmp_path: Path) -> None:
+def test_unsandboxed_driver_ends_a_fork_bomb(tmp_path: Path) -> None:
     code = "import os, time\nfor _ in range(20):\n  if os.fork() == 0: time.sleep(20); os._exit(0)\ntime.sleep(20)"
     assert plain(tmp_path, code) == (137, "It had more than 8 processes at once.")
 
 
-def test_dockers_command_line_takes_everything_away_and_gives_back_what_is_mounted() -> None:
+def test_docker_command_restricts_and_mounts() -> None:
     mounts = [Mount(Path("/data")), Mount(Path("/out"), writable=True)]
     words = docker.build_docker_command(
         SandboxSpec([sys.executable, "-m", "x"], {"A": "b"}, mounts, Path("/out"), LIMITS), "name"
@@ -61,7 +61,7 @@ def test_dockers_command_line_takes_everything_away_and_gives_back_what_is_mount
     assert words[-4:] == ["dailytrain-node", "python", "-m", "x"]
 
 
-def test_docker_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+def test_docker_with_unsupported_specs_raises(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="open files"):
         get_driver("docker").start(SandboxSpec(["x"], {}, [], tmp_path, LIMITS, pass_fds=(3,)), -3, -3)
     with pytest.raises(SandboxError, match="comma"):

@@ -37,7 +37,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- processes and files ---------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_ran_away_from_its_job_is_found_and_ended(site: SmallSite, node: Node) -> None:
+def test_cleanup_with_a_detached_process_kills_it(site: SmallSite, node: Node) -> None:
     lease = site.add(training(site, steps=20, pace=0.05, misbehave=RUNAWAY))
     after = site.add(training(site, steps=10))
     node.start(sandbox="none")
@@ -46,7 +46,7 @@ def test_a_process_that_ran_away_from_its_job_is_found_and_ended(site: SmallSite
     assert find_marked_processes(f"{node.home}:") == []
 
 
-def test_what_an_agent_before_left_running_is_ended_at_the_start(site: SmallSite, node: Node) -> None:
+def test_agent_start_kills_processes_of_a_killed_agent(site: SmallSite, node: Node) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
     other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-somebody-else:41:"})
     try:
@@ -60,7 +60,7 @@ def test_what_an_agent_before_left_running_is_ended_at_the_start(site: SmallSite
         stray.kill()
 
 
-def test_a_folder_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     (folder / "left").touch()
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: py
     assert not folder.exists()
 
 
-def test_an_empty_folder_stays_to_tell_the_next_agent(tmp_path: Path) -> None:
+def test_cleanup_keeps_an_empty_folder_for_the_next_agent(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
@@ -104,7 +104,7 @@ def lanes(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
     return made
 
 
-def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
     assert lanes[0].find_leftover() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
@@ -114,12 +114,12 @@ def test_memory_that_is_still_held_is_said_until_it_is_free(cards: list[Card], l
     assert lanes[0].find_leftover() == ""
 
 
-def test_a_process_on_the_gpu_is_said_even_if_it_holds_little(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
     assert "is in use by process 99" in lanes[1].find_leftover()
 
 
-def test_what_was_there_before_the_job_may_stay(cards: list[Card], tmp_path: Path) -> None:
+def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_path: Path) -> None:
     cards[0].used, cards[0].pids = 2 * GIB, [7]  # the sponsor's own desktop
     vitals = GpuMonitor(NvmlReader(Nvml(cards)))
     made = SlotCleanup(tmp_path, split_into_slots(vitals.reader.gpus, (0,), 1)[0], vitals)
@@ -129,7 +129,7 @@ def test_what_was_there_before_the_job_may_stay(cards: list[Card], tmp_path: Pat
     assert made.find_leftover() == "", "windows come and go"
 
 
-def test_a_driver_is_given_time_to_give_memory_back(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], lanes: list[SlotCleanup]) -> None:
     cards[0].used = 5 * GIB
     looks: list[float] = []
 
@@ -150,7 +150,7 @@ def aboard(site: SmallSite, tmp_path: Path, cards: list[Card]) -> Iterator[Aboar
     made.leave()
 
 
-def test_a_node_with_a_gpu_that_is_not_empty_takes_no_job_until_it_is(
+def test_node_with_held_gpu_memory_takes_no_job_until_freed(
     site: SmallSite, aboard: Aboard, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
@@ -171,7 +171,7 @@ def test_a_node_with_a_gpu_that_is_not_empty_takes_no_job_until_it_is(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_job_is_found_by_its_mark_and_no_other(tmp_path: Path) -> None:
+def test_find_marked_processes_matches_one_lease_only(tmp_path: Path) -> None:
     one = subprocess.Popen(["sleep", "60"], env={**os.environ, slot_cleanup.MARK_VARIABLE: f"{tmp_path}:12:"})
     try:
         until(lambda: find_marked_processes(f"{tmp_path}:12:"), 5)

@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-def test_each_ends_with_its_reason_and_the_node_takes_the_next(site: SmallSite, node: Node) -> None:
+def test_misbehaving_job_fails_with_its_reason(site: SmallSite, node: Node) -> None:
     leases = {case: site.add(training(site, **config)) for case, (config, _) in CASES.items()}
     last = site.add(training(site))
     node.start()
@@ -85,7 +85,7 @@ def done(site: SmallSite, node: Node, **config: Any) -> Held:
     return held
 
 
-def test_garbage_on_the_output_becomes_text_of_limited_length(site: SmallSite, node: Node) -> None:
+def test_log_with_binary_output_is_readable_and_limited(site: SmallSite, node: Node) -> None:
     noise = "import random; sys.stdout.buffer.write(random.Random(1).randbytes(4_000_000)); sys.stdout.buffer.flush()"
     log = done(site, node, misbehave=noise).log
     assert "\0" not in log
@@ -93,7 +93,7 @@ def test_garbage_on_the_output_becomes_text_of_limited_length(site: SmallSite, n
     assert log.endswith("[the output beyond 2 MiB is not kept]\n")
 
 
-def test_garbage_among_the_metrics_is_left_out(site: SmallSite, node: Node) -> None:
+def test_metrics_with_invalid_lines_skips_them(site: SmallSite, node: Node) -> None:
     garbage = """
 with (out / "metrics.jsonl").open("wb") as file:
     file.write(b"\\xff\\xfe garbage\\n[1, 2]\\n" + b"[" * 20000 + b"\\n" + b"x" * 600_000 + b"\\n")
@@ -104,7 +104,7 @@ with (out / "metrics.jsonl").open("wb") as file:
     assert [row["step"] for row in held.rows[1:]] == list(range(1, 21))
 
 
-def test_links_in_the_run_folder_lead_nowhere(site: SmallSite, node: Node) -> None:
+def test_links_in_the_run_folder_are_not_followed(site: SmallSite, node: Node) -> None:
     links = """
 os.symlink("/etc/passwd", out / "run.json.link")
 os.mkfifo(out / "checkpoints-fifo")

@@ -93,62 +93,54 @@ def fetch(line: SiteClient, target: Path) -> bytes:
     return target.read_bytes()
 
 
-def test_a_line_cut_in_the_middle_of_a_file_costs_nothing_that_has_arrived(
-    store: Store, line: SiteClient, tmp_path: Path
-) -> None:
+def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.cuts = [1_000_000, 100, 0, 1_500_000]
     assert fetch(line, tmp_path / "file") == CONTENT
     assert store.asked == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
     assert store.sent == len(CONTENT), "every byte was sent once"
 
 
-def test_a_store_that_knows_no_ranges_sends_all_of_it_again(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_without_range_support_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.knows_ranges = False
     store.cuts = [2_000_000]
     assert fetch(line, tmp_path / "file") == CONTENT
     assert store.asked == [0, 2_000_000]
 
 
-def test_parts_of_two_files_are_noticed_and_it_is_fetched_anew(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_with_parts_of_two_files_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # of another file, by its name this one
     assert fetch(line, tmp_path / "file") == CONTENT
     assert store.asked == [1_000_000, 0]
 
 
-def test_more_than_the_whole_file_is_dropped(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_with_an_oversized_partial_file_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT + b"x")
     assert fetch(line, tmp_path / "file") == CONTENT
     assert store.asked == [0]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
-def test_another_file_under_this_name_is_refused(
-    store: Store, line: SiteClient, tmp_path: Path, content: bytes
-) -> None:
+def test_download_with_wrong_content_raises(store: Store, line: SiteClient, tmp_path: Path, content: bytes) -> None:
     store.content = content
     with pytest.raises(DamagedFileError, match="its SHA-256 differs"):
         fetch(line, tmp_path / "file")
     assert store.asked == [0]
 
 
-def test_a_file_that_is_shorter_there_is_asked_for_until_somebody_gives_up(
-    store: Store, line: SiteClient, tmp_path: Path
-) -> None:
+def test_download_of_a_short_file_retries_until_given_up(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.content = CONTENT[:1000]
     with pytest.raises(GaveUpError):
         download_file(line, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.asked) > 4)
 
 
-def test_an_empty_file_arrives(store: Store, line: SiteClient, tmp_path: Path) -> None:
+def test_download_of_an_empty_file_creates_it(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.content = b""
     empty = FileRef(path="empty", sha256=hashlib.sha256(b"").hexdigest(), size=0)
     download_file(line, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
     assert (tmp_path / "file").read_bytes() == b""
 
 
-def test_a_release_that_a_killed_agent_had_in_part_is_gone_on_with(
-    store: Store, line: SiteClient, tmp_path: Path
-) -> None:
+def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, line: SiteClient, tmp_path: Path) -> None:
     (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
     path = BlobCache(tmp_path).get(
         FILE, lambda file, to: download_file(line, "/leases/1/blobs/x", file, to, lambda: False)

@@ -41,7 +41,7 @@ def cards(count: int) -> list[Gpu]:
 
 
 @given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
-def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int, lanes: int) -> None:
+def test_split_gives_each_gpu_to_one_slot_and_each_slot_a_core(gpus: int, cores: int, lanes: int) -> None:
     made = split_into_slots(cards(gpus), range(cores), lanes)
     assert [gpu.uuid for lane in made for gpu in lane.gpus] == [f"GPU-{number}" for number in range(gpus)]
     sizes = [len(lane.gpus) for lane in made]
@@ -53,14 +53,14 @@ def test_every_gpu_is_one_lanes_and_every_lane_has_a_core(gpus: int, cores: int,
         assert sorted(core for lane in made for core in lane.processors) == list(range(cores))
 
 
-def test_one_lane_takes_the_machine_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_slot_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (lane,) = split_into_slots(cards(2), range(8), 1)
     assert lane.build_environment() == {"OMP_NUM_THREADS": "3"}
     assert (len(lane.gpus), lane.processors) == (2, ())
 
 
-def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
+def test_slot_environment_lists_gpus_by_uuid() -> None:
     first, second, third = split_into_slots(cards(2), range(6), 3)
     assert second.build_environment() == {
         "CUDA_VISIBLE_DEVICES": "GPU-1",
@@ -84,13 +84,13 @@ def test_a_lane_names_its_gpus_by_what_means_the_same_everywhere() -> None:
         ({"devices": 2, "device": "cpu"}, 1, {}),
     ],
 )
-def test_a_run_takes_all_gpus_of_its_lane_that_can_share_its_steps(
+def test_choose_devices_takes_all_gpus_that_divide_the_batch(
     config: dict[str, object], gpus: int, added: dict[str, int]
 ) -> None:
     assert choose_devices(config, gpus) == added
 
 
-def test_a_run_that_asks_for_more_gpus_goes_elsewhere() -> None:
+def test_choose_devices_with_too_few_gpus_raises() -> None:
     with pytest.raises(JobFailedError, match="asks for 4 GPUs, and 2 work for it") as failed:
         choose_devices({"devices": 4}, 2)
     assert failed.value.cause == "infrastructure"
@@ -131,7 +131,7 @@ COMMON = ["nvidia-uvm", "nvidiactl"]
 EVERYTHING = ["dri/renderD128", "nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
 
 
-def test_a_box_has_the_files_of_its_lanes_gpus_only(machine: Path) -> None:
+def test_sandbox_shows_only_the_slots_gpu_files(machine: Path) -> None:
     assert shown(machine, "GPU-0") == ["nvidia-uvm", "nvidia1", "nvidiactl"]
     assert shown(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
     assert shown(machine, "") == COMMON
@@ -143,12 +143,12 @@ def test_a_box_has_the_files_of_its_lanes_gpus_only(machine: Path) -> None:
     assert str(machine / "nvidia0") not in words
 
 
-def test_the_scorers_own_sandbox_has_what_the_scorer_has(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_without_the_variable_uses_our_own(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     assert shown(machine, None) == ["nvidia-uvm", "nvidia0", "nvidiactl"]
 
 
-def test_docker_is_told_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_docker_gpu_arguments_follow_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(docker, "DRIVER", tmp_path)
     box = SandboxSpec(
         ["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8)
@@ -167,7 +167,7 @@ def both_run(site: SmallSite, leases: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("confined")
-def test_two_lanes_do_two_jobs_at_once_each_on_its_own_cores(site: SmallSite, node: Node) -> None:
+def test_two_slots_run_two_jobs_on_separate_cores(site: SmallSite, node: Node) -> None:
     leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
     node.start("--lanes", "2")
     both_run(site, leases)
@@ -196,7 +196,7 @@ def aboard(site: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
     made.leave()
 
 
-def test_the_site_says_how_many_lanes_and_each_has_its_own_gpu(site: SmallSite, aboard: Aboard) -> None:
+def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: SmallSite, aboard: Aboard) -> None:
     site.lanes = 2
     leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
     aboard.start()
@@ -207,7 +207,7 @@ def test_the_site_says_how_many_lanes_and_each_has_its_own_gpu(site: SmallSite, 
     assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
 
 
-def test_a_change_of_mind_waits_for_the_jobs_under_way(site: SmallSite, aboard: Aboard) -> None:
+def test_slot_count_change_waits_for_running_jobs(site: SmallSite, aboard: Aboard) -> None:
     site.lanes = 2
     first = site.add(training(site, steps=100_000, every=100_000))
     aboard.start()
@@ -221,13 +221,13 @@ def test_a_change_of_mind_waits_for_the_jobs_under_way(site: SmallSite, aboard: 
     assert json.loads(held.log.splitlines()[1])["gpus"] is None, "one lane again, with every GPU"
 
 
-def test_a_wrong_number_of_lanes_is_one_sentence(site: SmallSite, node: Node) -> None:
+def test_lanes_flag_with_a_wrong_number_prints_one_line(site: SmallSite, node: Node) -> None:
     assert node.start("--lanes", "none").wait() == 2
     assert "none is not a number from 1 to 64" in node.said()
     assert os.linesep not in node.said().strip()
 
 
-def test_lanes_of_the_same_release_fetch_it_once(site: SmallSite, tmp_path: Path) -> None:
+def test_slots_with_the_same_release_download_it_once(site: SmallSite, tmp_path: Path) -> None:
     aboard = Aboard(site, tmp_path / "aboard", lanes=3).start()
     leases = [site.add(training(site, steps=5)) for _ in range(6)]
     for lease in leases:

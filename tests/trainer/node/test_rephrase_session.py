@@ -1,4 +1,4 @@
-"""A volunteer's sitting: real sockets to the site and to the back end, and both go away now and then."""
+"""A volunteer's session: real sockets to the site and to the back end, and both go away now and then."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishL
     return finish
 
 
-def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(
-    site: PacketSite, come: Come, words: CompletionServer
-) -> None:
+def test_session_submits_every_packet_once(site: PacketSite, come: Come, words: CompletionServer) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
     come(words.url)
@@ -110,7 +108,7 @@ def test_a_sitting_hands_in_every_packet_once_and_all_is_taken(
     assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
 
 
-def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
+def test_session_without_packets_lasts_a_minimum_time(
     site: PacketSite, come: Come, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
@@ -122,7 +120,7 @@ def test_whoever_is_given_nothing_does_not_sit_down_again_at_once(
     assert finish.seconds >= 1.5
 
 
-def test_packets_are_in_hand_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
+def test_session_takes_packets_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
     site.fill(texts(60), ("easy",))
     site.sit()
     with serve_model(SynonymModel(seconds=0.2)) as service:
@@ -132,7 +130,7 @@ def test_packets_are_in_hand_ahead_of_the_back_end(site: PacketSite, come: Come)
         assert len(next(iter(site.out.values()))) <= 40
 
 
-def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: CompletionServer) -> None:
+def test_session_during_a_site_outage_loses_nothing(site: PacketSite, come: Come, words: CompletionServer) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
     site.fault("unanswered", "/packets/take", 1)
@@ -147,7 +145,7 @@ def test_a_site_that_is_away_costs_nothing(site: PacketSite, come: Come, words: 
     assert max(site.submitted.values()) == 3  # one answer never came, one was a proxy's
 
 
-def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> None:
+def test_session_waits_for_an_unavailable_back_end(site: PacketSite, come: Come) -> None:
     site.fill(texts(20), STYLES)
     with serve_model(SynonymModel(seconds=0.05)) as service:
         port = service.server_port
@@ -164,7 +162,7 @@ def test_a_back_end_that_is_away_is_waited_for(site: PacketSite, come: Come) -> 
     assert volunteer.ended is None
 
 
-def test_a_back_end_that_stays_away_gives_the_packets_back(
+def test_session_with_a_dead_back_end_releases_the_packets(
     site: PacketSite, come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "BACKEND_SECONDS", 0.5)
@@ -178,7 +176,7 @@ def test_a_back_end_that_stays_away_gives_the_packets_back(
     assert len(site.waiting) == 5
 
 
-def test_a_text_that_does_not_fit_gets_a_reason_and_shifts_nothing(site: PacketSite, come: Come) -> None:
+def test_session_with_a_too_long_text_reports_it(site: PacketSite, come: Come) -> None:
     short, long = texts(6), " ".join(texts(8))
     site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
     site.fill([*short[:3], long, *short[3:]], STYLES)
@@ -195,7 +193,7 @@ def test_a_text_that_does_not_fit_gets_a_reason_and_shifts_nothing(site: PacketS
     assert sum(one.accepted for one in judged) >= 10
 
 
-def test_what_the_volunteers_own_checks_refuse_is_tried_again_and_then_told(site: PacketSite, come: Come) -> None:
+def test_session_retries_texts_that_fail_its_own_checks(site: PacketSite, come: Come) -> None:
     site.fill(texts(3), ("medium",))
     lease = site.sit()
     with serve_model(EchoModel()) as service:
@@ -206,7 +204,7 @@ def test_what_the_volunteers_own_checks_refuse_is_tried_again_and_then_told(site
     assert finish.result["accepted"] == 0
 
 
-def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketSite, come: Come) -> None:
+def test_session_on_leaving_submits_finished_packets(site: PacketSite, come: Come) -> None:
     site.fill(texts(40), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.1)) as service:
@@ -223,7 +221,7 @@ def test_leaving_hands_in_what_is_finished_and_gives_the_rest_back(site: PacketS
     assert set(site.kept.values()) == {1}
 
 
-def test_a_lost_lease_ends_the_sitting_and_the_next_goes_on(site: PacketSite, come: Come) -> None:
+def test_session_with_a_lost_lease_ends_and_the_next_continues(site: PacketSite, come: Come) -> None:
     site.fill(texts(20), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.05)) as service:
@@ -237,7 +235,7 @@ def test_a_lost_lease_ends_the_sitting_and_the_next_goes_on(site: PacketSite, co
     assert set(site.kept.values()) == {1}
 
 
-def test_when_its_time_is_up_it_finishes_what_it_has(site: PacketSite, come: Come) -> None:
+def test_session_at_its_time_limit_finishes_pending_packets(site: PacketSite, come: Come) -> None:
     site.fill(texts(200), ("easy",))
     lease = site.sit(wall_seconds=2)
     with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
@@ -247,7 +245,7 @@ def test_when_its_time_is_up_it_finishes_what_it_has(site: PacketSite, come: Com
     assert len(site.taken) + len(site.waiting) == 200
 
 
-def test_a_campaign_for_another_model_or_newer_prompts_is_a_sentence(
+def test_session_with_an_unsupported_campaign_fails_with_a_reason(
     site: PacketSite, come: Come, words: CompletionServer
 ) -> None:
     for change, sentence in (({"model": "other"}, "asks for other"), ({"prompt_version": 9}, "too old")):
@@ -261,7 +259,7 @@ def test_a_campaign_for_another_model_or_newer_prompts_is_a_sentence(
         site.order = site.order.model_copy(update={"model": NAME})
 
 
-def test_the_command_joins_without_an_account_and_leaves_after_one_sitting(
+def test_rephrase_join_without_an_account_runs_one_session(
     site: PacketSite, tmp_path: Path, words: CompletionServer
 ) -> None:
     import subprocess
@@ -280,7 +278,7 @@ def test_the_command_joins_without_an_account_and_leaves_after_one_sitting(
     assert [volunteer.name for volunteer in site.volunteers] == ["somebody"]
 
 
-def test_bad_flags_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from trainer.cli.main import main
 
     join = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
@@ -298,7 +296,7 @@ def test_bad_flags_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         main([*join, "--parallel", "0"])
 
 
-def test_a_node_without_a_back_end_does_not_offer_to_rephrase(site: PacketSite, node: Node) -> None:
+def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketSite, node: Node) -> None:
     node.start(sandbox="none")
     until(lambda: site.polls)
     assert site.polls[0].hardware.kinds is not None

@@ -24,7 +24,7 @@ class Site:
         target.write_bytes(file.path.encode())
 
 
-def test_a_file_is_fetched_once_and_again_where_a_byte_has_changed(tmp_path: Path) -> None:
+def test_blob_cache_with_a_damaged_file_fetches_it_again(tmp_path: Path) -> None:
     site, kept = Site(), BlobCache(tmp_path / "weights")
     file = site.file(b"weights")
     place = kept.get(file, site.fetch)
@@ -35,7 +35,7 @@ def test_a_file_is_fetched_once_and_again_where_a_byte_has_changed(tmp_path: Pat
     assert site.fetched == ["weights", "weights"]
 
 
-def test_what_was_not_asked_for_lately_makes_room(tmp_path: Path) -> None:
+def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) -> None:
     site, kept = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
     for age, file in ((30, first), (20, second)):

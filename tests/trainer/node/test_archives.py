@@ -34,7 +34,7 @@ TRICKS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_is_refused_and_nothing_is_written(tmp_path: Path, trick: str) -> None:
+def test_unpack_of_a_malicious_archive_writes_nothing(tmp_path: Path, trick: str) -> None:
     (tmp_path / "entry.tar").write_bytes(TRICKS[trick]())
     with pytest.raises(ArchiveError) as refusal:
         unpack_archive(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
@@ -42,7 +42,7 @@ def test_a_trick_is_refused_and_nothing_is_written(tmp_path: Path, trick: str) -
     assert not (tmp_path / "source").exists()
 
 
-def test_an_entry_is_laid_over_the_release(tmp_path: Path) -> None:
+def test_unpack_overlays_the_entry_on_the_release(tmp_path: Path) -> None:
     for name, files in (("release", small_release.FILES), ("entry", small_release.ENTRY)):
         (tmp_path / name).write_bytes(small_release.tar(files, (member("trainer/models", tarfile.DIRTYPE),)))
     unpack_archive(tmp_path / "release", tmp_path / "source", "trainer", 1_000_000)
