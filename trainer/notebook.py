@@ -10,6 +10,7 @@ Not covered: widgets, and kernels of other languages than Python.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer import errors
-from trainer.cli.parser import Parser
 
 EXECUTED, RESULT, MODEL = "executed.ipynb", "result.json", "model"
 KERNEL = "python3"
@@ -36,7 +36,9 @@ class NotebookError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code, as `trainer.train` does."""
-    parser = Parser(prog="python -m trainer.notebook", description="Run a notebook's cells in their order.")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.notebook", description="Run a notebook's cells in their order."
+    )
     parser.add_argument("notebook", type=Path)
     options = parser.parse_args(argv)
     try:

@@ -16,20 +16,15 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from trainer import errors
-from trainer.checkpoint import store
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.distributed import launch
-from trainer.errors import ModelError, TrainingInterrupted, UserError
+from trainer.errors import ModelError, UserError
 from trainer.models import ARCHITECTURES
-from trainer.training.checkpointing import save_checkpoint, write_result
 from trainer.training.entry_integrity import BASE, EntryIntegrity
 from trainer.training.interruption import StopRequest
-from trainer.training.loop import fit
-from trainer.training.metrics import MetricsWriter
-from trainer.training.progress import TrainingProgress
-from trainer.training.run import Run
+from trainer.training.loop import fit_and_finish
 from trainer.training.setup import build_run
 
 
@@ -64,30 +59,6 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
         if isinstance(error, UserError) and not isinstance(error, DamagedDatasetError):
             raise
         return report_failure(config, error)
-
-
-def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
-    """Train until the budget is used or a stop is requested; save a checkpoint in either case."""
-    logger = run.fabric.loggers[0] if run.fabric.loggers else None
-    with MetricsWriter(run.metrics_path, logger) as metrics, TrainingProgress(console) as progress:
-        stop.is_graceful = True
-        try:
-            fit(run, metrics, progress, stop)
-        except TrainingInterrupted:
-            folder = save_checkpoint(run)
-            progress.print_line(f"interrupted; {folder.name} is kept, the same command goes on from there")
-            return errors.ExitCode.INTERRUPTED
-        run.integrity.check()
-        folder = store.path(run.config.out, run.usage.steps)
-        run.writer.wait()
-        if run.last_checkpoint != folder:
-            save_checkpoint(run)
-        write_result(run, folder)
-        progress.print_line(
-            f"done: {run.usage.steps:,} steps, {run.usage.tokens:,} tokens, {run.usage.seconds:.1f} s of training, "
-            f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
-        )
-    return errors.ExitCode.OK
 
 
 def report_failure(config: TrainConfig, error: Exception) -> int:

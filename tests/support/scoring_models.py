@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 import trainer
 from trainer.data.corpora import Document
 from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.sandbox import get_driver
 from trainer.scoring.heldout_text import EncodedDocument, encode_documents
 from trainer.scoring.model_client import ModelProcessClient, Timeouts
@@ -126,7 +127,7 @@ def lay_out_models(folder: Path) -> Path:
 
 
 def encode_held_out(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
     return tokenizer, encode_documents(documents(), tokenizer, None)
 
 

@@ -14,6 +14,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointError
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import PRESETS
 from trainer.optim import lora
 
@@ -106,7 +107,7 @@ def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
         step=state["step"],
         tokens=(run.get("from") or {}).get("tokens", 0) + state.get("spent", {}).get("tokens", 0),
         tokenizer=tokenizer if tokenizer.is_file() else None,
-        tokenizer_sha256=Tokenizer.load(tokenizer).sha256 if tokenizer.is_file() else recorded_sha256,
+        tokenizer_sha256=load_tokenizer(tokenizer).sha256 if tokenizer.is_file() else recorded_sha256,
         is_litgpt=False,
     )
 
@@ -117,7 +118,7 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(f"--from {folder}: it has no tokenizer.json")
-    config = litgpt.configuration(folder, Tokenizer.load(tokenizer).vocabulary_size)
+    config = litgpt.configuration(folder, load_tokenizer(tokenizer).vocabulary_size)
     return BaseCheckpoint(
         folder=folder,
         name=folder.resolve().name,
@@ -126,7 +127,7 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
         step=0,
         tokens=0,
         tokenizer=tokenizer,
-        tokenizer_sha256=Tokenizer.load(tokenizer).sha256,
+        tokenizer_sha256=load_tokenizer(tokenizer).sha256,
         is_litgpt=True,
     )
 

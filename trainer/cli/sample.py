@@ -12,6 +12,7 @@ import torch
 from trainer.checkpoint.store import load_model, read_run
 from trainer.cli.parser import Parser, add_device_flag, resolve_device
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import PROMPTS, Sampler, written
 from trainer.models.base import LanguageModel
 
@@ -68,5 +69,5 @@ def opened(options: argparse.Namespace) -> tuple[LanguageModel, Tokenizer, int]:
         from trainer.ops.quantize import quantize
 
         model = quantize(model, options.load, device)
-    tokenizer = Tokenizer.load(options.run / "tokenizer.json")
+    tokenizer = load_tokenizer(options.run / "tokenizer.json")
     return model, tokenizer, int(read_run(options.run)["model"]["sequence_length"])

@@ -15,6 +15,7 @@ from typing import Any
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.sandbox import SandboxDriver, SandboxError, get_driver
 from trainer.scoring import benchmark_suite, bundle_scan, heldout_text, items
@@ -146,7 +147,7 @@ def select_sandbox(name: str) -> SandboxDriver:
 def load_text(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, list[heldout_text.EncodedDocument]]:
     """Return the tokenizer that the run was trained with, and the held-out text in its tokens."""
     dataset = Dataset.open(options.dataset) if options.dataset else None
-    tokenizer = dataset.tokenizer if dataset else Tokenizer.load(run.folder / "tokenizer.json")
+    tokenizer = dataset.tokenizer if dataset else load_tokenizer(run.folder / "tokenizer.json")
     if run.tokenizer_sha256 and tokenizer.sha256 != run.tokenizer_sha256:
         raise RunFolderError("The run was trained with another tokenizer than the one of this text.")
     if tokenizer.vocabulary_size > run.vocabulary_size:

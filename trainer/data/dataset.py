@@ -29,7 +29,8 @@ from trainer.data.corpora import Document, find_corpus
 from trainer.data.errors import DamagedDatasetError, DatasetError
 from trainer.data.preparation import FORMAT, FORMAT_WITH_PROMPTS, MANIFEST, SPLITS, build_dataset, compute_content_hash
 from trainer.data.shards import Shard, TokenStream, get_token_dtype
-from trainer.data.tokenizer import Tokenizer, TokenizerSpec
+from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 
 class Dataset:
@@ -60,7 +61,7 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder / "tokenizer.json")
+        return load_tokenizer(self.folder / "tokenizer.json")
 
     def open_shards(self, split: str) -> list[Shard]:
         """Open the token files of train or dev."""

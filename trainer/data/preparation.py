@@ -23,7 +23,8 @@ from trainer.data.errors import DatasetError
 from trainer.data.progress import show_phase
 from trainer.data.shards import PROMPT_BIT, FileWriter, ShardWriter, get_token_dtype
 from trainer.data.spool import Spool
-from trainer.data.tokenizer import Tokenizer, TokenizerSpec, train_bpe
+from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.data.tokenizer_spec import TokenizerSpec
 
 FORMAT = 1
 FORMAT_WITH_PROMPTS = 2

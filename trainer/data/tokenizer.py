@@ -3,13 +3,6 @@
 Only byte-level vocabularies (GPT-2's scheme) are accepted: each byte is a token, so no text is unknown. The bytes of
 each token are known, so that bits per byte can be compared between tokenizers. What changes the text before it is split
 (a normalizer, an added leading space) is removed when a file is loaded.
-
-A spec names a tokenizer:
-
-    bpe:8192            trained on the corpus, with 8192 entries in all
-    gpt2:FOLDER         encoder.json and vocab.bpe, as OpenAI published them (or a tokenizer.json)
-    world:FILE          RWKV's World vocabulary as its authors published it, see `trainer.data.world`
-    PATH/tokenizer.json  any byte-level tokenizer in the format of the `tokenizers` library
 """
 
 from __future__ import annotations
@@ -19,7 +12,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,27 +111,14 @@ class Tokenizer:
         """Write the file with this tokenizer's sha256."""
         Path(path).write_bytes(self._content)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        path = Path(path)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
-        if content.startswith(WORLD_PREFIX):
-            from trainer.data.world import WorldTokenizer
-
-            return WorldTokenizer(content, path.name)
-        return cls(_remove_normalization(content, path.name), path.name)
-
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int, progress: bool = False) -> Tokenizer:
     """Train a byte-level BPE of up to `vocabulary_size` entries, including the 256 bytes and the end of text.
 
     The result is deterministic. A short text gives a smaller vocabulary, since pairs that occur once are not merged.
     """
-    _check_vocabulary_size(vocabulary_size)
-    backend = _build_byte_level(models.BPE())
+    check_vocabulary_size(vocabulary_size)
+    backend = build_byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         min_frequency=2,
@@ -151,62 +130,14 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int, progress: bool = False
     return Tokenizer(backend.to_str().encode())
 
 
-def load_gpt2(folder: Path) -> Tokenizer:
-    """Load GPT-2's tokenizer from encoder.json and vocab.bpe, else from tokenizer.json."""
-    vocabulary, merges = folder / "encoder.json", folder / "vocab.bpe"
-    if not (vocabulary.is_file() and merges.is_file()):
-        if (folder / "tokenizer.json").is_file():
-            return Tokenizer.load(folder / "tokenizer.json")
-        raise TokenizerError(f"{folder} contains neither encoder.json with vocab.bpe nor tokenizer.json")
-    try:
-        backend = _build_byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"{folder} does not contain GPT-2's tokenizer: {describe_exception(error)}") from error
-    backend.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(backend.to_str().encode(), str(folder))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerSpec:
-    """A parsed spec: the size of a tokenizer to train, or an existing tokenizer."""
-
-    text: str
-    train_size: int | None = None
-    """Entries of the BPE to train; None with an existing tokenizer."""
-    tokenizer: Tokenizer | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> TokenizerSpec:
-        """Parse a spec and load the files that it names."""
-        kind, _, argument = text.partition(":")
-        if kind == "bpe":
-            if not re.fullmatch(r"\d{1,9}", argument):
-                raise TokenizerError(f"{text!r} is not a tokenizer: bpe: takes a vocabulary size, such as bpe:8192")
-            _check_vocabulary_size(int(argument))
-            return cls(text, train_size=int(argument))
-        if kind == "gpt2" and argument:
-            return cls(text, tokenizer=load_gpt2(Path(argument).expanduser()))
-        if kind == "world" and argument:
-            from trainer.data import world
-
-            return cls(text, tokenizer=world.load_vocabulary(world.find_vocabulary(argument)))
-        path = Path(text).expanduser()
-        if path.is_dir():
-            path = path / "tokenizer.json"
-        if not path.is_file():
-            known = "bpe:8192, gpt2:FOLDER, world:FILE or PATH/tokenizer.json"
-            raise TokenizerError(f"{text!r} is not a tokenizer: it is none of {known}, and there is no such file")
-        return cls(text, tokenizer=Tokenizer.load(path))
-
-
-def _build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
+def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _check_vocabulary_size(size: int) -> None:
+def check_vocabulary_size(size: int) -> None:
     if not SMALLEST_VOCABULARY <= size <= LARGEST_VOCABULARY:
         limits = f"between {SMALLEST_VOCABULARY} (the bytes and the end of text) and {LARGEST_VOCABULARY}"
         raise TokenizerError(f"A vocabulary of {size} entries is not possible: it must be {limits}")
@@ -232,7 +163,7 @@ def _split_text(text: str) -> list[str]:
 _LETTER_SPACE = re.compile(r"[a-z] (?=[a-z])")
 
 
-def _remove_normalization(content: bytes, name: str) -> bytes:
+def remove_normalization(content: bytes, name: str) -> bytes:
     """Remove what changes the text from a tokenizer file; return the same bytes if there is nothing to remove."""
     try:
         spec = json.loads(content)

@@ -20,6 +20,7 @@ import torch
 from trainer import errors
 from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Reader, Sampler, pieces, stream
 from trainer.models.base import LanguageModel
 from trainer.protocol import GenerateOrder, GenerateResult
@@ -54,7 +55,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def generate(run: Path, checkpoint: Path, out: Path) -> GenerateResult:
     """Write what the order in the run's folder asks for."""
     order = GenerateOrder.model_validate_json((run / "order.json").read_bytes())
-    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    tokenizer = load_tokenizer(run / "tokenizer.json")
     model = load_model(run, checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
     begun = time.monotonic()
     tokens = Counted(written(model, tokenizer, order, int(read_run(run)["model"]["sequence_length"])))

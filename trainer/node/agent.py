@@ -19,7 +19,8 @@ from trainer.node.blobs import BlobCache
 from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
 from trainer.node.console import log
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import GpuReader, open_gpu_reader
+from trainer.node.gpu_readers import open_gpu_reader
+from trainer.node.gpus import GpuReader
 from trainer.node.hardware import detect_hardware, list_processors
 from trainer.node.identity import Identity
 from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SWARM_KINDS

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,18 +66,6 @@ class ProcGpuReader:
 def find_field(text: str, name: str) -> str:
     match = re.search(rf"^{name}:\s*(.+?)\s*$", text, re.MULTILINE)
     return match[1] if match else ""
-
-
-def open_gpu_reader() -> GpuReader:
-    """Return the best reader that works here. Without a driver nothing is imported, so the agent starts quickly."""
-    if not (DRIVER.is_dir() or CONTROL.exists() or shutil.which("nvidia-smi")):
-        return ProcGpuReader()
-    from trainer.node import gpus_nvml, gpus_smi
-
-    for open_reader in (gpus_nvml.open_nvml_reader, gpus_smi.SmiReader):
-        with suppress(GpuError):
-            return open_reader()
-    return ProcGpuReader()
 
 
 def select_visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:

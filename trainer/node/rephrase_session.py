@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trainer import protocol
 from trainer.node.client import (
@@ -23,7 +24,6 @@ from trainer.node.client import (
     ServerUnreachableError,
     retry_until_reachable,
 )
-from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobInterruptedError
 from trainer.node.status_display import RephraseStats
 from trainer.node.stop_signal import StopLevel
@@ -36,6 +36,9 @@ from trainer.rephrase.backends import (
 )
 from trainer.rephrase.checks import Thresholds, compute_duplicate_key, merge_thresholds
 from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
 
 TASKS_AHEAD = 3
 """Tasks in hand per running one: work for the back end during a request to the site."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
 from trainer.rephrase.backends.protocol import Completion
-from trainer.rephrase.serve import CompletionRequest
+
+if TYPE_CHECKING:
+    from trainer.rephrase.serve import CompletionRequest
 
 
 class CausalCompletionModel:

@@ -38,8 +38,8 @@ from trainer.errors import ModelError, attribute_to_model, to_one_line
 from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError, load_architecture
 from trainer.models.base import Architecture, Recipe
 from trainer.optim import optimizers
-from trainer.train import fit_and_finish
 from trainer.training import entry_integrity
+from trainer.training.loop import fit_and_finish
 from trainer.training.setup import build_run, configure_model
 
 REPORT_FILE = "smoke.json"

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
+from trainer.checkpoint import store
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
-from trainer.errors import ModelError, TrainingInterrupted, attribute_to_model
+from trainer.errors import ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
 from trainer.training.activation_checkpointing import disable_activation_checkpointing
-from trainer.training.checkpointing import save_checkpoint
+from trainer.training.checkpointing import save_checkpoint, write_result
 from trainer.training.evaluation import evaluate
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
@@ -41,6 +43,30 @@ if TYPE_CHECKING:
 
 TRAIN_LINES = 200
 """Train lines over a whole run, fewer if it has fewer steps."""
+
+
+def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
+    """Train until the budget is used or a stop is requested; save a checkpoint in either case."""
+    logger = run.fabric.loggers[0] if run.fabric.loggers else None
+    with MetricsWriter(run.metrics_path, logger) as metrics, TrainingProgress(console) as progress:
+        stop.is_graceful = True
+        try:
+            fit(run, metrics, progress, stop)
+        except TrainingInterrupted:
+            folder = save_checkpoint(run)
+            progress.print_line(f"interrupted; {folder.name} is kept, the same command goes on from there")
+            return ExitCode.INTERRUPTED
+        run.integrity.check()
+        folder = store.path(run.config.out, run.usage.steps)
+        run.writer.wait()
+        if run.last_checkpoint != folder:
+            save_checkpoint(run)
+        write_result(run, folder)
+        progress.print_line(
+            f"done: {run.usage.steps:,} steps, {run.usage.tokens:,} tokens, {run.usage.seconds:.1f} s of training, "
+            f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
+        )
+    return ExitCode.OK
 
 
 def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: StopRequest) -> None:

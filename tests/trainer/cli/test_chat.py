@@ -16,13 +16,14 @@ from torch import Tensor
 from trainer.cli import chat
 from trainer.cli.chat import Conversation, Patience, until
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Sampler
 from trainer.models.base import LanguageModel
 
 
 @pytest.fixture(scope="module")
 def tokenizer(dataset_folder: Path) -> Tokenizer:
-    return Tokenizer.load(dataset_folder / "tokenizer.json")
+    return load_tokenizer(dataset_folder / "tokenizer.json")
 
 
 class Script(LanguageModel):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
 from trainer.data.errors import TokenizerError
-from trainer.data.tokenizer import PIECE_CHARACTERS, Tokenizer, TokenizerSpec, train_bpe
+from trainer.data.tokenizer import PIECE_CHARACTERS, Tokenizer, train_bpe
+from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 
 GPT2, NEOX = DATA / "tokenizers" / "gpt2", DATA / "tokenizers" / "neox" / "20B_tokenizer.json"
 needs_gpt2 = pytest.mark.skipif(not GPT2.is_dir(), reason=f"GPT-2's tokenizer is not at {GPT2}")
@@ -79,7 +80,7 @@ def test_end_of_text_has_an_id_and_no_bytes(tokenizer: Tokenizer) -> None:
 
 def test_saved_tokenizer_has_same_bytes_and_hash(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert loaded.sha256 == tokenizer.sha256
     assert loaded.encode(HARD) == tokenizer.encode(HARD)
     assert loaded.end_of_text == tokenizer.end_of_text
@@ -135,7 +136,7 @@ def test_invalid_spec_raises_one_line(spec: str, complaint: str) -> None:
 def test_invalid_file_raises_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(TokenizerError, match=r"^tokenizer.json is not a tokenizer"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def changed(trained: Tokenizer, path: Path, **changes: object) -> Path:
@@ -147,17 +148,17 @@ def changed(trained: Tokenizer, path: Path, **changes: object) -> Path:
 def test_normalization_is_removed_on_load(trained: Tokenizer, tmp_path: Path) -> None:
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     path = changed(trained, tmp_path / "t.json", normalizer={"type": "Lowercase"}, pre_tokenizer=byte_level)
-    assert Tokenizer.load(path).encode(HARD) == trained.encode(HARD)
+    assert load_tokenizer(path).encode(HARD) == trained.encode(HARD)
 
 
 def test_inexact_vocabulary_is_rejected(trained: Tokenizer, tmp_path: Path) -> None:
     whitespace = changed(trained, tmp_path / "a.json", pre_tokenizer={"type": "Whitespace"}, decoder=None)
     with pytest.raises(TokenizerError, match="not a byte-level BPE"):
-        Tokenizer.load(whitespace)
+        load_tokenizer(whitespace)
     model = json.loads(whitespace.read_text())["model"]
     model["vocab"] = {token: index for token, index in model["vocab"].items() if token not in "Äx"}
     model["merges"] = []
     with pytest.raises(TokenizerError, match="no token for 2 of the bytes"):
-        Tokenizer.load(changed(trained, tmp_path / "b.json", model=model))
+        load_tokenizer(changed(trained, tmp_path / "b.json", model=model))
     with pytest.raises(TokenizerError, match="has no end-of-text token"):
-        Tokenizer.load(changed(trained, tmp_path / "c.json", added_tokens=[]))
+        load_tokenizer(changed(trained, tmp_path / "c.json", added_tokens=[]))

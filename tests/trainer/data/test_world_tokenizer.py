@@ -20,7 +20,8 @@ from trainer.cli import score
 from trainer.data import world
 from trainer.data.dataset import prepare_dataset
 from trainer.data.errors import TokenizerError
-from trainer.data.tokenizer import Tokenizer, TokenizerSpec
+from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 from trainer.inference import generate
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
@@ -125,7 +126,7 @@ def test_encoding_is_greedy_longest_match(tokenizer: world.WorldTokenizer, data:
 
 def test_dataset_and_file_use_world_tokenizer(corpus_folder: Path, tmp_path: Path) -> None:
     dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
-    loaded = Tokenizer.load(tmp_path / "dataset" / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "dataset" / "tokenizer.json")
     assert isinstance(loaded, world.WorldTokenizer)
     assert (loaded.sha256, loaded.vocabulary_size) == (dataset.tokenizer.sha256, 320)
     assert TokenizerSpec.parse(str(tmp_path / "dataset" / "tokenizer.json")).tokenizer is not None
@@ -208,4 +209,4 @@ def test_missing_vocabulary_raises_one_line(tmp_path: Path) -> None:
         TokenizerSpec.parse(f"world:{tmp_path / 'none.txt'}")
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "World"}, "tokens": [["x"]]}')
     with pytest.raises(TokenizerError, match="its tokens cannot be read"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
+        load_tokenizer(tmp_path / "tokenizer.json")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from trainer.checkpoint.store import load_model, save
-from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.data.tokenizer import train_bpe
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference import generate
 from trainer.inference.sampling import continuation
 from trainer.models import load_architecture
@@ -54,7 +55,7 @@ def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) ->
     assert {row["kind"] for row in rows} == {"text"}
     result = GenerateResult.model_validate_json((run.parent / "out" / "result.json").read_bytes())
     assert 0 < result.tokens <= 40
-    model, tokenizer = load_model(run, run / "step-00000003"), Tokenizer.load(run / "tokenizer.json")
+    model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
     told = continuation(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
     assert "".join(row["text"] for row in rows) == told
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.cli import sample
 from trainer.data.tokenizer import Tokenizer, train_bpe
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Reader, Sampler, continuation, pieces, stream
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
@@ -18,7 +19,7 @@ from trainer.models.base import LanguageModel
 
 @pytest.fixture(scope="module")
 def tokenizer(dataset_folder: Path) -> Tokenizer:
-    return Tokenizer.load(dataset_folder / "tokenizer.json")
+    return load_tokenizer(dataset_folder / "tokenizer.json")
 
 
 class Next(LanguageModel):

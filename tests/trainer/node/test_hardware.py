@@ -14,7 +14,8 @@ from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
 from tests.support.small_site import SmallSite
 from trainer.node import gpu_monitor, gpus, gpus_nvml, gpus_smi
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import GpuError, GpuReader, ProcGpuReader, open_gpu_reader, select_visible_gpus
+from trainer.node.gpu_readers import open_gpu_reader
+from trainer.node.gpus import GpuError, GpuReader, ProcGpuReader, select_visible_gpus
 from trainer.node.gpus_nvml import NvmlReader
 from trainer.node.gpus_smi import SmiReader
 from trainer.node.hardware import detect_hardware
@@ -111,9 +112,9 @@ def test_fake_nvml_matches_the_real_package() -> None:
 
 def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
     script = (
-        "import sys, pathlib\nfrom trainer.node import gpus\n"
+        "import sys, pathlib\nfrom trainer.node import gpu_readers, gpus\n"
         "gpus.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
-        "assert gpus.open_gpu_reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
+        "assert gpu_readers.open_gpu_reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
     assert ProcGpuReader().gpus == ()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import DATA
 from tests.support.scoring_models import needs_sandbox, words, write_run
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.sandbox import get_driver
 from trainer.scoring import benchmark_suite, items
 from trainer.scoring.lm_eval_model import LmEvalModel
@@ -103,7 +103,7 @@ def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
 
 def test_log_likelihoods_match_the_logits(tmp_path):
     folder = write_run(tmp_path / "run")
-    run, tokenizer = RunFolder.open(folder), Tokenizer.load(folder / "tokenizer.json")
+    run, tokenizer = RunFolder.open(folder), load_tokenizer(folder / "tokenizer.json")
     with ModelProcessClient(run, get_driver("bubblewrap"), model_source=folder / "source") as client:
         client.wait_until_loaded()
         model = LmEvalModel(client, tokenizer, lambda stage, done: None)

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.in_process_scorer import InProcessModel, write_and_open_run
 from tests.support.scoring_models import words
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
 
@@ -62,7 +62,7 @@ def test_pythia_14m_log_likelihoods_equal_hflm_item_by_item(tmp_path):
     model = litgpt.Model(litgpt.Config(run.vocabulary_size, run.sequence_length, name="pythia-14m")).eval()
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # far from the uniform rate of an untrained model
-    tokenizer = Tokenizer.load(run.folder / "tokenizer.json")
+    tokenizer = load_tokenizer(run.folder / "tokenizer.json")
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(run.folder / "tokenizer.json"))
     theirs.eos_token = theirs.convert_ids_to_tokens(tokenizer.end_of_text)
     theirs.pad_token = theirs.eos_token

@@ -22,7 +22,7 @@ from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.data.prefetch import PACKINGS
 from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import gpt
 from trainer.training.objective import Objective
 
@@ -166,7 +166,7 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
     folder = store.latest(run)
     assert folder is not None
     trained = store.load_model(run)
-    text = torch.from_numpy(Tokenizer.load(run / "tokenizer.json").byte_lengths()) > 0
+    text = torch.from_numpy(load_tokenizer(run / "tokenizer.json").byte_lengths()) > 0
     length, tokens = (
         int(TINY[TINY.index("--train.sequence-length") + 1]),
         int(TINY[TINY.index("--train.dev-tokens") + 1]),

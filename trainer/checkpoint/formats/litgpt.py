@@ -21,7 +21,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import litgpt
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
@@ -87,7 +87,7 @@ def bring_in(folder: Path, out: Path, sequence_length: int, tokenizer: Path | No
     """Make a run folder of a checkpoint folder: its weights as the checkpoint of step 0."""
     if (out / "run.json").exists():
         raise FormatError(f"{out} holds a run already: give an empty folder")
-    spoken = Tokenizer.load(tokenizer or folder / "tokenizer.json")
+    spoken = load_tokenizer(tokenizer or folder / "tokenizer.json")
     config = configuration(folder, spoken.vocabulary_size, sequence_length)
     model = litgpt.Model(config)
     try:

@@ -21,6 +21,7 @@ from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.data.tokenizer import Tokenizer
+from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.models import rwkv5
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -121,7 +122,7 @@ def fill(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
 
 def fitting(file: Path, config: rwkv5.Config) -> Tokenizer:
     """Load the tokenizer that the weights were trained with, or at least one whose tokens they know."""
-    tokenizer = Tokenizer.load(file)
+    tokenizer = load_tokenizer(file)
     if tokenizer.vocabulary_size > config.vocabulary_size:
         sizes = f"{tokenizer.vocabulary_size} tokens, the model {config.vocabulary_size}"
         raise FormatError(f"{file} is not this model's tokenizer: it has {sizes}")
