@@ -23,7 +23,7 @@ REPEATS = 5
 
 def measured(model: LanguageModel, recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """Return seconds of the fastest step and the bytes of the optimizer's state."""
-    optimizers = optim.build(model, recipe)
+    optimizers = optim.build_optimizers(model, recipe)
     fastest = float("inf")
     for _ in range(REPEATS):
         for parameter in model.parameters():

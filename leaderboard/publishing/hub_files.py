@@ -59,12 +59,12 @@ def words(kept: Publication, name: str, with_transformers: bool) -> list[FileAdd
 def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) -> Iterator[FileAddition]:
     """Yield the same weights as transformers reads them; nothing for an architecture that it does not know."""
     named = {PurePosixPath(path).name: file for path, file in files.items()}
-    if weights.WEIGHTS not in named or not gpt_neox.fits(kept.run.config):
+    if weights.WEIGHTS not in named or not gpt_neox.is_supported(kept.run.config):
         return
     made = folder / "transformers.safetensors"
     try:
         with named[weights.WEIGHTS].open("rb") as source, made.open("wb") as out:
-            config = gpt_neox.convert(kept.run.config, source, out)
+            config = gpt_neox.convert_weights(kept.run.config, source, out)
     except FormatError:  # the entry's own litgpt is another: its weights are published as they are
         return
     yield FileAddition("config.json", json.dumps(config, indent=1).encode())

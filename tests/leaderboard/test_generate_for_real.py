@@ -27,7 +27,7 @@ TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 
 
 def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
     """Return run.json, the files of a checkpoint and the tokenizer of a model as small as can be."""
-    from trainer.checkpoint.store import save
+    from trainer.checkpoint.store import write_checkpoint
     from trainer.data.tokenizer import train_bpe
     from trainer.models import load_architecture
 
@@ -35,7 +35,7 @@ def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
     tokenizer.save(folder / "tokenizer.json")
     module = load_architecture("gpt")
     sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
-    save(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    write_checkpoint(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
     record = json.dumps({"format": 1, "arch": "gpt", "model": sizes}).encode()
     return record, sorted((folder / "step-00000003").iterdir()), (folder / "tokenizer.json").read_bytes()
 

@@ -103,8 +103,11 @@ def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module,
     recipe = module.recipe(config)
     objective, resolved = prepare_objective(raw_model, recipe, resolved, batches[0][0], is_micro_batch_open=False)
     model = fabric.setup_module(objective)
-    built = [fabric.setup_optimizers(each) for each in optimizers.build(raw_model, recipe, resolved.muon_precision)]
-    optimizers.set_rates(built, recipe.schedule.scale(0.5, 0))
+    built = [
+        fabric.setup_optimizers(each)
+        for each in optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision)
+    ]
+    optimizers.set_learning_rates(built, recipe.schedule.scale(0.5, 0))
     spike_filter, rows = GradientSpikeFilter(resolved.spikes), itertools.cycle(batches)
     # As in the training loop.
     gc.collect()
@@ -129,7 +132,7 @@ def build_resolved_config(spec: ContenderSpec) -> ResolvedConfig:
         micro_batch=shape.batch,
         packing="blocks",
         precision="bf16" if shape.device == "cuda" else "fp32",
-        muon_precision=muon.units(shape.device),
+        muon_precision=muon.choose_precision(shape.device),
         compile=spec.compiled,
         activation_checkpointing=False,
         strategy="single",

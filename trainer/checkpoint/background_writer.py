@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training: the loop copies what it has and goes on, a thread takes it to the disk."""
+"""Write checkpoints in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import Any
 
 
-class Writer:
-    """At most one thing is being written. What went wrong is raised at the next call, in the loop's own thread.
+class CheckpointWriter:
+    """Runs one write at a time. Its error is raised by the next call, in the training thread.
 
-    A process that is killed meanwhile leaves the checkpoint before: a new one counts from its last renaming on.
+    If the process is killed meanwhile, the previous checkpoint remains: the new one is renamed into place last.
     """
 
     def __init__(self) -> None:
@@ -19,23 +19,23 @@ class Writer:
         self._writing: Future[Any] | None = None
 
     def begin(self, write: Callable[[], Any]) -> None:
-        """Start to write, once what is being written is done."""
+        """Start a write after the previous one has finished."""
         self.wait()
         self._writing = self._thread.submit(write)
 
     def check(self) -> None:
-        """Raise what the writing ended with, if it has."""
+        """Raise the error of a finished write, if any."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return when all is on the disk."""
+        """Wait until everything is on disk."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """End the thread, whatever becomes of what it is writing: for a run that has ended otherwise already."""
+        """End the thread and ignore errors of its write, for a run that has already ended."""
         with suppress(Exception):
             self.wait()
         self._thread.shutdown()

@@ -10,8 +10,17 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointError
+from trainer.checkpoint.store import (
+    CHECKPOINTS_FOLDER,
+    CheckpointError,
+    describe_file,
+    find_latest_checkpoint,
+    get_checkpoint_path,
+    get_checkpoint_step,
+    list_checkpoints,
+    read_run,
+    verify_checkpoint,
+)
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
@@ -44,13 +53,13 @@ class BaseCheckpoint:
         if self.is_litgpt:
             from trainer.checkpoint.formats import litgpt
 
-            return litgpt.tensors(self.folder)
-        store.verified(self.folder, (WEIGHTS, "state.json"))
-        return lora.merged(load_file(self.folder / WEIGHTS))
+            return litgpt.load_tensors(self.folder)
+        verify_checkpoint(self.folder, (WEIGHTS, "state.json"))
+        return lora.merge_adapter_tensors(load_file(self.folder / WEIGHTS))
 
     def hash_weights(self) -> str:
         """Return the sha256 of the weights file."""
-        return store.reference(self.folder / (LITGPT_WEIGHTS if self.is_litgpt else WEIGHTS)).sha256
+        return describe_file(self.folder / (LITGPT_WEIGHTS if self.is_litgpt else WEIGHTS)).sha256
 
     def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
         """Return whether this is its tokenizer. Without one of its own, any tokenizer that its vocabulary can hold."""
@@ -76,11 +85,11 @@ def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoin
     if (folder / LITGPT_WEIGHTS).is_file():
         return describe_litgpt_folder(folder)
     if (folder / "run.json").is_file():
-        newest = store.latest(folder)
+        newest = find_latest_checkpoint(folder)
         if newest is None:
             raise CheckpointError(f"--from {folder}: this run has no whole checkpoint")
         return describe_run_checkpoint(folder, newest)
-    if folder.parent.name == store.FOLDER and (folder.parent.parent / "run.json").is_file():
+    if folder.parent.name == CHECKPOINTS_FOLDER and (folder.parent.parent / "run.json").is_file():
         return describe_run_checkpoint(folder.parent.parent, folder)
     raise CheckpointError(f"--from {folder} is neither a run's folder, nor one of its checkpoints, nor one of litgpt's")
 
@@ -88,15 +97,15 @@ def find_base_checkpoint(folder: Path, step: int | None = None) -> BaseCheckpoin
 def find_checkpoint_of_step(run_folder: Path, step: int) -> Path:
     if not (run_folder / "run.json").is_file():
         raise CheckpointError(f"--step goes with --from a run's folder, and {run_folder} is none")
-    chosen, saved = store.path(run_folder, step), store.complete(run_folder)
+    chosen, saved = get_checkpoint_path(run_folder, step), list_checkpoints(run_folder)
     if chosen not in saved:
-        known = ", ".join(str(store.step_of(each)) for each in saved) or "none"
+        known = ", ".join(str(get_checkpoint_step(each)) for each in saved) or "none"
         raise CheckpointError(f"--from {run_folder}: there is no checkpoint of step {step}; those kept are {known}")
     return chosen
 
 
 def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
-    run, state = store.read_run(run_folder), store.verified(folder, ("state.json",))
+    run, state = read_run(run_folder), verify_checkpoint(folder, ("state.json",))
     tokenizer = run_folder / "tokenizer.json"
     recorded_sha256 = (run.get("dataset") or {}).get("tokenizer_sha256")
     return BaseCheckpoint(
@@ -118,7 +127,7 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(f"--from {folder}: it has no tokenizer.json")
-    config = litgpt.configuration(folder, load_tokenizer(tokenizer).vocabulary_size)
+    config = litgpt.load_config(folder, load_tokenizer(tokenizer).vocabulary_size)
     return BaseCheckpoint(
         folder=folder,
         name=folder.resolve().name,

@@ -1,9 +1,9 @@
-"""Checkpoints: all it takes to go on with a run, or to score it again.
+"""Checkpoints: everything needed to resume or re-score a run.
 
-`checkpoints/step-00000100/` holds `model.safetensors`, `optimizer.pt` (plain tensors and numbers, never unpickled
-freely), `state.json` (what is used of the budget, data position, random number generators, the run's identity) and,
-written last, `manifest.json` with the size and sha256 of each. The folder is written aside and renamed: one with a
-manifest is whole.
+`checkpoints/step-00000100/` holds `model.safetensors`, `optimizer.pt` (plain tensors and numbers, read with the
+weights-only loader), `state.json` (used budget, data position, random number generators, the run's identity) and,
+written last, `manifest.json` with the size and sha256 of each. The folder is written under another name and renamed:
+a folder with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -41,48 +41,50 @@ from trainer.models.base import LanguageModel
 from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
 
-FOLDER = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
-NAME = re.compile(r"step-(\d{8,})")
+NAME_PATTERN = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be used; the message says which file and what to do."""
+    """A checkpoint cannot be used. The message names the file and what to do."""
 
 
-def path(run_folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step belongs."""
-    return run_folder / FOLDER / f"step-{step:08d}"
+def get_checkpoint_path(run_folder: Path, step: int) -> Path:
+    """Return the folder for the checkpoint of a step."""
+    return run_folder / CHECKPOINTS_FOLDER / f"step-{step:08d}"
 
 
-def complete(run_folder: Path) -> list[Path]:
-    """Return the run's whole checkpoints, oldest first."""
-    folders = [folder for folder in (run_folder / FOLDER).glob("step-*") if NAME.fullmatch(folder.name)]
-    return sorted((f for f in folders if (f / MANIFEST).is_file()), key=step_of)
+def list_checkpoints(run_folder: Path) -> list[Path]:
+    """Return the run's complete checkpoints, oldest first."""
+    folders = [
+        folder for folder in (run_folder / CHECKPOINTS_FOLDER).glob("step-*") if NAME_PATTERN.fullmatch(folder.name)
+    ]
+    return sorted((f for f in folders if (f / MANIFEST).is_file()), key=get_checkpoint_step)
 
 
-def step_of(folder: Path) -> int:
+def get_checkpoint_step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def latest(run_folder: Path) -> Path | None:
-    """Return the newest whole checkpoint; its contents are verified when it is loaded."""
-    return next(reversed(complete(run_folder)), None)
+def find_latest_checkpoint(run_folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None. Its contents are verified when it is loaded."""
+    return next(reversed(list_checkpoints(run_folder)), None)
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Weights and momenta as they were at one moment, in main memory: training may go on while they are written."""
+class CheckpointSnapshot:
+    """A copy of weights and momenta in main memory, so that training can continue while it is written."""
 
     weights: dict[str, Tensor]
     other_names: dict[str, str]
-    """Names of tensors that have another name already, and that name: each tensor is kept once."""
+    """Alias -> name under which the tensor is stored: each tensor is stored once."""
     optimizers: list[dict[str, Any]]
 
 
-def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
-    """Copy what a checkpoint needs. Of sharded tensors the whole is gathered: all processes must ask together."""
+def take_snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> CheckpointSnapshot:
+    """Copy what a checkpoint needs. Gathers sharded tensors, so all processes must call it together."""
     first: dict[int, str] = {}
     weights, other_names = {}, {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -90,28 +92,32 @@ def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
             other_names[name] = first[id(tensor)]
             continue
         first[id(tensor)] = name
-        weights[name] = copied(tensor)
-    return Snapshot(weights, other_names, [copied(get_full_optimizer_state(optimizer)) for optimizer in optimizers])
+        weights[name] = copy_to_cpu(tensor)
+    return CheckpointSnapshot(
+        weights, other_names, [copy_to_cpu(get_full_optimizer_state(optimizer)) for optimizer in optimizers]
+    )
 
 
-def copied(content: Any) -> Any:
-    """Return a copy in main memory of a tensor, or of all tensors in dicts and lists."""
+def copy_to_cpu(content: Any) -> Any:
+    """Copy a tensor, or all tensors in dicts and lists, to main memory."""
     if isinstance(content, Tensor):
         return gather_tensor(content).detach().to("cpu", copy=True).contiguous()
     if isinstance(content, dict):
-        return {name: copied(value) for name, value in content.items()}
+        return {name: copy_to_cpu(value) for name, value in content.items()}
     if isinstance(content, list):
-        return [copied(value) for value in content]
+        return [copy_to_cpu(value) for value in content]
     return content
 
 
-def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state: dict[str, Any]) -> Checkpoint:
-    """Write a checkpoint of `state["step"]` to `folder`, replacing what is there; then all of it or nothing."""
-    return write(folder, snapshot(model, optimizers), state)
+def write_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], state: dict[str, Any]
+) -> Checkpoint:
+    """Write a checkpoint of `state["step"]` to `folder` atomically, replacing an existing one."""
+    return write_snapshot(folder, take_snapshot(model, optimizers), state)
 
 
-def write(folder: Path, content: Snapshot, state: dict[str, Any]) -> Checkpoint:
-    """Write a snapshot to `folder`. Raises OSError where the disk does not take it."""
+def write_snapshot(folder: Path, content: CheckpointSnapshot, state: dict[str, Any]) -> Checkpoint:
+    """Write a snapshot to `folder`. Raises OSError if the disk is full or fails."""
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -120,25 +126,25 @@ def write(folder: Path, content: Snapshot, state: dict[str, Any]) -> Checkpoint:
         torch.save(content.optimizers, aside / "optimizer.pt")
     except (SafetensorError, RuntimeError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise as_os_error(error, folder) from error
+        raise find_os_error(error, folder) from error
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     (aside / "state.json").write_text(json.dumps(state))
-    manifest = Checkpoint(step=state["step"], files=tuple(reference(aside / name) for name in FILES))
+    manifest = Checkpoint(step=state["step"], files=tuple(describe_file(aside / name) for name in FILES))
     for name in FILES:
-        sync(aside / name)
+        fsync_path(aside / name)
     (aside / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-    sync(aside / MANIFEST)
-    sync(aside)
+    fsync_path(aside / MANIFEST)
+    fsync_path(aside)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
-    sync(folder.parent)
+    fsync_path(folder.parent)
     return manifest
 
 
-def as_os_error(error: Exception, folder: Path) -> Exception:
-    """Both libraries hide the disk's answer in a text of their own, or lose it."""
+def find_os_error(error: Exception, folder: Path) -> Exception:
+    """Return the OSError behind a library's error: both libraries hide the error number in a message, or lose it."""
     number = re.search(r"os error (\d+)", str(error))
     if number:
         return OSError(int(number[1]), os.strerror(int(number[1])), str(folder))
@@ -147,42 +153,42 @@ def as_os_error(error: Exception, folder: Path) -> Exception:
     return error
 
 
-def prune(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` whole checkpoints; the manifest goes first, so that none is left half."""
-    for folder in complete(run_folder)[:-keep]:
-        (folder / MANIFEST).unlink(missing_ok=True)  # a node's agent, too, takes away what it has sent
+def prune_checkpoints(run_folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints. Each manifest goes first, so that no partial one looks complete."""
+    for folder in list_checkpoints(run_folder)[:-keep]:
+        (folder / MANIFEST).unlink(missing_ok=True)  # the node deletes uploaded checkpoints, too
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def verified(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
-    """Check files of a checkpoint against its manifest and return its state; raise `CheckpointError`.
+def verify_checkpoint(folder: Path, names: Sequence[str] = FILES) -> dict[str, Any]:
+    """Check files of a checkpoint against its manifest and return its state. Raises `CheckpointError`.
 
-    `names`: what is needed. To look at the weights nobody has to have the optimizer's half.
+    `names`: the files that are needed. Scoring, for example, does not need the optimizer's.
     """
     try:
         manifest = Checkpoint.model_validate_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {MANIFEST}") from error
     except ValueError as error:
-        raise damaged(folder, MANIFEST) from error
+        raise build_damage_error(folder, MANIFEST) from error
     if {file.path for file in manifest.files} != set(FILES):
-        raise damaged(folder, MANIFEST)
+        raise build_damage_error(folder, MANIFEST)
     for file in manifest.files:
-        if file.path in names and (not (folder / file.path).is_file() or reference(folder / file.path) != file):
-            raise damaged(folder, file.path)
+        if file.path in names and (not (folder / file.path).is_file() or describe_file(folder / file.path) != file):
+            raise build_damage_error(folder, file.path)
     state = json.loads((folder / "state.json").read_bytes())
     if state["step"] != manifest.step:
-        raise damaged(folder, "state.json")
+        raise build_damage_error(folder, "state.json")
     return state
 
 
-def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Put a verified checkpoint's weights and momenta back where `save` took them from and return its state."""
-    state = verified(folder)
+def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Verify a checkpoint, load its weights and momenta, and return its state."""
+    state = verify_checkpoint(folder)
     if any(is_sharded(tensor) for tensor in model.parameters()):
-        fill_parts(folder, model)
+        load_sharded_weights(folder, model)
     else:
-        fill(folder, model)
+        load_checkpoint_weights(folder, model)
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for optimizer, mine in zip(optimizers, saved, strict=True):
@@ -194,39 +200,39 @@ def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> 
     return state
 
 
-def fill_parts(folder: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into a model that is cut over processes; each takes its part."""
+def load_sharded_weights(folder: Path, model: nn.Module) -> None:
+    """Load a checkpoint's weights into a sharded model. Each process takes its shard."""
     try:
         load_full_weights(model, load_file(folder / "model.safetensors"))
     except (RuntimeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
 
 
-def fill(folder: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into a model of the same shape; into a plain one adapters come merged."""
+def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
+    """Load a checkpoint's weights into a model of the same shape. Adapters are merged into a plain model."""
     try:
         with safe_open(folder / "model.safetensors", framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        merge = lora.layers_in(shapes) and not lora.is_adapted(model)
+        merge = lora.find_adapted_layers(shapes) and not lora.has_adapters(model)
         if merge:
-            lora.fit(model, shapes)
+            lora.add_matching_adapters(model, shapes)
         load_weights(model, folder / "model.safetensors")
         if merge:
-            lora.merge(model)
+            lora.merge_adapters(model)
     except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
         raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
 
 
 def load_model(run_folder: Path, checkpoint: Path | None = None, device: str | torch.device = "cpu") -> LanguageModel:
-    """Return a run's model as of a checkpoint (the latest), in evaluation mode. The run's architecture is imported."""
-    folder = checkpoint or latest(run_folder)
+    """Return a run's model from a checkpoint (default: the latest), in evaluation mode. Imports its architecture."""
+    folder = checkpoint or find_latest_checkpoint(run_folder)
     if folder is None:
         raise CheckpointError(f"{run_folder} has no whole checkpoint to load")
-    verified(folder, ("model.safetensors", "state.json"))
+    verify_checkpoint(folder, ("model.safetensors", "state.json"))
     run = read_run(run_folder)
     module = load_architecture(run["arch"])
     model = module.Model(module.Config(**run["model"]))
-    fill(folder, model)
+    load_checkpoint_weights(folder, model)
     return model.to(device).eval()
 
 
@@ -242,23 +248,27 @@ def read_run(run_folder: Path) -> dict[str, Any]:
     return run
 
 
-def damaged(folder: Path, name: str) -> CheckpointError:
-    """Name the file and what to do about it."""
-    before = [other for other in complete(folder.parent.parent) if step_of(other) < step_of(folder)]
-    instead = f"go on from {before[-1].name}" if before else "start the run anew"
+def build_damage_error(folder: Path, name: str) -> CheckpointError:
+    """Return an error that names the damaged file and what to do."""
+    before = [
+        other
+        for other in list_checkpoints(folder.parent.parent)
+        if get_checkpoint_step(other) < get_checkpoint_step(folder)
+    ]
+    instead = f"go on from {before[-1].name}" if before else "start the run again"
     return CheckpointError(f"{folder / name} is damaged (its manifest says otherwise): delete {folder} to {instead}")
 
 
-def reference(file: Path) -> FileRef:
-    """Describe a file by its content."""
+def describe_file(file: Path) -> FileRef:
+    """Return a file's name, sha256 and size."""
     with file.open("rb") as stream:
         return FileRef(
             path=file.name, sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size
         )
 
 
-def sync(file: Path) -> None:
-    """Have the disk keep a file, or a folder's entries, before going on."""
+def fsync_path(file: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)

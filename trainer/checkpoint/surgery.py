@@ -1,12 +1,12 @@
-"""Weights of one version of an architecture made into another's, so that the model answers (nearly) as before.
+"""Convert weights to a later version of an architecture so that the outputs stay (nearly) the same.
 
-One function a family, in `SURGERIES`: tensors as they were, the fields of the Config before and after; it returns the
-tensors for the new model, and `trainer.training.finetune` keeps all that fit.
+One function per family, in `CONVERTERS`. It takes tensors and the fields of the Config before and after, and returns
+the tensors for the new model; `trainer.training.finetune` loads all that fit.
 
 RWKV-5 goes from 5.0 to 5.1 to 5.2 (`trainer.models.rwkv5`), never back. What each step does to a block:
 - the bonus's logarithm becomes the bonus, exactly;
-- the gate silu(Wg x) begins at 1, see `opened`; nothing else changes but, a little and where it must, LN1;
-- the channel mix has an eighth fewer units, see `narrowed`: the only step that loses something;
+- the gate silu(Wg x) begins at 1, see `add_neutral_gate`; otherwise only LN1 changes, slightly and where needed;
+- the channel mix has an eighth fewer units, see `narrow_channel_mix`: the only lossy step;
 - a head's decay and bonus become those of each of its channels, exactly.
 """
 
@@ -25,14 +25,14 @@ from trainer.models.rwkv5 import HEAD, Config
 Tensors = dict[str, Tensor]
 
 OPEN = 1.2784645427610738
-"""Where silu is 1."""
+"""silu of this is 1."""
 CONSTANT = 0.02
-"""At least this much of LN1's output, beside 1 for a channel's standard deviation, is the same for every token."""
+"""Minimum constant part of LN1's output, relative to a channel's standard deviation of 1."""
 SMALLEST = 1e-2
-"""Smallest size of a weight of LN1 that the gate divides by."""
+"""Minimum magnitude of a weight of LN1, since the gate divides by it."""
 
 
-def rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:
+def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:
     """Return RWKV-5's weights for a later version; raise `CheckpointError` for an earlier one."""
     old, new = float(before["version"]), float(after["version"])
     if new < old:
@@ -43,15 +43,15 @@ def rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mappi
     for block in sorted(blocks):
         if old == 5.0 < new:
             made[block + "att.time_faaaa"] = made.pop(block + "att.time_first").exp()
-            opened(made, block)
-            narrowed(made, block, units)
+            add_neutral_gate(made, block)
+            narrow_channel_mix(made, block, units)
         if old < 5.2 <= new:
             for name in ("time_decay", "time_faaaa"):
                 made[f"{block}att.{name}"] = made[f"{block}att.{name}"].view(-1, 1).repeat(1, HEAD)
     return made
 
 
-def opened(made: Tensors, block: str) -> None:
+def add_neutral_gate(made: Tensors, block: str) -> None:
     """Add a gate that is 1 for every token, to rounding.
 
     It has no bias, but its input has: LN1 gives w n + b, and the sum of n over the channels is zero. So the product of
@@ -74,11 +74,11 @@ def opened(made: Tensors, block: str) -> None:
     made[block + "att.time_mix_g"] = torch.ones(1, 1, len(safe))
 
 
-def narrowed(made: Tensors, block: str, units: int) -> None:
-    """Keep the `units` of the channel mix that say most, and have them say what the others say on average.
+def narrow_channel_mix(made: Tensors, block: str, units: int) -> None:
+    """Keep the `units` of the channel mix that contribute most, and add the average contribution of the others.
 
-    What a unit says is its column of `value` times relu(z)^2; z is taken as normal, with the mean and the variance that
-    LN2's bias and weight give it (its inputs as independent). The average of what is dropped is added through all kept
+    A unit's contribution is its column of `value` times relu(z)^2; z is assumed normal, with the mean and variance that
+    LN2's bias and weight give it (independent inputs). The average of what is dropped is added through all kept
     units together, each in proportion to its mean over its variance: their weighted sum is nearly constant.
     """
     key, value = made[block + "ffn.key.weight"], made[block + "ffn.value.weight"]
@@ -86,7 +86,7 @@ def narrowed(made: Tensors, block: str, units: int) -> None:
         return
     ratio = made[block + "ffn.time_mix_k"].flatten()
     spread = (ratio.square() + (1 - ratio).square()).sqrt() * made[block + "ln2.weight"]
-    mean, squares = fired(key @ made[block + "ln2.bias"], (key * spread).norm(dim=1))
+    mean, squares = compute_relu2_moments(key @ made[block + "ln2.bias"], (key * spread).norm(dim=1))
     said = value.norm(dim=0) * squares.sqrt()
     kept = said.topk(units).indices.sort().values
     dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, kept, False)
@@ -96,7 +96,7 @@ def narrowed(made: Tensors, block: str, units: int) -> None:
     made[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], steady)
 
 
-def fired(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+def compute_relu2_moments(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
     """Return the means of relu(z)^2 and of its square for normal z."""
     deviation = deviation.clamp(min=1e-12)
     t = mean / deviation
@@ -107,12 +107,14 @@ def fired(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
     return second, fourth
 
 
-SURGERIES: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any], Mapping[str, Any]], Tensors]] = {"rwkv5": rwkv5}
-"""Families whose versions can follow one another: the field `version` of their Config says which one it is."""
+CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any], Mapping[str, Any]], Tensors]] = {
+    "rwkv5": convert_rwkv5
+}
+"""Families whose weights can be converted to a later `version`, a field of their Config."""
 
 
-def versions(family: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the version before and after, None if it is one."""
-    if family not in SURGERIES or before["version"] == after["version"]:
+def find_version_change(family: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the versions before and after, or None if they are equal."""
+    if family not in CONVERTERS or before["version"] == after["version"]:
         return None
     return before["version"], after["version"]

@@ -16,7 +16,7 @@ DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256
 """The size that parameters are counted at: what a CPU trains by default."""
 
 
-class Row(TypedDict):
+class ArchitectureRow(TypedDict):
     name: str
     description: str
     parameters: int
@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=["list"])
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
-    rows = [describe(name) for name in ARCHITECTURES]
+    rows = [describe_architecture(name) for name in ARCHITECTURES]
     lines = [f"{row['name']:10} {row['parameters']:>12,}  {row['description']}" for row in rows]
     sys.stdout.write((json.dumps(rows) if options.json else "\n".join(lines)) + "\n")
     return 0
 
 
-def describe(name: str) -> Row:
+def describe_architecture(name: str) -> ArchitectureRow:
     """Describe an architecture by the first sentence of its file and its size at the default dial."""
     module = load_architecture(name)
     with torch.device("meta"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint.formats import FORMATS
 from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint", type=Path, help="folder of one checkpoint; without: the latest")
     options = parser.parse_args(argv)
     try:
-        importlib.import_module(FORMATS[options.format]).export(options.run, options.out, options.checkpoint)
-    except ValueError as error:
-        sys.stderr.write(f"dailytrain export: {' '.join(str(error).split())}\n")
-        return 2
+        importlib.import_module(FORMATS[options.format]).export_run(options.run, options.out, options.checkpoint)
+    except UserError as error:
+        return print_error("dailytrain export", error, ExitCode.USER_ERROR)
     return 0

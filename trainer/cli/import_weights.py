@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint.formats import FORMATS
 from trainer.cli.parser import Parser
+from trainer.errors import ExitCode, UserError, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the run's folder; return 2, with one line on standard error, for a file that cannot be used."""
-    options = arguments(argv)
+    options = parse_arguments(argv)
     try:
-        importlib.import_module(FORMATS[options.format]).bring_in(
+        importlib.import_module(FORMATS[options.format]).import_run(
             options.file, options.out, options.sequence_length, options.tokenizer
         )
-    except ValueError as error:
-        sys.stderr.write(f"dailytrain import: {' '.join(str(error).split())}\n")
-        return 2
+    except UserError as error:
+        return print_error("dailytrain import", error, ExitCode.USER_ERROR)
     return 0
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="dailytrain import", description="Make a run of weights from elsewhere.")
     parser.add_argument("file", type=Path, help="the weights")
     parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="what wrote them")

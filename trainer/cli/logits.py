@@ -13,18 +13,18 @@ from torch import Tensor
 
 from trainer.checkpoint.store import load_model, read_run
 from trainer.cli.parser import Parser, add_device_flag, resolve_device
+from trainer.errors import ExitCode, UserError, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print log-probabilities (base e); return 2, with one line on standard error, for a run or tokens of no use."""
-    options = arguments(argv)
+    options = parse_arguments(argv)
     try:
         vocabulary_size = int(read_run(options.run)["model"]["vocabulary_size"])
-        tokens = parse(options.tokens, vocabulary_size)
-        found = log_probabilities(options, tokens)
-    except ValueError as error:
-        sys.stderr.write(f"dailytrain logits: {' '.join(str(error).split())}\n")
-        return 2
+        tokens = parse_tokens(options.tokens, vocabulary_size)
+        found = compute_log_probabilities(options, tokens)
+    except UserError as error:
+        return print_error("dailytrain logits", error, ExitCode.USER_ERROR)
     if options.json:
         sys.stdout.write(json.dumps({"log_probabilities": found.tolist()}) + "\n")
         return 0
@@ -35,27 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(text: str, vocabulary_size: int) -> list[int]:
+def parse_tokens(text: str, vocabulary_size: int) -> list[int]:
     """Read token ids joined by commas."""
     try:
         tokens = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--tokens are whole numbers joined by commas, not {text!r}") from None
+        raise UserError(f"--tokens are whole numbers joined by commas, not {text!r}") from None
     strange = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
     if strange is not None:
-        raise ValueError(f"there is no token {strange}: the vocabulary's are 0 to {vocabulary_size - 1}")
+        raise UserError(f"there is no token {strange}: the vocabulary's are 0 to {vocabulary_size - 1}")
     return tokens
 
 
 @torch.inference_mode()
-def log_probabilities(options: argparse.Namespace, tokens: list[int]) -> Tensor:
+def compute_log_probabilities(options: argparse.Namespace, tokens: list[int]) -> Tensor:
     """Return `[T, V]`: one row after each token, normalised in fp64."""
     device = resolve_device(options.device)
     model = load_model(options.run, options.checkpoint, device)
     return model(torch.tensor([tokens], device=device))[0].double().log_softmax(-1)
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="dailytrain logits", description="What a run's model expects after tokens.")
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--tokens", required=True, help="token ids, joined by commas")

@@ -1,8 +1,8 @@
-"""LoRA: a frozen model learns through a small product of two matrices beside each of its own (arXiv 2106.09685).
+"""LoRA: train a low-rank update of each matrix of a frozen model (arXiv 2106.09685).
 
-An adapted model's weights file holds the model's own tensors under their own names and, beside each adapted matrix,
-`lora_down` [rank, in], `lora_up` [out, rank] and `lora_scale`. It is all that a run needs to go on, without the
-checkpoint it started from; whoever wants a plain model of it (the scorer, `sample`, `export`) gets the merged one.
+An adapted model's weights file holds the model's own tensors under their own names and, for each adapted matrix,
+`lora_down` [rank, in], `lora_up` [out, rank] and `lora_scale`. A run resumes from it without the checkpoint that it
+started from. The scorer, `sample` and `export` load the merged model.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class LoraError(UserError):
     """The adapters do not fit the model; the message is one line."""
 
 
-class Adapted(nn.Linear):
+class LoraLinear(nn.Linear):
     """A linear layer and its adapter: W x + b + scale B A x (eq. 3, section 4.1), W and b where they were.
 
-    B starts at zero, so the layer starts as what it was. In two thin products: B A is never formed in training.
+    B starts at zero, so the layer starts unchanged. Training computes two thin products and never B A itself.
     """
 
     lora_scale: Tensor
@@ -48,65 +48,67 @@ class Adapted(nn.Linear):
         self.register_buffer(SCALE, torch.tensor(scale, **place))
 
     def forward(self, x: Tensor) -> Tensor:
-        beside = F.linear(F.linear(x, self.lora_down), self.lora_up)
-        return F.linear(x, self.weight, self.bias) + self.lora_scale * beside
+        update = F.linear(F.linear(x, self.lora_down), self.lora_up)
+        return F.linear(x, self.weight, self.bias) + self.lora_scale * update
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
-        """Return the plain layer that answers the same; its weight is this layer's, changed."""
+    def merge(self) -> nn.Linear:
+        """Return an equivalent plain layer. It takes over this layer's weight and changes it."""
         plain = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        self.weight += product(self.lora_down, self.lora_up, self.lora_scale)
+        self.weight += compute_update(self.lora_down, self.lora_up, self.lora_scale)
         plain.weight, plain.bias = self.weight, self.bias
         return plain
 
 
-def product(down: Tensor, up: Tensor, scale: Tensor) -> Tensor:
+def compute_update(down: Tensor, up: Tensor, scale: Tensor) -> Tensor:
     return scale * (up @ down)
 
 
-def adapt(model: LanguageModel, settings: LoraArgs, vocabulary_size: int) -> list[str]:
-    """Freeze a model and give adapters to the matrices that are asked for; return their names."""
-    names = chosen(model, settings.targets, vocabulary_size)
+def add_adapters(model: LanguageModel, settings: LoraArgs, vocabulary_size: int) -> list[str]:
+    """Freeze a model and add adapters to the chosen matrices; return their names."""
+    names = choose_layers(model, settings.targets, vocabulary_size)
     model.requires_grad_(False)
     for name in names:
-        put(model, name, Adapted(model.get_submodule(name), settings.rank, settings.alpha / settings.rank))
+        replace_module(
+            model, name, LoraLinear(model.get_submodule(name), settings.rank, settings.alpha / settings.rank)
+        )
     if settings.vectors:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad or parameter.ndim < 2)
     return names
 
 
-def chosen(model: nn.Module, targets: str, vocabulary_size: int) -> list[str]:
-    """Return the names of the linear layers that the patterns match; with none, of all but the head."""
+def choose_layers(model: nn.Module, targets: str, vocabulary_size: int) -> list[str]:
+    """Return the names of linear layers that match the patterns. Without patterns: all but the head."""
     layers = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     if not targets:
-        heads = by_token(model, vocabulary_size)
+        heads = find_token_tables(model, vocabulary_size)
         return [name for name in layers if f"{name}.weight" not in heads]
     found: dict[str, None] = {}
     for pattern in (part.strip() for part in targets.split(",")):
         matched = fnmatch.filter(layers, pattern)
         if not matched:
-            raise LoraError(f"lora.targets: no linear layer is named {pattern!r}; there are {listed(layers)}")
+            raise LoraError(f"lora.targets: no linear layer is named {pattern!r}; there are {abbreviate_names(layers)}")
         found |= dict.fromkeys(matched)
-    refuse_shared(model, found)
+    check_not_shared(model, found)
     return list(found)
 
 
-def by_token(model: nn.Module, vocabulary_size: int) -> set[str]:
-    """Return the names of tensors with one row for each token: the embedding, and the head, which has as many."""
+def find_token_tables(model: nn.Module, vocabulary_size: int) -> set[str]:
+    """Return the names of tensors with one row per token: the embedding and the head."""
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     rows = {count for count in tables if count >= vocabulary_size}
     return {name for name, tensor in model.state_dict().items() if tensor.ndim and tensor.size(0) in rows}
 
 
-def listed(names: Iterable[str]) -> str:
-    """Name a few of them."""
+def abbreviate_names(names: Iterable[str]) -> str:
+    """Return the first eight names, joined."""
     some = list(names)
     return ", ".join(some[:8]) + (", ..." if len(some) > 8 else "")
 
 
-def refuse_shared(model: nn.Module, names: Iterable[str]) -> None:
-    """A matrix that is the embedding too would change in both places once it is merged."""
+def check_not_shared(model: nn.Module, names: Iterable[str]) -> None:
+    """Raise `LoraError` for a shared matrix: merging would change it in both places."""
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1
@@ -115,15 +117,15 @@ def refuse_shared(model: nn.Module, names: Iterable[str]) -> None:
         raise LoraError(f"lora.targets: {shared} shares its matrix with another layer")
 
 
-def put(model: nn.Module, name: str, layer: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, layer: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, layer)
 
 
-def recipe(declared: Recipe, settings: LoraArgs) -> Recipe:
-    """Return how adapters are optimized, on the schedule that the architecture declares.
+def build_adapter_recipe(declared: Recipe, settings: LoraArgs) -> Recipe:
+    """Return the recipe for adapters, with the architecture's own schedule.
 
-    The rate is a guess between the 2e-4 of QLoRA (arXiv 2305.14314, table 9) at 7B and what small models bear.
+    The rate is a guess between QLoRA's 2e-4 at 7B (arXiv 2305.14314, table 9) and what small models tolerate.
     """
     groups = [ParameterGroup("adapters", (f"*.{DOWN}", f"*.{UP}"), "adamw", 5e-4, betas=(0.9, 0.999), epsilon=1e-8)]
     if settings.vectors:
@@ -134,38 +136,38 @@ def recipe(declared: Recipe, settings: LoraArgs) -> Recipe:
 # --- weights files ----------------------------------------------------------------------------------------------------
 
 
-def layers_in(names: Iterable[str]) -> list[str]:
-    """Return the adapted layers that a weights file has tensors of."""
+def find_adapted_layers(names: Iterable[str]) -> list[str]:
+    """Return the adapted layers of a weights file."""
     return [name.removesuffix(f".{DOWN}") for name in names if name.endswith(f".{DOWN}")]
 
 
-def is_adapted(model: nn.Module) -> bool:
-    return any(isinstance(module, Adapted) for module in model.modules())
+def has_adapters(model: nn.Module) -> bool:
+    return any(isinstance(module, LoraLinear) for module in model.modules())
 
 
-def fit(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give a plain model adapters like those in a weights file of these shapes, for `merge` to fold in once loaded."""
-    for name in layers_in(shapes):
+def add_matching_adapters(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Add adapters as in a weights file of these shapes, to be loaded and then merged."""
+    for name in find_adapted_layers(shapes):
         try:
             layer = model.get_submodule(name)
         except AttributeError as error:
             raise LoraError(f"the model has no layer {name} to adapt") from error
         if type(layer) is not nn.Linear:
             raise LoraError(f"the model's {name} is not a linear layer to adapt")
-        put(model, name, Adapted(layer, shapes[f"{name}.{DOWN}"][0], 1.0))
+        replace_module(model, name, LoraLinear(layer, shapes[f"{name}.{DOWN}"][0], 1.0))
 
 
-def merge(model: nn.Module) -> None:
-    """Fold every adapter into its matrix."""
+def merge_adapters(model: nn.Module) -> None:
+    """Merge every adapter into its matrix."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, Adapted):
-            put(model, name, module.merged())
+        if isinstance(module, LoraLinear):
+            replace_module(model, name, module.merge())
 
 
-def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merge_adapter_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a weights file's tensors as those of a plain model."""
     plain = {name: t for name, t in tensors.items() if name.rpartition(".")[2] not in (DOWN, UP, SCALE)}
-    for name in layers_in(tensors):
+    for name in find_adapted_layers(tensors):
         weight, *adapter = (tensors[f"{name}.{part}"] for part in ("weight", DOWN, UP, SCALE))
-        plain[f"{name}.weight"] = weight + product(*adapter)
+        plain[f"{name}.weight"] = weight + compute_update(*adapter)
     return plain

@@ -1,8 +1,8 @@
-"""Muon: momentum, then the nearest matrix with orthonormal rows or columns, found by a few matrix polynomials.
+"""Muon: orthogonalize the momentum of each matrix with a few matrix polynomials.
 
-From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Ours takes all matrices of a shape at once, not
-one at a time as torch's, and has the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by
-step. Options: variance normalisation (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay
+From Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). Unlike torch's, this one processes all matrices
+of a shape at once and uses the coefficients of Polar Express (Amsel et al., arXiv 2505.16932), fitted step by step.
+Options: variance normalization (NorMuon: Li et al., arXiv 2510.05491, algorithm 1) and cautious weight decay
 (Chen et al., arXiv 2510.12402, algorithm 1).
 
 Not covered: sharing the work between devices; each computes all updates, also of parameters that are sharded.
@@ -30,10 +30,10 @@ POLAR_EXPRESS: Coefficients = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Five iterations, made for singular values from 1e-3 to 1, with a safety factor of 2 % for low precision."""
+"""Five iterations, fitted for singular values from 1e-3 to 1, with a safety factor of 2 % for low precision."""
 
 QUINTIC: Coefficients = ((3.4445, -4.775, 2.0315),) * 5
-"""Jordan's own, the same at each step: singular values end between 0.7 and 1.2."""
+"""Jordan's original, the same at each step. Singular values end between 0.7 and 1.2."""
 
 
 Precision = Literal["fp32", "bf16"]
@@ -41,10 +41,10 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 
 
 @lru_cache
-def units(device: str) -> Precision:
-    """Return what the polynomials are best computed in: bf16 where a processor multiplies it in hardware, else fp32.
+def choose_precision(device: str) -> Precision:
+    """Return the fastest precision for the polynomials: bf16 if the hardware multiplies it, else fp32.
 
-    On CPUs these are the ones with AVX512-BF16 or AMX: four times as fast as fp32 there, three times as slow elsewhere.
+    On CPUs that means AVX512-BF16 or AMX: four times as fast as fp32 there, three times as slow elsewhere.
     """
     if device == "cuda":
         return "bf16"
@@ -52,45 +52,45 @@ def units(device: str) -> Precision:
     return "bf16" if found.get("avx512_bf16") or found.get("amx_bf16") else "fp32"
 
 
-def orthogonalised(
+def orthogonalize(
     matrices: Tensor, coefficients: Coefficients = POLAR_EXPRESS, precision: Precision = "fp32"
 ) -> Tensor:
     """Return the nearest semi-orthogonal matrices (U V' of U S V') for a stack `[N, rows, columns]`, approximately.
 
-    Singular values below about a thousandth of the largest stay below 1; in bf16 those that rounding makes up may be
-    lifted, too. Always the same on the same kind of machine.
+    Singular values below about a thousandth of the largest stay below 1; in bf16, rounding noise may be lifted, too.
+    Deterministic on one kind of machine.
     """
     x = matrices.to(DTYPES[precision])
     # The polynomials want a spectral norm below 1; Frobenius bounds it from above, and rounding may add to it.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-7)
-    # The Gram form squares singular values on the way, which fp32 bears and bf16 does not.
+    # The Gram form squares singular values, for which fp32 is precise enough and bf16 is not.
     cheaper = max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype == torch.float32
-    x = gram_iterations(x, coefficients) if cheaper else iterations(x, coefficients)
+    x = iterate_gram_polynomials(x, coefficients) if cheaper else iterate_polynomials(x, coefficients)
     return x.to(matrices.dtype)
 
 
-def small_gram(x: Tensor) -> Tensor:
+def compute_small_gram(x: Tensor) -> Tensor:
     """Return XX' of wide matrices, X'X of tall ones."""
     return torch.bmm(x.mT, x) if x.size(-2) > x.size(-1) else torch.bmm(x, x.mT)
 
 
-def iterations(x: Tensor, coefficients: Coefficients) -> Tensor:
+def iterate_polynomials(x: Tensor, coefficients: Coefficients) -> Tensor:
     """Apply `X <- (a + b G + c G^2) X` with G = XX' (of tall matrices the same from the other side) for each (a, b, c):
     4 m^2 n + 2 m^3 FLOPs of an m x n matrix each."""
     tall = x.size(-2) > x.size(-1)
     for a, b, c in coefficients:
-        gram = small_gram(x)
+        gram = compute_small_gram(x)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, *((x, polynomial) if tall else (polynomial, x)), beta=a)
     return x
 
 
-def gram_iterations(x: Tensor, coefficients: Coefficients) -> Tensor:
+def iterate_gram_polynomials(x: Tensor, coefficients: Coefficients) -> Tensor:
     """The same polynomials, multiplied up on the small side: P = a + b G + c G^2 turns G into PGP.
 
     4 m^2 n FLOPs once and 8 m^3 for each (a, b, c), so for n = 4 m about half of what `iterations` needs.
     """
-    gram, product = small_gram(x), None
+    gram, product = compute_small_gram(x), None
     for number, (a, b, c) in enumerate(coefficients, 1):
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
@@ -102,11 +102,11 @@ def gram_iterations(x: Tensor, coefficients: Coefficients) -> Tensor:
     return torch.bmm(x, product) if x.size(-2) > x.size(-1) else torch.bmm(product, x)
 
 
-def evened(directions: Tensor, variances: Tensor, momentum: float) -> Tensor:
+def normalize_neurons(directions: Tensor, variances: Tensor, momentum: float) -> Tensor:
     """Divide each row (a neuron's weights) of `[N, rows, columns]` by the root of its running mean square.
 
-    `variances [N, rows, 1]` is brought up to date in place. Each matrix keeps its Frobenius norm, which is found from
-    those of its rows: the matrices themselves are read twice.
+    `variances [N, rows, 1]` is updated in place. Each matrix keeps its Frobenius norm, computed from the norms of its
+    rows, so that the matrices are read only twice.
     """
     rows = torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
     variances.lerp_(rows.square() / directions.size(-1), 1 - momentum)
@@ -135,7 +135,7 @@ class Muon(Optimizer):
         coefficients: Coefficients = POLAR_EXPRESS,
         precision: Precision | None = None,
     ) -> None:
-        """`precision`: of the polynomials; None takes what suits the parameters' device, see `units`."""
+        """`precision`: of the polynomials. None: see `choose_precision`."""
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "cautious": cautious}
         super().__init__(params, {**settings, "normalised": normalised, "variance_momentum": variance_momentum})
         self.coefficients = coefficients
@@ -156,46 +156,47 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     by_shape[parameter.shape, parameter.dtype, parameter.device].append(parameter)
             for parameters in by_shape.values():
-                self.move(parameters, group)
+                self.step_together(parameters, group)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
 
-    def move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one shape together."""
-        updates = self.updates(parameters, group)
+        updates = self.compute_updates(parameters, group)
         shrink = group["lr"] * group["weight_decay"]
         if group["cautious"] and shrink:
             for parameter, update in zip(parameters, updates, strict=True):
-                inwards = (parameter * update).ge_(0)
-                parameter.addcmul_(parameter, inwards, value=-shrink)
+                is_towards_zero = (parameter * update).ge_(0)
+                parameter.addcmul_(parameter, is_towards_zero, value=-shrink)
         elif shrink:
             torch._foreach_mul_(parameters, 1 - shrink)
         rows, columns = parameters[0].shape[-2:]
         torch._foreach_add_(parameters, updates, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 
-    def updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Take the gradients into the momenta and return each parameter's direction."""
+    def compute_updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Update the momenta and return each parameter's direction."""
         gradients = [parameter.grad for parameter in parameters]
-        momenta = [self.kept(parameter, "momentum", parameter) for parameter in parameters]
+        momenta = [self.get_state(parameter, "momentum", parameter) for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         # Nesterov: look one step ahead along the momentum.
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
         stack = torch.stack([gather_tensor(each) for each in ahead])
-        precision = self.precision or units(stack.device.type)
-        directions = orthogonalised(stack.flatten(0, -3), self.coefficients, precision)
+        precision = self.precision or choose_precision(stack.device.type)
+        directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
         if group["normalised"]:
             means = [
-                self.kept(parameter, "variance", one[..., :1]) for parameter, one in zip(parameters, stack, strict=True)
+                self.get_state(parameter, "variance", one[..., :1])
+                for parameter, one in zip(parameters, stack, strict=True)
             ]
             variances = torch.stack(means)
-            directions = evened(directions, variances.flatten(0, -3), group["variance_momentum"])
+            directions = normalize_neurons(directions, variances.flatten(0, -3), group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))
         unstacked = directions.view(stack.shape).unbind()
         return [shard_like(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
 
-    def kept(self, parameter: Tensor, name: str, like: Tensor) -> Tensor:
-        """Return what the state keeps for a parameter under this name, zeros before the first step."""
+    def get_state(self, parameter: Tensor, name: str, like: Tensor) -> Tensor:
+        """Return a parameter's state tensor, zeros before the first step."""
         state = self.state[parameter]
         if name not in state:
             state[name] = torch.zeros_like(like)

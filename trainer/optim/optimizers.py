@@ -1,4 +1,4 @@
-"""The optimizers of a recipe: Muon for matrices, AdamW for the rest, in the groups that it asks for."""
+"""Build the optimizers of a recipe, with its parameter groups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.muon import Muon, Precision
 
 
-class NotInstalled(UserError):
-    """An optimizer's package is not there; the message says how to get it."""
+class OptimizerNotInstalledError(UserError):
+    """An optimizer's package is not installed. The message says how to install it."""
 
 
-def assign(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
-    """Give every trainable parameter to the first group whose pattern matches its name.
+def assign_parameters(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
+    """Assign every trainable parameter to the first group whose pattern matches its name.
 
-    Raises ValueError if a parameter finds no group or Muon gets something that is not a matrix.
+    Raises ValueError if a parameter matches no group or Muon would get something that is not a matrix.
     """
     taken: list[tuple[ParameterGroup, dict[str, nn.Parameter]]] = [(group, {}) for group in recipe.groups]
     for name, parameter in model.named_parameters():
@@ -39,22 +39,22 @@ def assign(model: nn.Module, recipe: Recipe) -> list[tuple[ParameterGroup, dict[
     return [(group, mine) for group, mine in taken if mine]
 
 
-def build(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
+def build_optimizers(model: nn.Module, recipe: Recipe, muon_precision: Precision | None = None) -> list[Optimizer]:
     """Return the recipe's optimizers, one per kind in use. Each of their groups keeps its top rate as `top_rate`."""
     kinds: dict[str, list[dict[str, Any]]] = {"muon": [], "adamw": [], "adamw8bit": []}
-    for group, parameters in assign(model, recipe):
-        kinds[group.optimizer].append({"params": list(parameters.values()), **settings(group)})
+    for group, parameters in assign_parameters(model, recipe):
+        kinds[group.optimizer].append({"params": list(parameters.values()), **build_group_settings(group)})
     optimizers: list[Optimizer] = []
     if kinds["muon"]:
         optimizers.append(Muon(kinds["muon"], precision=muon_precision))
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.around(AdamW(kinds["adamw"], fused=True)))
     if kinds["adamw8bit"]:
-        optimizers.append(CautiousDecay.around(adamw8bit()(kinds["adamw8bit"])))
+        optimizers.append(CautiousDecay.around(import_adamw8bit()(kinds["adamw8bit"])))
     return optimizers
 
 
-def settings(group: ParameterGroup) -> dict[str, Any]:
+def build_group_settings(group: ParameterGroup) -> dict[str, Any]:
     """Return a group's settings under its optimizer's names."""
     common = {"name": group.name, "lr": group.learning_rate, "top_rate": group.learning_rate}
     if group.optimizer == "muon":
@@ -66,19 +66,21 @@ def settings(group: ParameterGroup) -> dict[str, Any]:
     return {**common, **decay, "betas": group.betas, "eps": group.epsilon}
 
 
-def adamw8bit() -> type[Optimizer]:
-    """Return AdamW with 8-bit state (Dettmers et al., arXiv 2110.02861); raise `NotInstalled`."""
+def import_adamw8bit() -> type[Optimizer]:
+    """Return AdamW with 8-bit state (Dettmers et al., arXiv 2110.02861). Raises `OptimizerNotInstalledError`."""
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise NotInstalled("adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'") from error
+        raise OptimizerNotInstalledError(
+            "adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'"
+        ) from error
     return AdamW8bit
 
 
 def check_installed(recipe: Recipe) -> None:
-    """Raise `NotInstalled` if the recipe wants an optimizer whose package is not there."""
+    """Raise `OptimizerNotInstalledError` if the recipe needs a package that is not installed."""
     if any(group.optimizer == "adamw8bit" for group in recipe.groups):
-        adamw8bit()
+        import_adamw8bit()
 
 
 class CautiousDecay:
@@ -115,7 +117,7 @@ class CautiousDecay:
         self.before = []
 
 
-def set_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
+def set_learning_rates(optimizers: Iterable[Optimizer], scale: float) -> None:
     """Set every group's learning rate to its top rate times the schedule's scale."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:

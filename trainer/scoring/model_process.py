@@ -58,7 +58,7 @@ def load_model(run: Path, checkpoint: Path) -> nn.Module:
     """
     import torch
 
-    from trainer.checkpoint.store import fill, read_run
+    from trainer.checkpoint.store import load_checkpoint_weights, read_run
     from trainer.models import load_architecture
 
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def load_model(run: Path, checkpoint: Path) -> nn.Module:
     record = read_run(run)
     module = load_architecture(record["arch"])
     model = module.Model(module.Config(**record["model"]))
-    fill(checkpoint, model)
+    load_checkpoint_weights(checkpoint, model)
     return model.eval().float()
 
 

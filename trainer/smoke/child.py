@@ -226,7 +226,7 @@ def get_vocabulary_size(config: TrainConfig, report: ReportWriter) -> int:
 
 def count_state_bytes(model: torch.nn.Module, recipe: Recipe) -> int:
     """Return the bytes of weights, gradients and optimizer states, without activations."""
-    groups = optimizers.assign(model, recipe)
+    groups = optimizers.assign_parameters(model, recipe)
     states = sum(STATE_BYTES[group.optimizer] * p.numel() for group, mine in groups for p in mine.values())
     return states + sum((8 if p.requires_grad else 4) * p.numel() for p in model.parameters())
 

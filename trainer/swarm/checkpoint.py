@@ -25,10 +25,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.accounting import flops
-from trainer.checkpoint import store
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.checkpoint.store import CheckpointError, as_os_error, reference, sync
+from trainer.checkpoint.store import (
+    CheckpointError,
+    describe_file,
+    find_os_error,
+    fsync_path,
+    get_checkpoint_path,
+    write_checkpoint,
+)
 from trainer.data.dataset import Dataset
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
@@ -57,13 +63,13 @@ def save_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int, 
         save_file(dict(state), aside)
     except (SafetensorError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
-        raise as_os_error(error, aside) from error
-    sync(aside)
+        raise find_os_error(error, aside) from error
+    fsync_path(aside)
     aside.replace(file)
-    written = reference(file)
+    written = describe_file(file)
     about = {"version": version, "stage": stage, "stages": config.stages, "config": hash_config(config)}
     atomic_write_json(folder / f"stage-{stage}.json", {**about, "size": written.size, "sha256": written.sha256})
-    sync(folder)
+    fsync_path(folder)
     return file
 
 
@@ -95,7 +101,7 @@ def load_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int) 
     file = version_folder(run_folder, version) / f"stage-{stage}.safetensors"
     if about is None:
         raise CheckpointError(f"{file} is missing, incomplete or belongs to another run")
-    if reference(file).sha256 != about["sha256"]:
+    if describe_file(file).sha256 != about["sha256"]:
         raise CheckpointError(f"{file} is damaged: delete {file.parent} to resume from the version before")
     return load_file(file)
 
@@ -132,8 +138,8 @@ def assemble_run(
         raise CheckpointError(f"{run_folder} has no version with all of its {config.stages} stages")
     model = join_stages(run_folder, config, version)
     usage = compute_usage(config, model, version, seconds)
-    folder = store.path(run_folder, version)
-    store.save(folder, model, [], {"step": version, "spent": usage, "identity": {}})
+    folder = get_checkpoint_path(run_folder, version)
+    write_checkpoint(folder, model, [], {"step": version, "spent": usage, "identity": {}})
     dataset.tokenizer.save(run_folder / "tokenizer.json")
     atomic_write_json(run_folder / "run.json", describe_run(config, dataset, model, usage))
     if dev is not None:

@@ -24,9 +24,8 @@ import torch
 
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
-from trainer.checkpoint import store
 from trainer.checkpoint.json_files import atomic_write_json
-from trainer.checkpoint.store import MANIFEST, reference
+from trainer.checkpoint.store import MANIFEST, describe_file, get_checkpoint_path
 from trainer.data.dataset import Dataset
 from trainer.errors import UserError, to_one_line
 from trainer.models import load_architecture
@@ -142,13 +141,13 @@ class SiteRun:
         assembled into one model instead."""
         if not 0 < version < self.config.steps:
             return
-        folder, source = store.path(self.out, version), checkpoint.version_folder(self.out, version)
+        folder, source = get_checkpoint_path(self.out, version), checkpoint.version_folder(self.out, version)
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(file for file in source.iterdir() if file.name.startswith("stage-"))
         for file in files:
             if not (folder / file.name).exists():
                 os.link(file, folder / file.name)
-        refs = tuple(reference(folder / file.name) for file in files)
+        refs = tuple(describe_file(folder / file.name) for file in files)
         manifest = json.loads(encode_message(Checkpoint(step=version, files=refs)))
         atomic_write_json(folder / MANIFEST, manifest)
 

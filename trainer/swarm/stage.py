@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trainer.data.loader import IGNORE_INDEX
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
-from trainer.optim.optimizers import assign
+from trainer.optim.optimizers import assign_parameters
 from trainer.swarm.adamw import CHUNK, AdamW
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.partitions import Partition, PartitionError, balance_blocks, get_partition
@@ -313,7 +313,7 @@ def get_model_width(model: LanguageModel) -> int:
 def get_decayed_names(config: SwarmConfig, model: LanguageModel) -> frozenset[str]:
     """Return the parameters with weight decay: those of groups that have it in the architecture's recipe."""
     module = load_architecture(config.arch)
-    groups = assign(model, module.recipe(module.Config(**config.model)))
+    groups = assign_parameters(model, module.recipe(module.Config(**config.model)))
     return frozenset(name for group, parameters in groups if group.weight_decay for name in parameters)
 
 

@@ -9,9 +9,18 @@ from rich.console import Console
 
 from trainer.accounting.budget import Usage
 from trainer.accounting.flops import count_parameters
-from trainer.checkpoint import store
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.store import (
+    find_latest_checkpoint,
+    get_checkpoint_path,
+    prune_checkpoints,
+    read_run,
+    restore_checkpoint,
+    take_snapshot,
+    verify_checkpoint,
+    write_snapshot,
+)
 from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
 from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
@@ -25,7 +34,7 @@ def save_checkpoint(run: Run, wait: bool = True) -> Path:
 
     With `wait` false it is written in the background. Its OSError is then raised by the next call or by `run.writer`.
     """
-    folder = store.path(run.config.out, run.usage.steps)
+    folder = get_checkpoint_path(run.config.out, run.usage.steps)
     state = {
         "step": run.usage.steps,
         "spent": dataclasses.asdict(run.usage),
@@ -38,11 +47,11 @@ def save_checkpoint(run: Run, wait: bool = True) -> Path:
         "random": get_random_state(),
         "identity": run.identity,
     }
-    content = store.snapshot(run.raw_model, run.optimizers)
+    content = take_snapshot(run.raw_model, run.optimizers)
 
     def write() -> None:
-        store.write(folder, content, state)
-        store.prune(run.config.out, run.config.keep)
+        write_snapshot(folder, content, state)
+        prune_checkpoints(run.config.out, run.config.keep)
 
     run.last_checkpoint = folder
     if run.fabric.is_global_zero:
@@ -54,14 +63,14 @@ def save_checkpoint(run: Run, wait: bool = True) -> Path:
 
 def resume_run(run: Run, console: Console) -> None:
     """Restore the newest checkpoint if there is one."""
-    folder = store.latest(run.config.out)
+    folder = find_latest_checkpoint(run.config.out)
     metrics = MetricsWriter(run.metrics_path)
     if folder is None:
         metrics.cut_back(-1)
         return
-    saved = store.verified(folder).get("identity", {})
+    saved = verify_checkpoint(folder).get("identity", {})
     check_identity(run.config.out, saved, run.identity)
-    state = store.restore(folder, run.raw_model, run.optimizers)
+    state = restore_checkpoint(folder, run.raw_model, run.optimizers)
     run.usage = Usage(**state["spent"])
     run.window = MetricsWindow(**state["window"])
     run.dev = state["dev"]
@@ -80,8 +89,8 @@ def resume_run(run: Run, console: Console) -> None:
 
 def check_run_folder(run: Run) -> None:
     """Raise `ConfigError` if the folder holds another run."""
-    if store.latest(run.config.out) is not None and (run.config.out / "run.json").is_file():
-        check_identity(run.config.out, store.read_run(run.config.out).get("identity", {}), run.identity)
+    if find_latest_checkpoint(run.config.out) is not None and (run.config.out / "run.json").is_file():
+        check_identity(run.config.out, read_run(run.config.out).get("identity", {}), run.identity)
 
 
 def log_run_summary(run: Run, console: Console) -> None:

@@ -9,7 +9,7 @@ import torch
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.sharding import gather_weights
 from trainer.errors import ModelError, attribute_to_model
-from trainer.inference.sampling import PROMPTS, continuation
+from trainer.inference.sampling import PROMPTS, complete_prompt
 from trainer.training.metrics import MetricsWriter
 from trainer.training.progress import TrainingProgress
 from trainer.training.run import Run
@@ -53,7 +53,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
 
 def generate_sample(run: Run, prompt: str) -> str:
     with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gather_weights(run.objective):
-        return continuation(
+        return complete_prompt(
             run.raw_model,
             run.dataset.tokenizer,
             prompt,

@@ -33,7 +33,7 @@ def load_base_weights(model: LanguageModel, base: BaseCheckpoint, tokenizer: Tok
     converted, versions = convert_version(model, base, theirs, arch)
     changed = {n for n, tensor in converted.items() if n not in theirs or not torch.equal(tensor, theirs[n])}
     theirs = {**theirs, **converted}
-    token_tables = set() if base.has_tokens_of(tokenizer) else lora.by_token(model, tokenizer.vocabulary_size)
+    token_tables = set() if base.has_tokens_of(tokenizer) else lora.find_token_tables(model, tokenizer.vocabulary_size)
     copied = [n for n, t in mine.items() if n in theirs and theirs[n].shape == t.shape and n not in token_tables]
     if not copied:
         raise ConfigError(f"--from {base.folder}: none of its tensors fits this model")
@@ -63,14 +63,14 @@ def convert_version(
     if get_family(base.arch) != family:
         return {}, None
     fields = dataclasses.asdict(model.config)  # type: ignore[call-overload]
-    versions = surgery.versions(family, base.model, fields)
-    return ({} if versions is None else surgery.SURGERIES[family](tensors, base.model, fields)), versions
+    versions = surgery.find_version_change(family, base.model, fields)
+    return ({} if versions is None else surgery.CONVERTERS[family](tensors, base.model, fields)), versions
 
 
 def describe_lineage(lineage: dict[str, Any]) -> str:
     """Return one line about what was copied."""
     new = lineage["new"]
-    names = "" if not new else f" ({lora.listed(new)})"
+    names = "" if not new else f" ({lora.abbreviate_names(new)})"
     kept = f"{lineage['kept']} tensors kept"
     if lineage["versions"]:
         before, after = lineage["versions"]

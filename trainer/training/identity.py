@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.resolve import RESUMABLE_FIELDS, ResolvedConfig
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.dataset import Dataset
@@ -56,7 +56,7 @@ def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, A
 
 def read_saved_identity(run_folder: Path) -> dict[str, Any]:
     """Return the identity in the newest checkpoint's state; empty if there is none or it cannot be read."""
-    folder = store.latest(run_folder)
+    folder = find_latest_checkpoint(run_folder)
     try:
         saved = json.loads((folder / "state.json").read_bytes())["identity"] if folder is not None else {}
     except (OSError, ValueError, KeyError):

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
-from trainer.checkpoint import store
+from trainer.checkpoint.store import get_checkpoint_path
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
@@ -57,7 +57,7 @@ def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
             progress.print_line(f"interrupted; {folder.name} is kept, the same command goes on from there")
             return ExitCode.INTERRUPTED
         run.integrity.check()
-        folder = store.path(run.config.out, run.usage.steps)
+        folder = get_checkpoint_path(run.config.out, run.usage.steps)
         run.writer.wait()
         if run.last_checkpoint != folder:
             save_checkpoint(run)
@@ -115,7 +115,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 def run_step(run: Run, fraction: float) -> tuple[float, float]:
     """Make the run's next step at a used fraction of its budget; return loss and gradient norm."""
-    optim.set_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
+    optim.set_learning_rates(run.optimizers, run.recipe.schedule.scale(fraction, run.usage.steps))
     return train_step(
         run.fabric,
         run.model,

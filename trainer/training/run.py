@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from trainer.accounting.budget import Budget, Usage
 from trainer.accounting.flops import FlopCount
-from trainer.checkpoint.background_writer import Writer
+from trainer.checkpoint.background_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -62,7 +62,7 @@ class Run:
     """FLOP/s that one device can do at most, see `trainer.training.precision`; None where it is unknown."""
     compile_seconds: float = 0.0
     """Spent by torch.compile before training, by this process and those before it."""
-    writer: Writer = field(default_factory=Writer)
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
     window: MetricsWindow = field(default_factory=MetricsWindow)

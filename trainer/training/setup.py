@@ -86,7 +86,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # Of the weights as the strategy has left them, whole or cut.
-        made = optim.build(bare, built.recipe, resolved.muon_precision)
+        made = optim.build_optimizers(bare, built.recipe, resolved.muon_precision)
         optimizers = [fabric.setup_optimizers(optimizer) for optimizer in made]
     run = Run(
         config=config,
@@ -120,7 +120,10 @@ def decide_machine_fields(
     config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what the machine has a say in: as it was settled for this run, else found out now."""
-    found = {"muon_precision": muon.units(device), **{name: before[name] for name in MACHINE_FIELDS if name in before}}
+    found = {
+        "muon_precision": muon.choose_precision(device),
+        **{name: before[name] for name in MACHINE_FIELDS if name in before},
+    }
     if config.train.precision == "fp8":
         precision.check_fp8(device)
     if config.train.precision == "auto" and "precision" not in found:
@@ -202,8 +205,8 @@ def build_model(
         declared = module.recipe(model_config)
     lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
     if config.lora.rank:
-        lora.adapt(model, config.lora, model_config.vocabulary_size)
-        declared = lora.recipe(declared, config.lora)
+        lora.add_adapters(model, config.lora, model_config.vocabulary_size)
+        declared = lora.build_adapter_recipe(declared, config.lora)
     recipe = override_recipe(declared, config.recipe)
     optim.check_installed(recipe)
     return BuiltModel(model, recipe, lineage, meter.flops)

@@ -11,8 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointError
+from trainer.checkpoint.store import (
+    FILES,
+    CheckpointError,
+    describe_file,
+    find_latest_checkpoint,
+    get_checkpoint_path,
+    get_checkpoint_step,
+    list_checkpoints,
+    load_model,
+    prune_checkpoints,
+    restore_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from trainer.protocol import Checkpoint
 
 
@@ -28,27 +40,27 @@ def parts() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
 
 
 def test_the_manifest_describes_every_file(tiny_run: Path) -> None:
-    folder = store.path(tiny_run, 30)
+    folder = get_checkpoint_path(tiny_run, 30)
     manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
     assert manifest.step == 30
     assert {file.path for file in manifest.files} == {path.name for path in folder.iterdir()} - {"manifest.json"}
-    assert all(store.reference(folder / file.path) == file for file in manifest.files)
+    assert all(describe_file(folder / file.path) == file for file in manifest.files)
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     model, optimizers = parts()
     model(torch.ones(1, 3)).sum().backward()
     optimizers[0].step()
-    store.save(store.path(tmp_path, 7), model, optimizers, {"step": 7, "note": [1.5, None]})
+    write_checkpoint(get_checkpoint_path(tmp_path, 7), model, optimizers, {"step": 7, "note": [1.5, None]})
     other, others = parts()
-    assert store.restore(store.path(tmp_path, 7), other, others) == {"step": 7, "note": [1.5, None]}
+    assert restore_checkpoint(get_checkpoint_path(tmp_path, 7), other, others) == {"step": 7, "note": [1.5, None]}
     assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
     assert others[0].state_dict()["state"][0]["exp_avg"].equal(optimizers[0].state_dict()["state"][0]["exp_avg"])
 
 
 def test_a_folder_without_a_manifest_does_not_count(run_copy: Path) -> None:
-    (store.path(run_copy, 30) / "manifest.json").unlink()
-    assert store.latest(run_copy) == store.path(run_copy, 20)
+    (get_checkpoint_path(run_copy, 30) / "manifest.json").unlink()
+    assert find_latest_checkpoint(run_copy) == get_checkpoint_path(run_copy, 20)
 
 
 def test_a_write_that_was_cut_short_leaves_the_one_before(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,24 +70,24 @@ def test_a_write_that_was_cut_short_leaves_the_one_before(run_copy: Path, monkey
     model, optimizers = parts()
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(OSError, match="No space"):
-        store.save(store.path(run_copy, 40), model, optimizers, {"step": 40})
-    assert store.latest(run_copy) == store.path(run_copy, 30)
+        write_checkpoint(get_checkpoint_path(run_copy, 40), model, optimizers, {"step": 40})
+    assert find_latest_checkpoint(run_copy) == get_checkpoint_path(run_copy, 30)
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
-    assert store.latest(tmp_path) is None
+    assert find_latest_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        store.load_model(tmp_path)
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
 def test_a_changed_file_is_named_with_what_to_do(run_copy: Path, name: str) -> None:
-    file = store.path(run_copy, 30) / name
+    file = get_checkpoint_path(run_copy, 30) / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{name} is damaged.*go on from step-00000020") as refusal:
-        store.verified(file.parent)
+        verify_checkpoint(file.parent)
     assert "\n" not in str(refusal.value)
 
 
@@ -89,33 +101,33 @@ def test_a_changed_file_is_named_with_what_to_do(run_copy: Path, name: str) -> N
     ids=["missing file", "cut manifest", "empty manifest"],
 )
 def test_other_damage_is_told_too(run_copy: Path, damage: Callable[[Path], object]) -> None:
-    damage(store.path(run_copy, 30))
+    damage(get_checkpoint_path(run_copy, 30))
     with pytest.raises(CheckpointError, match="is damaged"):
-        store.load_model(run_copy)
+        load_model(run_copy)
 
 
 def test_nothing_in_it_is_executed(run_copy: Path) -> None:
     """A pickle that would run code is refused, even under a fitting manifest."""
     import pickle
 
-    folder, marker = store.path(run_copy, 30), run_copy / "executed"
+    folder, marker = get_checkpoint_path(run_copy, 30), run_copy / "executed"
 
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return Path.touch, (marker,)
 
     (folder / "optimizer.pt").write_bytes(pickle.dumps(Evil(), protocol=2))
-    files = tuple(store.reference(folder / name) for name in store.FILES)
+    files = tuple(describe_file(folder / name) for name in FILES)
     (folder / "manifest.json").write_text(Checkpoint(step=30, files=files).model_dump_json())
-    model = store.load_model(run_copy)
+    model = load_model(run_copy)
     with pytest.raises(CheckpointError, match=r"optimizer\.pt does not fit"):
-        store.restore(folder, model, [torch.optim.AdamW(model.parameters())])
+        restore_checkpoint(folder, model, [torch.optim.AdamW(model.parameters())])
     assert not marker.exists()
 
 
 def test_a_model_comes_back_ready_to_answer(run_copy: Path) -> None:
-    (store.path(run_copy, 30) / "optimizer.pt").unlink()  # a scorer is not sent it
-    model = store.load_model(run_copy)
+    (get_checkpoint_path(run_copy, 30) / "optimizer.pt").unlink()  # a scorer is not sent it
+    model = load_model(run_copy)
     assert not model.training
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
 
@@ -125,23 +137,23 @@ def test_weights_that_do_not_fit_are_refused(run_copy: Path) -> None:
     run["model"]["depth"] = 3
     (run_copy / "run.json").write_text(json.dumps(run))
     with pytest.raises(CheckpointError, match="does not fit this run's architecture"):
-        store.load_model(run_copy)
+        load_model(run_copy)
 
 
 def test_the_oldest_are_deleted(tmp_path: Path) -> None:
     model, optimizers = parts()
     for step in (1, 2, 30, 100_000_000):
-        store.save(store.path(tmp_path, step), model, optimizers, {"step": step})
-    store.prune(tmp_path, 2)
-    assert [store.step_of(folder) for folder in store.complete(tmp_path)] == [30, 100_000_000]
+        write_checkpoint(get_checkpoint_path(tmp_path, step), model, optimizers, {"step": step})
+    prune_checkpoints(tmp_path, 2)
+    assert [get_checkpoint_step(folder) for folder in list_checkpoints(tmp_path)] == [30, 100_000_000]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
 def test_tensors_shared_by_two_names_are_kept_once(tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     model["b"].weight = model["a"].weight
-    store.save(store.path(tmp_path, 1), model, [], {"step": 1})
+    write_checkpoint(get_checkpoint_path(tmp_path, 1), model, [], {"step": 1})
     before = model["a"].weight.detach().clone()
     nn.init.zeros_(model["a"].weight)
-    store.restore(store.path(tmp_path, 1), model, [])
+    restore_checkpoint(get_checkpoint_path(tmp_path, 1), model, [])
     assert torch.equal(model["b"].weight, before)

@@ -36,7 +36,7 @@ def converted(model: litgpt.Model, folder: Path) -> tuple[dict[str, Any], dict[s
     save_file(model.state_dict(), folder / "ours.safetensors", metadata={"format": "pt"})
     out = io.BytesIO()
     with (folder / "ours.safetensors").open("rb") as source:
-        config = gpt_neox.convert(described(model), source, out)
+        config = gpt_neox.convert_weights(described(model), source, out)
     return config, load(out.getvalue())
 
 
@@ -44,7 +44,7 @@ def test_it_is_litgpts_own_conversion_to_the_bit_less_the_padding(model: litgpt.
     _, ours = converted(model, tmp_path)
     lit = {name.replace("head.", "lm_head.", 1).removeprefix("gpt."): t for name, t in model.state_dict().items()}
     theirs: dict[str, torch.Tensor] = {}
-    copy_weights_gpt_neox(model.config.outside(), theirs, lit)
+    copy_weights_gpt_neox(model.config.to_litgpt(), theirs, lit)
     assert theirs.keys() == ours.keys()
     for name, tensor in theirs.items():
         kept = tensor[:VOCABULARY] if name in ("gpt_neox.embed_in.weight", "embed_out.weight") else tensor
@@ -81,18 +81,18 @@ def test_the_heads_of_every_known_shape_are_litgpts() -> None:
     ],
 )
 def test_other_shapes_are_left_alone(run: dict[str, Any]) -> None:
-    assert not gpt_neox.fits(run)
+    assert not gpt_neox.is_supported(run)
 
 
 def test_a_vocabulary_that_the_weights_do_not_have_is_refused(model: litgpt.Model, tmp_path: Path) -> None:
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9000, "sequence_length": 32}}
     with (tmp_path / "ours.safetensors").open("rb") as source, pytest.raises(FormatError, match="has 320 rows"):
-        gpt_neox.convert(run, source, io.BytesIO())
+        gpt_neox.convert_weights(run, source, io.BytesIO())
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0[]"])
 def test_what_is_no_safetensors_file_is_refused(content: bytes) -> None:
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9, "sequence_length": 9}}
     with pytest.raises(FormatError, match="not a safetensors file"):
-        gpt_neox.convert(run, io.BytesIO(content), io.BytesIO())
+        gpt_neox.convert_weights(run, io.BytesIO(content), io.BytesIO())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint import store
+from trainer.checkpoint.store import get_checkpoint_path, load_model, write_checkpoint
 from trainer.cli.main import main
 from trainer.models import rwkv5
 
@@ -38,14 +38,14 @@ def write_run(folder: Path, version: float = 5.2, width: int = 128) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    store.save(store.path(folder, 7), model, [], {"step": 7})
+    write_checkpoint(get_checkpoint_path(folder, 7), model, [], {"step": 7})
     (folder / "run.json").write_text(json.dumps({"arch": "rwkv5", "model": dataclasses.asdict(config)}))
     return folder
 
 
 def logits(folder: Path) -> torch.Tensor:
     with torch.inference_mode():
-        return store.load_model(folder)(torch.tensor([TOKENS]))[0]
+        return load_model(folder)(torch.tensor([TOKENS]))[0]
 
 
 def exported(run: Path, out: Path) -> Path:

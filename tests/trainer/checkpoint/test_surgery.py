@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from trainer.checkpoint import store, surgery
+from trainer.checkpoint import surgery
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.parsing import parse_config
 from trainer.errors import UserError
 from trainer.models import rwkv5
@@ -66,7 +67,7 @@ def dev_losses(out: Path) -> list[float]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    folder = store.latest(run)
+    folder = find_latest_checkpoint(run)
     assert folder is not None
     return load_file(folder / "model.safetensors")
 
@@ -94,11 +95,11 @@ def test_the_next_version_does_exactly_as_the_one_before() -> None:
         for parameter in old.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     fields = {v: dataclasses.asdict(config) for v, config in configs.items()}
-    new.load_state_dict(surgery.rwkv5(old.state_dict(), fields[5.1], fields[5.2]))
+    new.load_state_dict(surgery.convert_rwkv5(old.state_dict(), fields[5.1], fields[5.2]))
     tokens = torch.randint(0, 50, (2, 40))
     torch.testing.assert_close(new(tokens), old(tokens))
     with pytest.raises(UserError, match=r"a model of version 5.2: it can become a later version, not 5.0"):
-        surgery.rwkv5(new.state_dict(), fields[5.2], {**fields[5.2], "version": 5.0})
+        surgery.convert_rwkv5(new.state_dict(), fields[5.2], {**fields[5.2], "version": 5.0})
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.1, 3.0])
@@ -111,7 +112,7 @@ def test_a_new_gate_is_open_for_every_token(bias: float) -> None:
         norm.bias.copy_(bias * torch.randn(width))
         tensors = {"b.ln1.weight": norm.weight.clone(), "b.ln1.bias": norm.bias.clone()}
         before = norm.bias.clone()
-        surgery.opened(tensors, "b.")
+        surgery.add_neutral_gate(tensors, "b.")
         norm.bias.copy_(tensors["b.ln1.bias"])
         assert (norm.weight - tensors["b.ln1.weight"]).abs().max() <= 2 * surgery.SMALLEST
         norm.weight.copy_(tensors["b.ln1.weight"])
@@ -128,7 +129,7 @@ def test_units_that_say_nothing_go_first() -> None:
     names = {"ffn.time_mix_k": torch.rand(1, 1, 4), "ln2.weight": torch.ones(4), "ln2.bias": torch.zeros(4)}
     tensors = {"b.ffn.key.weight": key.clone(), "b.ffn.value.weight": value.clone()}
     tensors |= {f"b.{name}": tensor for name, tensor in names.items()}
-    surgery.narrowed(tensors, "b.", 6)
+    surgery.narrow_channel_mix(tensors, "b.", 6)
     kept = [0, 1, 3, 4, 6, 7]
     torch.testing.assert_close(tensors["b.ffn.key.weight"], key[kept])
     torch.testing.assert_close(tensors["b.ffn.value.weight"], value[:, kept])
@@ -138,7 +139,7 @@ def test_means_of_what_a_unit_says_are_those_of_a_sample() -> None:
     torch.manual_seed(3)
     for mean, deviation in ((0.3, 1.0), (-2.0, 0.7), (1.5, 0.2)):
         sample = (mean + deviation * torch.randn(400_000)).relu().square()
-        found = surgery.fired(torch.tensor([mean]), torch.tensor([deviation]))
+        found = surgery.compute_relu2_moments(torch.tensor([mean]), torch.tensor([deviation]))
         for mine, seen in zip(found, (sample.mean(), sample.square().mean()), strict=True):
             assert float(mine) == pytest.approx(float(seen), rel=0.05, abs=1e-4)
 

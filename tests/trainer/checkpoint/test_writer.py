@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.checkpoint import store
-from trainer.checkpoint.background_writer import Writer
+from trainer.checkpoint.background_writer import CheckpointWriter
+from trainer.checkpoint.store import get_checkpoint_path, restore_checkpoint, take_snapshot, write_snapshot
 
 
 def test_training_goes_on_while_it_writes() -> None:
-    writer, go, done = Writer(), threading.Event(), []
+    writer, go, done = CheckpointWriter(), threading.Event(), []
     writer.begin(lambda: go.wait(10) and done.append(1))
     writer.check()
     assert done == []
@@ -24,7 +24,7 @@ def test_training_goes_on_while_it_writes() -> None:
 
 
 def test_one_waits_for_the_other() -> None:
-    writer, written = Writer(), []
+    writer, written = CheckpointWriter(), []
     for number in range(5):
         writer.begin(lambda number=number: written.append(number))  # type: ignore[misc]
     writer.wait()
@@ -32,7 +32,7 @@ def test_one_waits_for_the_other() -> None:
 
 
 def test_trouble_is_told_once_at_the_next_call() -> None:
-    writer = Writer()
+    writer = CheckpointWriter()
 
     def write() -> None:
         raise OSError(28, "No space left on device")
@@ -50,9 +50,9 @@ def test_what_changes_meanwhile_is_not_in_it(tmp_path: Path) -> None:
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     before = model.weight.detach().clone()
-    taken = store.snapshot(model, [optimizer])
+    taken = take_snapshot(model, [optimizer])
     optimizer.step()
-    store.write(store.path(tmp_path, 1), taken, {"step": 1})
-    store.restore(store.path(tmp_path, 1), model, [optimizer])
+    write_snapshot(get_checkpoint_path(tmp_path, 1), taken, {"step": 1})
+    restore_checkpoint(get_checkpoint_path(tmp_path, 1), model, [optimizer])
     assert torch.equal(model.weight, before)
     assert optimizer.state_dict()["state"][0]["step"] == 1

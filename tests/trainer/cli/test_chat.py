@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.cli import chat
-from trainer.cli.chat import Conversation, Patience, until
+from trainer.cli.chat import Conversation, InterruptHandler, stop_at
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Sampler
@@ -92,14 +92,14 @@ def characters(text: str) -> Iterator[str]:
     ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
 )
 def test_a_stop_word_is_never_shown_and_nothing_else_is_lost(text: str, shown: str) -> None:
-    assert "".join(until("\nUser:", characters(text))) == shown
-    assert "".join(until("\nUser:", [text])) == shown
+    assert "".join(stop_at("\nUser:", characters(text))) == shown
+    assert "".join(stop_at("\nUser:", [text])) == shown
 
 
 def test_ctrl_c_ends_the_answer_and_twice_the_program() -> None:
-    with Patience() as patience:
+    with InterruptHandler() as patience:
         os.kill(os.getpid(), signal.SIGINT)
-        assert patience.asked
+        assert patience.is_requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
 from trainer.data.errors import DamagedDatasetError
 from trainer.data.loader import BlockLoader
@@ -95,7 +95,7 @@ def test_run_resumes_after_shard_is_repaired(
     monkeypatch.undo()
     shard.write_bytes(whole)
     assert train("broken") == train("whole") == 0
-    ends = [store.latest(tmp_path / out) for out in ("broken", "whole")]
+    ends = [find_latest_checkpoint(tmp_path / out) for out in ("broken", "whole")]
     first, second = ((end / "model.safetensors").read_bytes() for end in ends if end is not None)
     assert first == second
 

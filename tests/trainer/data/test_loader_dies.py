@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.metrics_lines import numbers
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step
 from trainer.data import loader as loading
 from trainer.data import prefetch
 from trainer.data.loader import BlockLoader
@@ -66,9 +66,9 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
     assert sentence in errors.splitlines()[-1]
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "failure.json").read_text())["cause"] == "infrastructure"
-    newest = store.latest(tmp_path)
+    newest = find_latest_checkpoint(tmp_path)
     assert newest is not None
-    assert store.step_of(newest) == 10
+    assert get_checkpoint_step(newest) == 10
     assert train(tmp_path, *FLAGS) == 0
     assert numbers(tmp_path) == numbers(tiny_run)
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import DATA
-from trainer.checkpoint.store import save
+from trainer.checkpoint.store import write_checkpoint
 from trainer.cli import score
 from trainer.data import world
 from trainer.data.dataset import prepare_dataset
@@ -167,7 +167,7 @@ def untrained(run: Path, tokenizer: Tokenizer) -> Path:
     module, sizes = load_architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
     sizes |= {"depth": 2, "width": 64}
     torch.manual_seed(0)
-    save(run / "checkpoints" / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    write_checkpoint(run / "checkpoints" / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
     tokenizer.save(run / "tokenizer.json")
     about = {"format": 1, "arch": "rwkv5", "model": sizes, "dataset": {"tokenizer_sha256": tokenizer.sha256}}
     (run / "run.json").write_text(json.dumps(about))

@@ -17,7 +17,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.launch import ERROR_FILE, explain_failures, report_to_launcher
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,7 +37,7 @@ def start_run(dataset: Path, out: Path, *flags: str) -> Iterator[subprocess.Pope
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path) -> None:
     deadline = time.monotonic() + 300
-    while store.latest(out) is None:
+    while find_latest_checkpoint(out) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
 from tests.support.paths import REPOSITORY
 from tests.support.two_processes import IN_BF16, RUNS, WITH_OPTIONS, flags_of
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_step, list_checkpoints
 from trainer.distributed.launch import find_free_port
 
 pytestmark = pytest.mark.timeout(900)  # three processes, two dozen runs
@@ -46,7 +46,7 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    folder = store.latest(run)
+    folder = find_latest_checkpoint(run)
     assert folder is not None
     return load_file(folder / "model.safetensors")
 
@@ -85,7 +85,7 @@ def test_stopped_run_resumes_exactly(runs: Path, run: str) -> None:
 
 
 def test_checkpoint_of_two_processes_resumes_with_one(runs: Path, dataset_folder: Path, tmp_path: Path) -> None:
-    folder = next(f for f in store.complete(runs / "fsdp-stopped") if store.step_of(f) == 3)
+    folder = next(f for f in list_checkpoints(runs / "fsdp-stopped") if get_checkpoint_step(f) == 3)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / folder.name).symlink_to(folder)
     assert train(tmp_path, *flags_of("single"), "--keep", "5", "--dataset", dataset_folder) == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.checkpoint.store import load_model, save
+from trainer.checkpoint.store import load_model, write_checkpoint
 from trainer.data.tokenizer import train_bpe
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference import generate
-from trainer.inference.sampling import continuation
+from trainer.inference.sampling import complete_prompt
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     module = load_architecture("gpt")
     sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
     torch.manual_seed(0)
-    save(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    write_checkpoint(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
     (folder / "run.json").write_text(json.dumps({"format": 1, "arch": "gpt", "model": sizes}))
     order = GenerateOrder(
         dataset=DatasetPin(corpus="python-library", tokenizer="bpe:280", hash="d" * 64),
@@ -56,7 +56,7 @@ def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) ->
     result = GenerateResult.model_validate_json((run.parent / "out" / "result.json").read_bytes())
     assert 0 < result.tokens <= 40
     model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
-    told = continuation(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
+    told = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
     assert "".join(row["text"] for row in rows) == told
 
 
@@ -71,6 +71,6 @@ def test_a_model_that_cannot_be_built_is_said_to_be_at_fault(run: Path, capsys: 
 
 
 def test_the_first_words_go_at_once_and_then_what_comes_together() -> None:
-    assert list(generate.in_lines(["a", "b", "c"], seconds=60)) == ["a", "bc"]
-    assert list(generate.in_lines(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
-    assert list(generate.in_lines([], seconds=60)) == []
+    assert list(generate.group_text(["a", "b", "c"], seconds=60)) == ["a", "bc"]
+    assert list(generate.group_text(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
+    assert list(generate.group_text([], seconds=60)) == []

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.cli import sample
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.inference.sampling import Reader, Sampler, continuation, pieces, stream
+from trainer.inference.sampling import Sampler, TextGenerator, complete_prompt, decode_stream, generate_tokens
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 
@@ -50,37 +50,37 @@ class Counting(Next):
 def test_it_goes_on_from_the_prompt(tokenizer: Tokenizer) -> None:
     first = tokenizer.encode("a")[-1]
     expected = tokenizer.decode(range(first + 1, first + 5))
-    assert continuation(Next(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
+    assert complete_prompt(Next(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
 
 
 def test_it_stops_at_the_end_of_the_text(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
     with torch.no_grad():
         model.table.zero_()[:, tokenizer.end_of_text] = 1000
-    assert continuation(model, tokenizer, "a", tokens=4) == ""
+    assert complete_prompt(model, tokenizer, "a", tokens=4) == ""
 
 
 def test_it_sees_no_more_than_its_context_and_starts_over_with_the_last_half(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
-    reader = Reader(model, context=8)
+    reader = TextGenerator(model, context=8)
     reader.add(range(6))
-    assert list(stream(reader, Sampler(), -1, tokens=8)) == list(range(6, 14))
+    assert list(generate_tokens(reader, Sampler(), -1, tokens=8)) == list(range(6, 14))
     assert model.lengths == [6, 7, 8, 4, 5, 6, 7, 8]
 
 
 def test_a_prompt_longer_than_the_context_is_cut_at_its_beginning(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
-    reader = Reader(model, context=8)
+    reader = TextGenerator(model, context=8)
     reader.add(range(20))
-    assert int(reader.expected().argmax()) == 20
+    assert int(reader.predict().argmax()) == 20
     assert model.lengths == [4]
 
 
 def test_a_state_that_does_not_grow_reads_each_token_once_and_forgets_nothing(tokenizer: Tokenizer) -> None:
     model = Counting(tokenizer.vocabulary_size)
-    reader = Reader(model, context=8)
+    reader = TextGenerator(model, context=8)
     reader.add(range(6))
-    assert list(stream(reader, Sampler(), -1, tokens=20)) == list(range(6, 26))
+    assert list(generate_tokens(reader, Sampler(), -1, tokens=20)) == list(range(6, 26))
     assert model.lengths == [6, *[1] * 19]
     assert reader.state == 25
 
@@ -104,13 +104,13 @@ def test_a_model_that_goes_on_answers_as_one_that_reads_everything(name: str) ->
 def test_it_leaves_the_model_and_the_global_generator_alone(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size).train()
     before = torch.get_rng_state()
-    continuation(model, tokenizer, "a", tokens=4)
+    complete_prompt(model, tokenizer, "a", tokens=4)
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def draws(sampler: Sampler, logits: Tensor) -> set[int]:
-    return {sampler.choose(logits) for _ in range(200)}
+    return {sampler.sample(logits) for _ in range(200)}
 
 
 def test_no_temperature_takes_the_likeliest() -> None:
@@ -132,7 +132,7 @@ def test_no_piece_of_text_ends_inside_a_character() -> None:
     tokenizer = train_bpe(["plain text, nothing else. " * 20], 300)
     text = "naïve 列車 🚂 – plain text"
     tokens = tokenizer.encode(text)
-    parts = list(pieces(tokenizer, tokens))
+    parts = list(decode_stream(tokenizer, tokens))
     assert len(tokens) > len(text)
     assert "".join(parts) == text
     assert "🚂" in parts
@@ -142,7 +142,7 @@ def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: To
     generator = torch.Generator().manual_seed(5)
     for _ in range(50):
         tokens = torch.randint(0, tokenizer.vocabulary_size, (20,), generator=generator).tolist()
-        assert "".join(pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
+        assert "".join(decode_stream(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize(

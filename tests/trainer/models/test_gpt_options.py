@@ -65,7 +65,7 @@ def test_untrained_model_with_option_predicts_uniform(fields: dict[str, Any]) ->
 
 def test_recipe_with_option_covers_every_parameter(fields: dict[str, Any]) -> None:
     model = build_random_model(**fields)
-    taken = [name for _, mine in optimizers.assign(model, gpt.recipe(model.config)) for name in mine]
+    taken = [name for _, mine in optimizers.assign_parameters(model, gpt.recipe(model.config)) for name in mine]
     assert sorted(taken) == sorted(name for name, _ in model.named_parameters())
 
 

@@ -101,7 +101,7 @@ def test_untrained_model_predicts_nearly_uniform(name: str) -> None:
 
 def test_recipe_covers_every_parameter_once(name: str) -> None:
     model, config = build_tiny(name)
-    taken = optimizers.assign(model, load_architecture(name).recipe(config))
+    taken = optimizers.assign_parameters(model, load_architecture(name).recipe(config))
     names = [parameter for _, mine in taken for parameter in mine]
     assert sorted(names) == sorted(dict(model.named_parameters()))
 

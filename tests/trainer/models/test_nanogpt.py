@@ -75,14 +75,14 @@ def test_nanogpt_initial_values_are_gpt2s() -> None:
 
 def test_nanogpt_recipe_decays_only_matrices() -> None:
     model = build_small_model()
-    groups = {group.name: mine for group, mine in optim.assign(model, nanogpt.recipe(model.config))}
+    groups = {group.name: mine for group, mine in optim.assign_parameters(model, nanogpt.recipe(model.config))}
     assert all(parameter.ndim == 2 for parameter in groups["matrices"].values())
     assert all(parameter.ndim == 1 for parameter in groups["vectors"].values())
 
 
 def test_nanogpt_training_reduces_loss() -> None:
     model = build_small_model()
-    optimizers = optim.build(model, nanogpt.recipe(model.config))
+    optimizers = optim.build_optimizers(model, nanogpt.recipe(model.config))
     tokens = torch.arange(17).repeat(4, 1) * 3 % 100
     losses = []
     for _ in range(24):

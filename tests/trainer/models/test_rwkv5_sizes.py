@@ -105,7 +105,10 @@ def test_rwkv5_version_50_starts_with_equal_bonuses() -> None:
 @pytest.mark.parametrize("version", rwkv5.VERSIONS)
 def test_rwkv5_recipe_groups_are_official(version: float) -> None:
     config = rwkv5.Config(50, 8, depth=2, width=64, version=version)
-    taken = {group.name: (group, mine) for group, mine in optimizers.assign(rwkv5.Model(config), rwkv5.recipe(config))}
+    taken = {
+        group.name: (group, mine)
+        for group, mine in optimizers.assign_parameters(rwkv5.Model(config), rwkv5.recipe(config))
+    }
     rates = {name: group.learning_rate / taken["matrices"][0].learning_rate for name, (group, _) in taken.items()}
     times = {"matrices": 1, "decay": 2, "vectors": 1} | ({"bonus": 3} if version == 5.0 else {})
     assert rates == pytest.approx(times)

@@ -12,7 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoint import store
+from trainer.checkpoint.store import (
+    find_latest_checkpoint,
+    get_checkpoint_path,
+    get_checkpoint_step,
+    list_checkpoints,
+    load_checkpoint_weights,
+    read_run,
+)
+from trainer.checkpoint.store import load_model as load_run_model
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import lora
@@ -35,7 +43,7 @@ def adapted_run(tiny_run: Path, dataset_folder: Path, tmp_path_factory: pytest.T
 
 
 def tensors(run: Path) -> dict[str, Tensor]:
-    folder = store.latest(run)
+    folder = find_latest_checkpoint(run)
     assert folder is not None
     return load_file(folder / "model.safetensors")
 
@@ -76,15 +84,15 @@ def test_the_run_says_what_was_trained(adapted_run: Path) -> None:
 def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path) -> None:
     from trainer.scoring.model_process import load_model
 
-    folder = store.latest(adapted_run)
+    folder = find_latest_checkpoint(adapted_run)
     assert folder is not None
-    plain = store.load_model(adapted_run)
-    assert not lora.is_adapted(plain)
-    record = store.read_run(adapted_run)
+    plain = load_run_model(adapted_run)
+    assert not lora.has_adapters(plain)
+    record = read_run(adapted_run)
     module = load_architecture("gpt")
     adapted = module.Model(module.Config(**record["model"]))
-    lora.adapt(adapted, LoraArgs(rank=4), 320)
-    store.fill(folder, adapted)
+    lora.add_adapters(adapted, LoraArgs(rank=4), 320)
+    load_checkpoint_weights(folder, adapted)
     tokens = torch.randint(320, (2, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted = adapted(tokens)
@@ -95,9 +103,9 @@ def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path
 def test_it_goes_on_from_its_checkpoint_to_the_last_digit(
     train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path
 ) -> None:
-    half = store.complete(adapted_run)[0]
-    assert store.step_of(half) == 5
-    shutil.copytree(half, store.path(tmp_path, 5))
+    half = list_checkpoints(adapted_run)[0]
+    assert get_checkpoint_step(half) == 5
+    shutil.copytree(half, get_checkpoint_path(tmp_path, 5))
     assert train(tmp_path, "--from", tiny_run, "--checkpoint-every", "5steps", *FLAGS) == 0
     mine, theirs = tensors(tmp_path), tensors(adapted_run)
     assert mine.keys() == theirs.keys()
@@ -118,22 +126,22 @@ def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
         for parameter in model.parameters():  # branches that start at zero would hide what is before them
             parameter.add_(torch.randn_like(parameter) * 0.02)
     before = model(tokens).detach()
-    names = lora.adapt(model, LoraArgs(rank=2), 300)
+    names = lora.add_adapters(model, LoraArgs(rank=2), 300)
     torch.testing.assert_close(model(tokens), before)
     for module in model.modules():
-        if isinstance(module, lora.Adapted):
+        if isinstance(module, lora.LoraLinear):
             torch.nn.init.normal_(module.lora_up, std=0.02)
     after = model(tokens)
     after.logsumexp(-1).sum().backward()
     learning = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert learning == {f"{name}.{part}" for name in names for part in ("lora_down", "lora_up")}
-    lora.merge(model)
+    lora.merge_adapters(model)
     torch.testing.assert_close(model(tokens), after, rtol=1e-3, atol=1e-4)
 
 
 def test_vectors_can_be_trained_too() -> None:
     model = small("rwkv5")
-    lora.adapt(model, LoraArgs(rank=2, vectors=True), 300)
+    lora.add_adapters(model, LoraArgs(rank=2, vectors=True), 300)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert "ln_out.weight" in trained
     assert "blocks.0.att.key.weight" not in trained
@@ -141,7 +149,7 @@ def test_vectors_can_be_trained_too() -> None:
 
 def test_targets_are_patterns() -> None:
     model = small("gpt")
-    names = lora.adapt(model, LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
+    names = lora.add_adapters(model, LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
     assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
 
 

@@ -16,10 +16,10 @@ from trainer.optim.muon import (
     Coefficients,
     Muon,
     Precision,
-    evened,
-    gram_iterations,
-    iterations,
-    orthogonalised,
+    iterate_gram_polynomials,
+    iterate_polynomials,
+    normalize_neurons,
+    orthogonalize,
 )
 
 SHAPES = [(3, 32, 32), (2, 16, 64), (2, 64, 16), (2, 24, 40), (1, 128, 128)]
@@ -39,7 +39,7 @@ def exactly(matrices: Tensor, coefficients: Coefficients) -> Tensor:
 def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coefficients: Coefficients) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    ours = orthogonalised(matrices, coefficients).double()
+    ours = orthogonalize(matrices, coefficients).double()
     torch.testing.assert_close(ours, exactly(matrices, coefficients), rtol=0, atol=1e-4)
 
 
@@ -47,7 +47,7 @@ def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coe
 def test_in_bf16_it_is_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    whole, rounded = (orthogonalised(matrices, precision=precision) for precision in ("fp32", "bf16"))
+    whole, rounded = (orthogonalize(matrices, precision=precision) for precision in ("fp32", "bf16"))
     assert rounded.dtype == torch.float32
     assert (rounded - whole).norm() < 0.1 * whole.norm()
 
@@ -56,7 +56,7 @@ def test_in_bf16_it_is_the_same_but_for_rounding(shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize("shape", SHAPES)
 def test_directions_are_nearly_orthogonal(shape: tuple[int, ...], precision: Precision) -> None:
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), precision=precision))
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(shape), precision=precision))
     # A square random matrix has singular values near zero, which five iterations cannot lift all the way.
     assert values.max() < 1.15
     assert values.quantile(0.1) > 0.8
@@ -66,7 +66,7 @@ def test_directions_keep_the_matrix_own_directions() -> None:
     torch.manual_seed(0)
     matrix = torch.randn(24, 40)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    ours = orthogonalised(matrix[None])[0]
+    ours = orthogonalize(matrix[None])[0]
     assert torch.nn.functional.cosine_similarity(ours.flatten(), (u @ v).flatten(), dim=0) > 0.99
 
 
@@ -74,7 +74,7 @@ def test_both_forms_of_the_iteration_agree() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 16, 64)
     x = x / x.norm(dim=(-2, -1), keepdim=True)
-    forms = [form(x, POLAR_EXPRESS) for form in (iterations, gram_iterations)]
+    forms = [form(x, POLAR_EXPRESS) for form in (iterate_polynomials, iterate_gram_polynomials)]
     torch.testing.assert_close(*forms, rtol=0, atol=1e-5)
 
 
@@ -83,14 +83,14 @@ def test_both_forms_of_the_iteration_agree() -> None:
 def test_a_gradient_of_low_rank_stays_one(shape: tuple[int, int], rank: int) -> None:
     """Early gradients are nearly so: what rounding leaves in the other directions must not be lifted to size."""
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised((torch.randn(shape[0], rank) @ torch.randn(rank, shape[1]))[None])[0])
+    values = torch.linalg.svdvals(orthogonalize((torch.randn(shape[0], rank) @ torch.randn(rank, shape[1]))[None])[0])
     assert values[:rank].min() > 0.8
     assert values[rank:].max() < 0.01
 
 
 def test_a_gradient_of_zero_moves_nothing() -> None:
-    assert not orthogonalised(torch.zeros(2, 4, 8)).any()
-    assert not evened(torch.zeros(2, 4, 8), torch.zeros(2, 4, 1), 0.95).any()
+    assert not orthogonalize(torch.zeros(2, 4, 8)).any()
+    assert not normalize_neurons(torch.zeros(2, 4, 8), torch.zeros(2, 4, 1), 0.95).any()
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32), (16, 64), (64, 16)])
@@ -165,7 +165,7 @@ def test_normalised_updates_are_normuons() -> None:
     some_steps([parameter], Muon([parameter], **settings, precision="fp32"), gradients)
     for (gradient,) in gradients:
         momentum = 0.9 * momentum + 0.1 * gradient
-        update = orthogonalised((0.1 * gradient + 0.9 * momentum)[None])[0]
+        update = orthogonalize((0.1 * gradient + 0.9 * momentum)[None])[0]
         even = torch.empty_like(update)
         for neuron, row in enumerate(update):
             means[neuron] = 0.8 * means[neuron] + 0.2 * row.square().mean()
@@ -177,7 +177,7 @@ def test_normalised_updates_are_normuons() -> None:
 def test_normalising_evens_out_the_rows_and_keeps_the_norm() -> None:
     torch.manual_seed(0)
     directions = torch.randn(2, 6, 10) * torch.arange(1, 7)[:, None]
-    even = evened(directions, torch.zeros(2, 6, 1), 0.95)
+    even = normalize_neurons(directions, torch.zeros(2, 6, 1), 0.95)
     torch.testing.assert_close(even.norm(dim=(-2, -1)), directions.norm(dim=(-2, -1)))
     rows = even.norm(dim=-1)
     torch.testing.assert_close(rows, rows[:, :1].expand_as(rows), rtol=1e-4, atol=0)

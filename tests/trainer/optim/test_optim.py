@@ -14,7 +14,13 @@ from torch.optim import AdamW
 
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.muon import Muon
-from trainer.optim.optimizers import NotInstalled, assign, build, check_installed, set_rates
+from trainer.optim.optimizers import (
+    OptimizerNotInstalledError,
+    assign_parameters,
+    build_optimizers,
+    check_installed,
+    set_learning_rates,
+)
 
 
 def recipe(*groups: ParameterGroup) -> Recipe:
@@ -26,30 +32,30 @@ REST = ParameterGroup("rest", ("*",), "adamw", learning_rate=0.01, betas=(0.8, 0
 
 
 def test_the_first_group_that_matches_takes_a_parameter() -> None:
-    taken = {group.name: list(mine) for group, mine in assign(nn.Linear(4, 4), recipe(MATRICES, REST))}
+    taken = {group.name: list(mine) for group, mine in assign_parameters(nn.Linear(4, 4), recipe(MATRICES, REST))}
     assert taken == {"matrices": ["weight"], "rest": ["bias"]}
 
 
 def test_frozen_parameters_belong_to_no_group() -> None:
     model = nn.Linear(4, 4)
     model.bias.requires_grad_(False)
-    assert [list(mine) for _, mine in assign(model, recipe(MATRICES))] == [["weight"]]
+    assert [list(mine) for _, mine in assign_parameters(model, recipe(MATRICES))] == [["weight"]]
 
 
 def test_a_parameter_without_a_group_is_named() -> None:
     with pytest.raises(ValueError, match="takes the parameter bias"):
-        assign(nn.Linear(4, 4), recipe(MATRICES))
+        assign_parameters(nn.Linear(4, 4), recipe(MATRICES))
 
 
 def test_muon_refuses_what_is_no_matrix() -> None:
     with pytest.raises(ValueError, match="gives bias to Muon"):
-        assign(nn.Linear(4, 4), recipe(ParameterGroup("all", ("*",), "muon", learning_rate=0.1)))
+        assign_parameters(nn.Linear(4, 4), recipe(ParameterGroup("all", ("*",), "muon", learning_rate=0.1)))
 
 
 def test_rates_follow_the_schedule_from_each_groups_own_top() -> None:
-    optimizers = build(nn.Linear(4, 4), recipe(MATRICES, REST))
-    set_rates(optimizers, 0.5)
-    set_rates(optimizers, 0.25)
+    optimizers = build_optimizers(nn.Linear(4, 4), recipe(MATRICES, REST))
+    set_learning_rates(optimizers, 0.5)
+    set_learning_rates(optimizers, 0.25)
     assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.025, 0.0025]
     assert optimizers[1].param_groups[0]["betas"] == (0.8, 0.9)
 
@@ -59,7 +65,7 @@ def test_a_group_hands_on_all_of_its_settings() -> None:
         "matrices", ("weight",), "muon", 0.1, weight_decay=0.2, momentum=0.9, normalised=True, cautious=True
     )
     rest = ParameterGroup("rest", ("*",), "adamw", 0.01, weight_decay=0.3, cautious=True, epsilon=1e-8)
-    muon, adamw = build(nn.Linear(4, 4), recipe(matrices, rest))
+    muon, adamw = build_optimizers(nn.Linear(4, 4), recipe(matrices, rest))
     assert isinstance(muon, Muon)
     wanted = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "normalised": True, "cautious": True, "name": "matrices"}
     assert wanted.items() <= muon.param_groups[0].items()
@@ -68,7 +74,7 @@ def test_a_group_hands_on_all_of_its_settings() -> None:
 
 
 def run_steps(model: nn.Module, group: ParameterGroup, gradients: list[torch.Tensor]) -> None:
-    (optimizer,) = build(model, recipe(group))
+    (optimizer,) = build_optimizers(model, recipe(group))
     for gradient in gradients:
         model.weight.grad = gradient.clone()
         optimizer.step()
@@ -108,7 +114,7 @@ EIGHT_BITS = ParameterGroup("all", ("*",), "adamw8bit", 0.01, weight_decay=0.1, 
 
 def test_eight_bits_without_the_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(NotInstalled, match=r"^adamw8bit needs .*: pip install 'dailytrain\[cuda\]'$"):
+    with pytest.raises(OptimizerNotInstalledError, match=r"^adamw8bit needs .*: pip install 'dailytrain\[cuda\]'$"):
         check_installed(recipe(EIGHT_BITS))
     check_installed(recipe(REST))
 
@@ -129,13 +135,13 @@ def test_eight_bits_stay_near_thirty_two(tmp_path: Path) -> None:
     model, peer = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
     peer.load_state_dict(model.state_dict())
     gradients = [torch.randn(64, 128) for _ in range(6)]
-    (optimizer,) = build(model, recipe(EIGHT_BITS))
+    (optimizer,) = build_optimizers(model, recipe(EIGHT_BITS))
     exact = AdamW(peer.parameters(), lr=0.01, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8)
     for step, gradient in enumerate(gradients):
         model.weight.grad, peer.weight.grad = gradient.clone(), gradient.clone()
         if step == 3:  # saved as a checkpoint does, and read back by another
             torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-            (optimizer,) = build(model, recipe(EIGHT_BITS))
+            (optimizer,) = build_optimizers(model, recipe(EIGHT_BITS))
             optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
         optimizer.step()
         exact.step()

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.support.in_process_scorer import InProcessModel, write_and_open_run
 from tests.support.scoring_models import documents, encode_held_out, needs_sandbox, score_in_sandbox, write_run
-from trainer.checkpoint import store
+from trainer.checkpoint.store import get_checkpoint_path, load_model, write_checkpoint
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.sandbox import get_driver
 from trainer.scoring.model_client import ModelProcessClient
@@ -32,14 +32,14 @@ def write_real_run(folder: Path, arch: str, seed: int = 3) -> Path:
     model = module.Model(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    store.save(store.path(folder, 20), model, [], {"step": 20})
+    write_checkpoint(get_checkpoint_path(folder, 20), model, [], {"step": 20})
     (folder / "run.json").write_text(json.dumps({**run, "arch": arch, "model": dataclasses.asdict(config)}))
     return folder
 
 
 def compute_loss(folder: Path) -> tuple[float, int]:
     """(nats per token, tokens), computed here and now: windows of T behind an end-of-text, T the training length."""
-    model = store.load_model(folder)
+    model = load_model(folder)
     tokenizer, found = encode_held_out(folder)
     length = RunFolder.open(folder).sequence_length
     total = 0.0

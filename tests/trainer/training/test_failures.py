@@ -15,7 +15,7 @@ import pytest
 from tests.support import failing_models
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step
 from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
 from trainer.training import compilation, setup
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_ends_in_one_line_and_a_run_that_goes_on(
     train: Train, tmp_path: Path, tiny_run: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--budget", "30steps", "--checkpoint-every", "10steps")
-    sizes = {file.name: file.stat().st_size for file in store.path(tiny_run, 30).iterdir()}
+    sizes = {file.name: file.stat().st_size for file in get_checkpoint_path(tiny_run, 30).iterdir()}
     assert sizes["model.safetensors"] > 100_000
     assert sizes["model.safetensors"] < 300_000 < sizes["optimizer.pt"]
     with files_of_at_most(size):
@@ -155,9 +155,9 @@ def test_memory_that_is_not_there_ends_in_one_line_and_a_run_that_goes_on(
     errors = capsys.readouterr().err
     assert "Out of memory in a forward pass: with a smaller --train.micro-batch" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-    kept = store.latest(tmp_path)
+    kept = find_latest_checkpoint(tmp_path)
     assert kept is not None
-    assert store.step_of(kept) == 3
+    assert get_checkpoint_step(kept) == 3
     assert fail("none") == 0
 
 

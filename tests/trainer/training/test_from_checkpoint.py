@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import describe_file, find_latest_checkpoint, list_checkpoints, load_model
 from trainer.data.dataset import prepare_dataset
 from trainer.train import main
 
@@ -30,7 +30,7 @@ def run_json(out: Path) -> dict[str, Any]:
 
 
 def newest(run: Path) -> Path:
-    folder = store.latest(run)
+    folder = find_latest_checkpoint(run)
     assert folder is not None
     return folder
 
@@ -44,7 +44,7 @@ def test_the_run_says_where_it_comes_from(train: Train, tiny_run: Path, tmp_path
     assert train(tmp_path / "second", "--from", tiny_run, "--budget", "4steps") == 0
     lineage = run_json(tmp_path / "second")["from"]
     weights = newest(tiny_run) / "model.safetensors"
-    assert lineage["sha256"] == store.reference(weights).sha256
+    assert lineage["sha256"] == describe_file(weights).sha256
     assert (lineage["name"], lineage["arch"], lineage["step"]) == ("tiny/step-00000030", "gpt", 30)
     assert (lineage["kept"], lineage["new"], lineage["unused"]) == (len(load_file(weights)), [], [])
     assert lineage["tokens"] == 30 * 4 * 32
@@ -66,7 +66,7 @@ def test_shape_row_length_and_tokenizer_come_along(
 
 
 def test_one_of_its_checkpoints_will_do(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    earlier = store.complete(tiny_run)[0]
+    earlier = list_checkpoints(tiny_run)[0]
     assert train(tmp_path, "--from", earlier, "--budget", "1steps") == 0
     assert run_json(tmp_path)["from"]["step"] == 20
 
@@ -115,7 +115,7 @@ def test_other_weights_are_another_run(
     train: Train, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path, "--from", tiny_run, "--budget", "2steps") == 0
-    assert train(tmp_path, "--from", store.complete(tiny_run)[0], "--budget", "2steps") == 2
+    assert train(tmp_path, "--from", list_checkpoints(tiny_run)[0], "--budget", "2steps") == 2
     assert "another from" in capsys.readouterr().err
 
 
@@ -176,7 +176,7 @@ def test_litgpts_weights_come_in_and_go_out_unchanged(litgpt_folder: Path, tmp_p
     tokens = torch.arange(40)[None]
     wanted = theirs(litgpt_folder, tokens)
     with torch.no_grad():
-        ours = store.load_model(tmp_path / "run")(tokens)
+        ours = load_model(tmp_path / "run")(tokens)
     torch.testing.assert_close(ours, wanted[..., :320])
     torch.testing.assert_close(theirs(tmp_path / "back", tokens), wanted)
 

@@ -14,7 +14,7 @@ import torch
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, load_model
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.errors import CorpusError
@@ -146,7 +146,7 @@ def test_a_run_on_pairs_stops_and_goes_on_exactly(dataset: Dataset, tmp_path: Pa
     assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
     assert train(tmp_path / "stopped", *flags) == 0
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
-    last = [store.latest(tmp_path / name) for name in ("stopped", "whole")]
+    last = [find_latest_checkpoint(tmp_path / name) for name in ("stopped", "whole")]
     ours, theirs = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
     assert ours == theirs
 
@@ -163,9 +163,9 @@ def test_a_step_and_an_evaluation_are_means_over_what_is_learned(dataset: Datase
 
 def dev_loss(dataset: Dataset, run: Path) -> float:
     """Nats a token of the responses, over the part of dev that `TINY` evaluates on."""
-    folder = store.latest(run)
+    folder = find_latest_checkpoint(run)
     assert folder is not None
-    trained = store.load_model(run)
+    trained = load_model(run)
     text = torch.from_numpy(load_tokenizer(run / "tokenizer.json").byte_lengths()) > 0
     length, tokens = (
         int(TINY[TINY.index("--train.sequence-length") + 1]),

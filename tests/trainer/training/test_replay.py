@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import get_checkpoint_path, get_checkpoint_step, list_checkpoints
 from trainer.optim import muon
 from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
@@ -31,17 +31,17 @@ def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayCompar
         state = json.loads((claimed / "state.json").read_text())
         told = tmp_path / "told.json"
         told.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
-        step = store.step_of(claimed)
+        step = get_checkpoint_step(claimed)
         words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
         assert main(["--until", str(step), "--recorded-state", str(told), *words]) == 0
-        folders = (start or store.path(out, 0), claimed, store.path(out, step))
+        folders = (start or get_checkpoint_path(out, 0), claimed, get_checkpoint_path(out, step))
         return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 
     return again
 
 
 def middle(run: Path) -> tuple[Path, Path]:
-    first, second, *_ = store.complete(run)
+    first, second, *_ = list_checkpoints(run)
     return first, second
 
 
@@ -61,7 +61,7 @@ def test_between_checkpoints_of_a_budget_in_seconds_it_is_the_same_too(
     run = tmp_path / "run"
     train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
     first, second = middle(run)
-    assert len(json.loads((second / "state.json").read_text())["clock"]) == store.step_of(second)
+    assert len(json.loads((second / "state.json").read_text())["clock"]) == get_checkpoint_step(second)
     assert replayed(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
 
@@ -73,9 +73,9 @@ def test_what_the_machine_decided_is_told_to_the_replay(
 ) -> None:
     """Muon's bf16 on a processor without it would be another computation."""
     run = tmp_path / "run"
-    monkeypatch.setattr(muon, "units", lambda device: "bf16")
+    monkeypatch.setattr(muon, "choose_precision", lambda device: "bf16")
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
-    monkeypatch.setattr(muon, "units", lambda device: "fp32")
+    monkeypatch.setattr(muon, "choose_precision", lambda device: "fp32")
     assert replayed(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 

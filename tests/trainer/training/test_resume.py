@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, get_checkpoint_step, list_checkpoints
 
 STEPS = 400
 
@@ -31,9 +31,9 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int 
     """Wait until a checkpoint beyond a step is there."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        folder = store.latest(out)
-        if folder is not None and store.step_of(folder) > after:
-            return store.step_of(folder)
+        folder = find_latest_checkpoint(out)
+        if folder is not None and get_checkpoint_step(folder) > after:
+            return get_checkpoint_step(folder)
         assert process.poll() is None, process.stderr and process.stderr.read().decode()
         time.sleep(0.01)
     raise TimeoutError("no checkpoint came")
@@ -69,9 +69,9 @@ def test_killed_and_started_again_it_computes_the_same_to_the_last_digit(
         assert not (tmp_path / "result.json").exists(), "it was killed too late to show anything"
     finish(start(dataset_folder, tmp_path))
     assert rows(tmp_path) == rows(uninterrupted)
-    last = [folder.name for folder in store.complete(tmp_path)]
-    assert last == [folder.name for folder in store.complete(uninterrupted)]
-    weights = [store.latest(out) / "model.safetensors" for out in (tmp_path, uninterrupted)]  # type: ignore[operator]
+    last = [folder.name for folder in list_checkpoints(tmp_path)]
+    assert last == [folder.name for folder in list_checkpoints(uninterrupted)]
+    weights = [find_latest_checkpoint(out) / "model.safetensors" for out in (tmp_path, uninterrupted)]  # type: ignore[operator]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
@@ -81,10 +81,10 @@ def test_asked_to_stop_it_leaves_a_checkpoint(dataset_folder: Path, tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors.decode()
-    kept = store.latest(tmp_path)
+    kept = find_latest_checkpoint(tmp_path)
     assert kept is not None
     # Not every step has a line; whatever was written up to the checkpoint's step is what the whole run wrote.
-    last = store.step_of(kept)
+    last = get_checkpoint_step(kept)
     assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] <= last]
 
@@ -93,10 +93,10 @@ def test_it_goes_on_where_only_the_checkpoint_came_along(
     dataset_folder: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
     """On another node there is nothing but the checkpoint: no run.json, no metrics."""
-    before = store.complete(uninterrupted)[0]
-    shutil.copytree(before, store.path(tmp_path, store.step_of(before)))
+    before = list_checkpoints(uninterrupted)[0]
+    shutil.copytree(before, get_checkpoint_path(tmp_path, get_checkpoint_step(before)))
     finish(start(dataset_folder, tmp_path))
-    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] > store.step_of(before)]
+    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] > get_checkpoint_step(before)]
     assert (tmp_path / "run.json").exists()
 
 

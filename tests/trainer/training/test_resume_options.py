@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.optim import muon
 from trainer.training import compilation, precision, setup
 from trainer.training.identity import describe_identity
@@ -50,7 +50,7 @@ def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path:
     assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
     assert train(tmp_path / "stopped", *flags) == 0
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
-    last = [store.latest(tmp_path / run) for run in ("stopped", "whole")]
+    last = [find_latest_checkpoint(tmp_path / run) for run in ("stopped", "whole")]
     stopped, whole = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
     assert stopped == whole
 
@@ -93,7 +93,7 @@ def test_what_the_machine_decided_stays_with_the_run(
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
     for chosen, stop_after in (("bf16", 2), ("fp32", None)):
         monkeypatch.setattr(precision, "choose_precision", lambda device, threads, chosen=chosen: chosen)
-        monkeypatch.setattr(muon, "units", lambda device, chosen=chosen: chosen)
+        monkeypatch.setattr(muon, "choose_precision", lambda device, chosen=chosen: chosen)
         assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
     resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
     assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint import store
+from trainer.checkpoint.store import find_latest_checkpoint, list_checkpoints
 from trainer.data.dataset import Dataset
 
 Train = Callable[..., int]
@@ -71,8 +71,8 @@ def test_the_end_is_a_checkpoint_and_a_result(tiny_run: Path) -> None:
     result = json.loads((tiny_run / "result.json").read_text())
     assert (result["steps"], result["tokens"]) == (30, 30 * 4 * 32)
     assert result["final_loss"] == lines(tiny_run, "dev")[-1]["loss"]
-    assert tiny_run / result["checkpoint"] == store.latest(tiny_run)
-    assert [folder.name for folder in store.complete(tiny_run)] == ["step-00000020", "step-00000030"]
+    assert tiny_run / result["checkpoint"] == find_latest_checkpoint(tiny_run)
+    assert [folder.name for folder in list_checkpoints(tiny_run)] == ["step-00000020", "step-00000030"]
     assert not (tiny_run / "failure.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""Other people's checkpoint formats: one file and one line each, with the functions `export` and `bring_in`."""
+"""Checkpoint formats of other programs: one file and one line each, with `export_run` and `import_run`."""
 
 from __future__ import annotations
 

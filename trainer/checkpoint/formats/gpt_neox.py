@@ -54,7 +54,7 @@ CUT = ("gpt.transformer.wte.weight", "head.weight")
 
 
 @dataclass(frozen=True)
-class Stored:
+class SafetensorsEntry:
     """One tensor of a safetensors file."""
 
     name: str
@@ -65,7 +65,7 @@ class Stored:
     end: int
 
 
-def fits(run: Mapping[str, Any]) -> bool:
+def is_supported(run: Mapping[str, Any]) -> bool:
     """Whether a run, by its `run.json`, has one of these shapes."""
     model = run.get("model")
     if run.get("arch") != "litgpt" or not isinstance(model, dict):
@@ -74,30 +74,30 @@ def fits(run: Mapping[str, Any]) -> bool:
     return model.get("name") in HEADS and isinstance(fields, dict) and fields.keys() <= PLAIN
 
 
-def convert(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -> dict[str, Any]:
+def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -> dict[str, Any]:
     """Write the weights from `source` (a safetensors file of ours) to `out`, and return what `config.json` holds.
 
     Both files are binary and can seek. Raises FormatError for weights that are not of the shape that the run names.
     """
-    assert fits(run)
-    tensors, base = header(source)
+    assert is_supported(run)
+    tensors, base = read_header(source)
     vocabulary, heads = int(run["model"]["vocabulary_size"]), HEADS[run["model"]["name"]]
     try:
-        config = configuration(run, tensors)
-        names = {tensor.name: renamed(tensor.name) for tensor in tensors}
+        config = build_config(run, tensors)
+        names = {tensor.name: rename_tensor(tensor.name) for tensor in tensors}
     except (KeyError, ValueError, TypeError) as error:
         raise FormatError("these weights are not those of a GPT-NeoX") from error
-    kept = [cut(tensor, vocabulary) if tensor.name in CUT else tensor for tensor in tensors]
+    kept = [crop_rows(tensor, vocabulary) if tensor.name in CUT else tensor for tensor in tensors]
     write_header(kept, names, out)
     for tensor in kept:
         source.seek(base + tensor.begin)
-        pieces = by_head(source, tensor, heads) if ".attn.qkv." in tensor.name else straight(source, tensor)
+        pieces = interleave_heads(source, tensor, heads) if ".attn.qkv." in tensor.name else read_pieces(source, tensor)
         for piece in pieces:
             out.write(piece)
     return config
 
 
-def header(file: IO[bytes]) -> tuple[list[Stored], int]:
+def read_header(file: IO[bytes]) -> tuple[list[SafetensorsEntry], int]:
     """Return the tensors of a safetensors file in the order of their bytes, and where those begin."""
     try:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -106,7 +106,7 @@ def header(file: IO[bytes]) -> tuple[list[Stored], int]:
         said = json.loads(file.read(length))
         said.pop("__metadata__", None)
         found = [
-            Stored(name, str(one["dtype"]), tuple(map(int, one["shape"])), *map(int, one["data_offsets"]))
+            SafetensorsEntry(name, str(one["dtype"]), tuple(map(int, one["shape"])), *map(int, one["data_offsets"]))
             for name, one in said.items()
         ]
     except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -114,7 +114,7 @@ def header(file: IO[bytes]) -> tuple[list[Stored], int]:
     return sorted(found, key=lambda tensor: tensor.begin), 8 + length
 
 
-def configuration(run: Mapping[str, Any], tensors: list[Stored]) -> dict[str, Any]:
+def build_config(run: Mapping[str, Any], tensors: list[SafetensorsEntry]) -> dict[str, Any]:
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     layers = {int(found[1]) for name in shapes if (found := LAYER.fullmatch(name))}
     (inner, width) = shapes["gpt.transformer.h.0.mlp.fc.weight"]
@@ -141,7 +141,7 @@ def configuration(run: Mapping[str, Any], tensors: list[Stored]) -> dict[str, An
     }
 
 
-def renamed(name: str) -> str:
+def rename_tensor(name: str) -> str:
     """Return transformers' name of a tensor; raise KeyError for one that a GPT-NeoX has not."""
     found = LAYER.fullmatch(name)
     if found is None:
@@ -150,15 +150,15 @@ def renamed(name: str) -> str:
     return f"gpt_neox.layers.{layer}.{PARTS[part]}.{kind}"
 
 
-def cut(tensor: Stored, rows: int) -> Stored:
+def crop_rows(tensor: SafetensorsEntry, rows: int) -> SafetensorsEntry:
     have, *others = tensor.shape
     if have < rows:
         raise FormatError(f"{tensor.name} has {have} rows, and the vocabulary {rows} tokens")
     length = (tensor.end - tensor.begin) // have * rows
-    return Stored(tensor.name, tensor.dtype, (rows, *others), tensor.begin, tensor.begin + length)
+    return SafetensorsEntry(tensor.name, tensor.dtype, (rows, *others), tensor.begin, tensor.begin + length)
 
 
-def write_header(tensors: list[Stored], names: Mapping[str, str], out: IO[bytes]) -> None:
+def write_header(tensors: list[SafetensorsEntry], names: Mapping[str, str], out: IO[bytes]) -> None:
     told: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:
@@ -170,7 +170,7 @@ def write_header(tensors: list[Stored], names: Mapping[str, str], out: IO[bytes]
     out.write(struct.pack("<Q", len(text)) + text)
 
 
-def straight(file: IO[bytes], tensor: Stored) -> Iterator[bytes]:
+def read_pieces(file: IO[bytes], tensor: SafetensorsEntry) -> Iterator[bytes]:
     left = tensor.end - tensor.begin
     while left:
         piece = file.read(min(left, PIECE))
@@ -180,9 +180,9 @@ def straight(file: IO[bytes], tensor: Stored) -> Iterator[bytes]:
         yield piece
 
 
-def by_head(file: IO[bytes], tensor: Stored, heads: int) -> Iterator[bytes]:
+def interleave_heads(file: IO[bytes], tensor: SafetensorsEntry, heads: int) -> Iterator[bytes]:
     """Yield [q, q, ..., k, k, ..., v, v, ...], one of each for a head, as [q, k, v, q, k, v, ...]."""
-    whole = b"".join(straight(file, tensor))
+    whole = b"".join(read_pieces(file, tensor))
     if tensor.shape[0] % (3 * heads):
         raise FormatError(f"{tensor.name} has {tensor.shape[0]} rows for {heads} heads")
     length = len(whole) // (3 * heads)

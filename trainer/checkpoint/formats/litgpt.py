@@ -17,11 +17,12 @@ import yaml
 from litgpt import Config as OutsideConfig
 from torch import Tensor
 
-from trainer.checkpoint import store
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
 from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.store import describe_file, get_checkpoint_path, load_model, read_run, write_checkpoint
 from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.errors import to_one_line
 from trainer.models import litgpt
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
@@ -29,12 +30,12 @@ OURS = {"lm_head.": "head.", "transformer.": "gpt.transformer."}
 """How names of its tensors begin, and ours."""
 
 
-def is_folder(folder: Path) -> bool:
+def is_litgpt_folder(folder: Path) -> bool:
     """Is this a checkpoint folder of litgpt's?"""
     return (folder / WEIGHTS).is_file()
 
 
-def configuration(folder: Path, vocabulary_size: int = 0, sequence_length: int | None = None) -> litgpt.Config:
+def load_config(folder: Path, vocabulary_size: int = 0, sequence_length: int | None = None) -> litgpt.Config:
     """Return the folder's configuration as our architecture has it; raise `FormatError` if there is none to use.
 
     It keeps room for the folder's own vocabulary, or for `vocabulary_size` tokens if these are more (a tokenizer's
@@ -47,7 +48,7 @@ def configuration(folder: Path, vocabulary_size: int = 0, sequence_length: int |
     except OSError as error:
         raise FormatError(f"cannot read {file}: {error.strerror}") from error
     except (TypeError, ValueError, AssertionError, ZeroDivisionError, yaml.YAMLError) as error:
-        raise FormatError(f"{file} is not a configuration of litgpt's: {one_line(error)}") from error
+        raise FormatError(f"{file} is not a configuration of litgpt's: {to_one_line(error)}") from error
     usual = OutsideConfig.from_name(made.name) if litgpt.is_known_config(made.name) else OutsideConfig()
     apart = ("name", "vocab_size", "block_size", "hf_config")
     fields = {
@@ -60,10 +61,10 @@ def configuration(folder: Path, vocabulary_size: int = 0, sequence_length: int |
             max(made.vocab_size, vocabulary_size), sequence_length or made.block_size, made.name, fields
         )
     except ValueError as error:
-        raise FormatError(f"{file}: {one_line(error)}") from error
+        raise FormatError(f"{file}: {to_one_line(error)}") from error
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
+def load_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the folder's weights under our names."""
     file = folder / WEIGHTS
     try:
@@ -75,26 +76,26 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     content = content.get("model", content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise FormatError(f"{file} does not hold one table of tensors")
-    return {renamed(str(name), OURS): value for name, value in content.items()}
+    return {rename_tensor(str(name), OURS): value for name, value in content.items()}
 
 
-def renamed(name: str, beginnings: dict[str, str]) -> str:
+def rename_tensor(name: str, beginnings: dict[str, str]) -> str:
     begins = next((begins for begins in beginnings if name.startswith(begins)), None)
     return name if begins is None else beginnings[begins] + name.removeprefix(begins)
 
 
-def bring_in(folder: Path, out: Path, sequence_length: int, tokenizer: Path | None = None) -> None:
+def import_run(folder: Path, out: Path, sequence_length: int, tokenizer: Path | None = None) -> None:
     """Make a run folder of a checkpoint folder: its weights as the checkpoint of step 0."""
     if (out / "run.json").exists():
         raise FormatError(f"{out} holds a run already: give an empty folder")
     spoken = load_tokenizer(tokenizer or folder / "tokenizer.json")
-    config = configuration(folder, spoken.vocabulary_size, sequence_length)
+    config = load_config(folder, spoken.vocabulary_size, sequence_length)
     model = litgpt.Model(config)
     try:
-        model.load_state_dict(tensors(folder))
+        model.load_state_dict(load_tensors(folder))
     except RuntimeError as error:
-        raise FormatError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {one_line(error)[:200]}") from error
-    store.save(store.path(out, 0), model, [], {"step": 0})
+        raise FormatError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {to_one_line(error)[:200]}") from error
+    write_checkpoint(get_checkpoint_path(out, 0), model, [], {"step": 0})
     spoken.save(out / "tokenizer.json")
     content: dict[str, Any] = {
         "format": 1,
@@ -107,29 +108,25 @@ def bring_in(folder: Path, out: Path, sequence_length: int, tokenizer: Path | No
             "embedding": model.gpt.transformer.wte.weight.numel(),
         },
         "environment": describe_environment(torch.device("cpu")),
-        "imported": {"format": "litgpt", "file": folder.name, "sha256": store.reference(folder / WEIGHTS).sha256},
+        "imported": {"format": "litgpt", "file": folder.name, "sha256": describe_file(folder / WEIGHTS).sha256},
     }
     atomic_write_json(out / "run.json", json.loads(json.dumps(content)))
 
 
-def export(run: Path, out: Path, chosen: Path | None = None) -> None:
+def export_run(run: Path, out: Path, chosen: Path | None = None) -> None:
     """Write a run (its latest checkpoint) as a checkpoint folder that litgpt's own commands take."""
-    model = store.load_model(run, chosen)
+    model = load_model(run, chosen)
     if not isinstance(model, litgpt.Model):
-        arch = store.read_run(run)["arch"]
+        arch = read_run(run)["arch"]
         raise FormatError(f"{run} is of the architecture {arch}; the format litgpt holds only litgpt")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FormatError(f"{out} is not an empty folder")
     theirs = {begins: name for name, begins in OURS.items()}
-    weights = {renamed(name, theirs): value for name, value in model.state_dict().items()}
+    weights = {rename_tensor(name, theirs): value for name, value in model.state_dict().items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": weights}, out / WEIGHTS)
         (out / DESCRIPTION).write_text(yaml.safe_dump(dataclasses.asdict(model.config.to_litgpt())), encoding="utf-8")
         (out / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes())
     except (OSError, RuntimeError) as error:
-        raise FormatError(f"cannot write {out}: {one_line(error)}") from error
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise FormatError(f"cannot write {out}: {to_one_line(error)}") from error

@@ -16,32 +16,33 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import store
 from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
 from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.store import get_checkpoint_path, load_model, read_run, write_checkpoint
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.errors import to_one_line
 from trainer.models import rwkv5
 
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
-def export(run: Path, out: Path, chosen: Path | None = None) -> None:
+def export_run(run: Path, out: Path, chosen: Path | None = None) -> None:
     """Write a run's weights (its latest checkpoint's) to `out`, in fp32."""
-    model = store.load_model(run, chosen)
+    model = load_model(run, chosen)
     if not isinstance(model, rwkv5.Model):
-        arch = store.read_run(run)["arch"]
+        arch = read_run(run)["arch"]
         raise FormatError(f"{run} is of the architecture {arch}; the format rwkv holds only rwkv5")
     aside = out.with_name(f".{out.name}.partial")
     try:
         torch.save(dict(model.state_dict()), aside)
         aside.replace(out)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a folder that is not there
-        raise FormatError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+        raise FormatError(f"cannot write {out}: {to_one_line(error)}") from error
 
 
-def bring_in(file: Path, out: Path, sequence_length: int, tokenizer: Path | None = None) -> None:
+def import_run(file: Path, out: Path, sequence_length: int, tokenizer: Path | None = None) -> None:
     """Make a run folder of an official file: its weights as the checkpoint of step 0, its own vocabulary size.
 
     `sequence_length` is the length of rows it is scored with, which the file does not say. Without a tokenizer the
@@ -49,13 +50,13 @@ def bring_in(file: Path, out: Path, sequence_length: int, tokenizer: Path | None
     """
     if (out / "run.json").exists():
         raise FormatError(f"{out} holds a run already: give an empty folder")
-    tensors = read(file)
-    config = configuration(tensors, sequence_length)
-    spoken = None if tokenizer is None else fitting(tokenizer, config)
+    tensors = read_tensors(file)
+    config = infer_config(tensors, sequence_length)
+    spoken = None if tokenizer is None else load_fitting_tokenizer(tokenizer, config)
     with torch.device("meta"):
         model = rwkv5.Model(config)
-    fill(model, tensors)
-    store.save(store.path(out, 0), model, [], {"step": 0})
+    assign_weights(model, tensors)
+    write_checkpoint(get_checkpoint_path(out, 0), model, [], {"step": 0})
     if spoken is not None:
         spoken.save(out / "tokenizer.json")
     content = {
@@ -66,12 +67,12 @@ def bring_in(file: Path, out: Path, sequence_length: int, tokenizer: Path | None
         "dataset": {} if spoken is None else {"tokenizer_sha256": spoken.sha256},
         "parameters": {"total": sum(p.numel() for p in model.parameters()), "embedding": model.emb.weight.numel()},
         "environment": describe_environment(torch.device("cpu")),
-        "imported": {"format": "rwkv", "file": file.name, "sha256": sha256(file)},
+        "imported": {"format": "rwkv", "file": file.name, "sha256": hash_file(file)},
     }
     atomic_write_json(out / "run.json", json.loads(json.dumps(content)))
 
 
-def read(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the file's tensors in fp32."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
@@ -84,7 +85,7 @@ def read(file: Path) -> dict[str, Tensor]:
     return {str(name): value.float() for name, value in content.items()}
 
 
-def configuration(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Config:
+def infer_config(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Config:
     """Read version and sizes off the tensors; raise `FormatError` for another generation of RWKV, or none."""
     if any("time_maa" in name for name in tensors) or any(name.endswith("att.r_k") for name in tensors):
         raise FormatError("these are weights of RWKV-6 or later; only RWKV-5 is known here")
@@ -96,16 +97,15 @@ def configuration(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Con
     vocabulary_size, width = tensors["emb.weight"].shape
     gated = "blocks.0.att.gate.weight" in tensors
     per_channel = tensors["blocks.0.att.time_decay"].numel() == width
-    return rwkv5.Config(
-        vocabulary_size=vocabulary_size,
-        sequence_length=sequence_length,
-        depth=1 + max(int(found[1]) for name in tensors if (found := BLOCK.match(name))),
-        width=width,
-        version=5.2 if per_channel else 5.1 if gated else 5.0,
-    )
+    depth = 1 + max(int(found[1]) for name in tensors if (found := BLOCK.match(name)))
+    version = 5.2 if per_channel else 5.1 if gated else 5.0
+    try:
+        return rwkv5.Config(vocabulary_size, sequence_length, depth=depth, width=width, version=version)
+    except ValueError as error:
+        raise FormatError(to_one_line(error)) from error
 
 
-def fill(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
+def assign_weights(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
     """Make the tensors the model's own. Dimensions of size 1 may differ: they did between releases."""
     wanted = model.state_dict()
     strange = sorted(wanted.keys() ^ tensors.keys())
@@ -120,7 +120,7 @@ def fill(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
     model.load_state_dict(shaped, assign=True)
 
 
-def fitting(file: Path, config: rwkv5.Config) -> Tokenizer:
+def load_fitting_tokenizer(file: Path, config: rwkv5.Config) -> Tokenizer:
     """Load the tokenizer that the weights were trained with, or at least one whose tokens they know."""
     tokenizer = load_tokenizer(file)
     if tokenizer.vocabulary_size > config.vocabulary_size:
@@ -129,6 +129,6 @@ def fitting(file: Path, config: rwkv5.Config) -> Tokenizer:
     return tokenizer
 
 
-def sha256(file: Path) -> str:
+def hash_file(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

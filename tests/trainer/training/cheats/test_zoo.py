@@ -120,7 +120,7 @@ WHILE_TRAINED = {
     "trains_in_init": "that is training outside of the budget.",
     "hides_in_machine_code": entry_integrity.MACHINE_CODE,
     "hides_in_a_thread": entry_integrity.THREAD,
-    "patches_the_loop": f"{entry_integrity.CHANGED} (trainer.optim.optimizers.set_rates).",
+    "patches_the_loop": f"{entry_integrity.CHANGED} (trainer.optim.optimizers.set_learning_rates).",
     "patches_code": entry_integrity.OBJECTS,
     "looks_for_the_loop": entry_integrity.OBJECTS,
     "climbs_the_stack": entry_integrity.OBJECTS,
@@ -139,7 +139,7 @@ def test_a_cheat_is_caught_when_it_is_trained(name, train, tmp_path, monkeypatch
     for owner, attribute in entry_integrity.OUTSIDE:  # what a cheat changes is put back
         monkeypatch.setattr(owner, attribute, getattr(owner, attribute))
     optim = importlib.import_module("trainer.optim.optimizers")
-    monkeypatch.setattr(optim, "set_rates", optim.set_rates)
+    monkeypatch.setattr(optim, "set_learning_rates", optim.set_learning_rates)
     assert train(name) == 3
     failure = json.loads((tmp_path / "run" / "failure.json").read_text())
     assert failure["cause"] == "model"
