@@ -118,7 +118,8 @@ def test_unreachable_hub_raises_one_line(tmp_path: Path, environment: dict[str, 
     done = prepared(tmp_path, **environment)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("fineweb-edu cannot be read from the Hugging Face Hub; is there a network?")
+    message = "dailytrain prepare: fineweb-edu cannot be read from the Hugging Face Hub; is there a network?"
+    assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
 
 
