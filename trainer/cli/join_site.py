@@ -27,9 +27,17 @@ class NodeError(UserError):
 
 
 def add_site_arguments(
-    parser: argparse.ArgumentParser, home: str, name: str, token_help: str, label_help: str, once_help: str
+    parser: argparse.ArgumentParser,
+    home: str,
+    once_help: str,
+    name: str = "volunteer",
+    token_help: str = "to be credited: from the site, once",  # noqa: S107  (a help text)
+    label_help: str = argparse.SUPPRESS,
 ) -> None:
-    """Add the arguments of all three commands. `home`: the default folder's name; `name`: for hosts without one."""
+    """Add the arguments of all three commands; the defaults are a volunteer's.
+
+    `home`: the default folder's name; `name`: for hosts without one.
+    """
     add = parser.add_argument
     add("--server", required=True, metavar="URL", help="the site, such as https://train.example.org")
     add("--token", default=os.environ.get(TOKEN_VARIABLE), help=f"{token_help} (or ${TOKEN_VARIABLE})")

@@ -39,13 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=COMMAND, description="Rephrase texts for a site's campaigns.")
-    add_site_arguments(
-        parser,
-        home="rephrase",
-        name="volunteer",
-        token_help="to be credited: from the site, once",  # noqa: S106  (a help text)
-        label_help=argparse.SUPPRESS,
-        once_help="leave after one session",
-    )
+    add_site_arguments(parser, home="rephrase", once_help="leave after one session")
     add_backend_flags(parser.add_argument_group("the back end").add_argument)
     return parser

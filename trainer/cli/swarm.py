@@ -40,14 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=COMMAND, description="Train one model together with other people's machines.")
-    add_site_arguments(
-        parser,
-        home="swarm",
-        name="volunteer",
-        token_help="to be credited: from the site, once",  # noqa: S106  (a help text)
-        label_help=argparse.SUPPRESS,
-        once_help="leave after one seat",
-    )
+    add_site_arguments(parser, home="swarm", once_help="leave after one seat")
     parser.add_argument("--run", required=True, type=int, metavar="ID", help="the run, as in the address of its page")
     add_network_args(parser.add_argument_group("how others reach this machine").add_argument)
     return parser
