@@ -38,12 +38,7 @@ SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 
 
 def build_dataset(
-    folder: Path,
-    corpus: Corpus,
-    spec: TokenizerSpec,
-    limit_bytes: int | None,
-    origin: dict[str, Any],
-    console: Console,
+    folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, origin: dict[str, Any], console: Console
 ) -> None:
     """Build the dataset at `folder`, which must be absent or empty. The caller holds the lock.
 
@@ -63,12 +58,7 @@ def build_dataset(
 
 
 def _write_dataset(
-    folder: Path,
-    corpus: Corpus,
-    spec: TokenizerSpec,
-    limit_bytes: int | None,
-    origin: dict[str, Any],
-    console: Console,
+    folder: Path, corpus: Corpus, spec: TokenizerSpec, limit_bytes: int | None, origin: dict[str, Any], console: Console
 ) -> None:
     work = folder / "spool"
     work.mkdir()
@@ -174,12 +164,7 @@ def _sample_texts(spool: Spool, numbers: np.ndarray) -> Iterator[str]:
 
 
 def _tokenize_splits(
-    folder: Path,
-    spool: Spool,
-    assignment: np.ndarray,
-    tokenizer: Tokenizer,
-    dtype: np.dtype[Any],
-    console: Console,
+    folder: Path, spool: Spool, assignment: np.ndarray, tokenizer: Tokenizer, dtype: np.dtype[Any], console: Console
 ) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     with show_phase(console, "Tokenizing", int(spool.lengths.sum())) as phase:

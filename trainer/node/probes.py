@@ -54,10 +54,7 @@ def build_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
     command = [*PYTHON_COMMAND, "-m", "trainer.accounting.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = job.context.slot.build_environment() | {
-        "PYTHONPATH": str(release),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = job.context.slot.build_environment() | {"PYTHONPATH": str(release), "PYTHONDONTWRITEBYTECODE": "1"}
     wall_seconds = min(probe.seconds + START_SECONDS, job.limits.wall_seconds)
     limits = replace(job.limits, wall_seconds=wall_seconds)
     return SandboxSpec(command, environment, [Mount(release)], release, limits)

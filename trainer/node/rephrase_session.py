@@ -18,12 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trainer import protocol
-from trainer.node.client import (
-    BACKOFF_MAX_SECONDS,
-    BACKOFF_SECONDS,
-    ServerUnreachableError,
-    retry_until_reachable,
-)
+from trainer.node.client import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS, ServerUnreachableError, retry_until_reachable
 from trainer.node.outcome import JobFailedError, JobInterruptedError
 from trainer.node.status_display import RephraseStats
 from trainer.node.stop_signal import StopLevel
@@ -76,12 +71,7 @@ class PendingPacket:
 
 class RephraseSession:
     def __init__(
-        self,
-        job: Job,
-        order: protocol.RephraseOrder,
-        client: CompletionClient,
-        parallel: int,
-        stats: RephraseStats,
+        self, job: Job, order: protocol.RephraseOrder, client: CompletionClient, parallel: int, stats: RephraseStats
     ) -> None:
         self._job = job
         self._order = order

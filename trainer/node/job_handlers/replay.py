@@ -16,12 +16,7 @@ from pydantic import ValidationError
 from trainer.errors import ExitCode
 from trainer.node.checkpoint_sender import CHECKPOINTS_FOLDER, list_checkpoints
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec, ensure_dataset
-from trainer.node.job_handlers.train import (
-    build_spec,
-    download_base_weights,
-    download_checkpoint,
-    write_config,
-)
+from trainer.node.job_handlers.train import build_spec, download_base_weights, download_checkpoint, write_config
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, FileRef, ReplayOrder, ReplayResult
 from trainer.sandbox import Mount, get_driver
