@@ -20,12 +20,9 @@ from trainer.rephrase.checks import DEFAULT_THRESHOLDS, Thresholds, check_output
 from trainer.rephrase.checks.thresholds import THRESHOLD_NAMES
 from trainer.rephrase.pairs import RephrasedPair, read_pairs
 
-MIN_OUTPUTS = 50
-"""Of a style, to propose thresholds for it."""
-BOUND_COUNT = 6
-"""Thresholds that share the rejected part of the sample."""
-MAX_COPIED = 0.95
-"""Above, a copy with one changed word would pass."""
+MIN_OUTPUTS = 50  # of a style, to propose thresholds for it
+BOUND_COUNT = 6  # thresholds that share the rejected part of the sample
+MAX_COPIED = 0.95  # above, a copy with one changed word would pass
 
 
 def build_parser() -> argparse.ArgumentParser:

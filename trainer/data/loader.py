@@ -18,19 +18,16 @@ from trainer.data.errors import DatasetError
 from trainer.data.permutation import shuffle_positions
 from trainer.data.shards import PROMPT_BIT, TokenStream
 
-IGNORE_INDEX = -100
-"""The target of prompt tokens, which carry no loss (`ignore_index` of cross-entropy)."""
+IGNORE_INDEX = -100  # the target of prompt tokens, which carry no loss (`ignore_index` of cross-entropy)
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-LoaderState = dict[str, Any]
-"""A position in the data, in plain JSON values."""
+LoaderState = dict[str, Any]  # a position in the data, in plain JSON values
 
 
 class Loader(Protocol):
     """An endless sequence of batches that resumes at the exact token."""
 
-    waste: float
-    """Share of the tokens that are left out."""
+    waste: float  # share of the tokens that are left out
 
     def next_batch(self) -> Batch:
         """Return inputs and targets, both [B, T] int64 on the CPU. Targets are the next tokens or IGNORE_INDEX."""

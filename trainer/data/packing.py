@@ -26,12 +26,9 @@ from trainer.data.shards import TokenStream
 CANDIDATES = 4096
 """Documents to choose from. With lengths like those of web pages (log-normal, median 600 tokens), rows of 2,048 tokens
 lose 17.3, 15.1 or 13.5 % of the tokens with 256, 1,024 or 4,096 candidates; 12.6 % are beyond the length of a row."""
-SCAN_TOKENS = 1 << 22
-"""Tokens scanned at a time for the starts of documents."""
-SHUFFLE_AHEAD = 1024
-"""Documents whose shuffled positions are computed at a time."""
-WASTE_SAMPLE = 20_000
-"""Documents that `waste` is estimated on."""
+SCAN_TOKENS = 1 << 22  # tokens scanned at a time for the starts of documents
+SHUFFLE_AHEAD = 1024  # documents whose shuffled positions are computed at a time
+WASTE_SAMPLE = 20_000  # documents that `waste` is estimated on
 
 
 class BestFitPacker:

@@ -13,8 +13,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.loader import Batch, BlockLoader, Loader, LoaderState
 from trainer.data.packing import DocumentLoader
 
-PREFETCH_BATCHES = 2
-"""Batches in the queue: one is enough for even steps, a second one bridges a slow read."""
+PREFETCH_BATCHES = 2  # batches in the queue: one is enough for even steps, a second one bridges a slow read
 
 PACKINGS: dict[str, type[BlockLoader] | type[DocumentLoader]] = {"blocks": BlockLoader, "documents": DocumentLoader}
 

@@ -27,8 +27,7 @@ from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.data.tokenizer_spec import TokenizerSpec
 
 FORMAT = 1
-FORMAT_WITH_PROMPTS = 2
-"""Format of a dataset in which some documents begin with a prompt."""
+FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
 MANIFEST = "manifest.json"
 TOKENIZER_SAMPLE = 4 << 20  # bytes of text to train a tokenizer on, spread over the train split
 TOKENIZER_BATCH = 2 << 20  # characters of text tokenized at once

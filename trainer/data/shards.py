@@ -17,8 +17,7 @@ from trainer.data.errors import DamagedDatasetError
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 
 
-PROMPT_BIT = 1 << 31
-"""Set in the tokens of a prompt, which the model reads but does not learn."""
+PROMPT_BIT = 1 << 31  # set in the tokens of a prompt, which the model reads but does not learn
 
 
 def get_token_dtype(vocabulary_size: int, has_prompts: bool = False) -> np.dtype[Any]:

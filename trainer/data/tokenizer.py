@@ -21,8 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from trainer.data.errors import TokenizerError, describe_exception
 
-WORLD_PREFIX = b'{"model": {"type": "World"}'
-"""The first bytes of a saved `trainer.data.world.WorldTokenizer`."""
+WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"
 # Names in other model families, in order of preference.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>")

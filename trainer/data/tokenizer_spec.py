@@ -62,8 +62,7 @@ class TokenizerSpec:
     """A parsed spec: the size of a tokenizer to train, or an existing tokenizer."""
 
     text: str
-    train_size: int | None = None
-    """Entries of the BPE to train; None with an existing tokenizer."""
+    train_size: int | None = None  # entries of the BPE to train; None with an existing tokenizer
     tokenizer: Tokenizer | None = None
 
     @classmethod

@@ -23,8 +23,7 @@ from trainer.data.tokenizer import WORLD_PREFIX, Tokenizer
 VOCABULARY_MULTIPLE = 64
 """The vocabulary size is a multiple of this: 65536 for the published 65529 tokens and the end of text."""
 
-TrieNode = list[Any]
-"""[children by byte (a dict, None if there are none), id of the token that ends here (0 if none)]."""
+TrieNode = list[Any]  # [children by byte (a dict, None if there are none), id of the token that ends here (0 if none)]
 
 
 class WorldTokenizer(Tokenizer):

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from trainer.rephrase.flags import RephraseOffer
 
 CHECK_SECONDS = 0.1
-WEIGHTS_BYTES = 16e9
-"""Cache of the weights of models that generate text. A guess."""
+WEIGHTS_BYTES = 16e9  # Cache of the weights of models that generate text. A guess.
 
 Result = TypeVar("Result")
 

@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, sanitize_line
 
 RELEASE_BYTES = 64 << 20
-ENTRY_BYTES = 256_000
-"""Of an entry's files together; their tar may be a little larger."""
+ENTRY_BYTES = 256_000  # of an entry's files together; their tar may be a little larger
 MAX_FILES = 5000
 
 

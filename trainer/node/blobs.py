@@ -10,8 +10,7 @@ from pathlib import Path
 
 from trainer.protocol import FileRef
 
-MAX_FILES = 64
-"""The least recently used are removed first."""
+MAX_FILES = 64  # the least recently used are removed first
 
 
 class BlobCache:

@@ -27,8 +27,7 @@ RUN_FILE = "run.json"
 FOLDER_NAME = re.compile(r"step-(\d{8,12})")
 MAX_FILES = 64
 MANIFEST_BYTES = 256_000
-KEPT_CHECKPOINTS = 2
-"""Uploaded checkpoints that stay on this machine."""
+KEPT_CHECKPOINTS = 2  # uploaded checkpoints that stay on this machine
 
 
 class CheckpointSender(BackgroundSender):

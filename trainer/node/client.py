@@ -24,11 +24,9 @@ from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
 
 PREFIX = "/api/node/v1"
-TIMEOUT_SECONDS = 15.0
-"""How long the server may be silent."""
+TIMEOUT_SECONDS = 15.0  # how long the server may be silent
 CHUNK_BYTES = 1 << 20
-PIECE_BYTES = 8 << 20
-"""Larger files are uploaded in pieces of this size: a broken connection costs at most one."""
+PIECE_BYTES = 8 << 20  # larger files are uploaded in pieces of this size: a broken connection costs at most one
 SERVER_BYTES_PER_SECOND = 50e6
 """Lowest speed at which the site hashes and stores a complete file; it replies only afterwards."""
 BACKOFF_SECONDS = 0.5

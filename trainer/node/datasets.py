@@ -20,14 +20,12 @@ from trainer.sandbox.safe_files import sanitize_line
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
-PYTHON_COMMAND = [sys.executable, "-s", "-P"]
-"""Imports neither the user's own packages nor the current folder."""
+PYTHON_COMMAND = [sys.executable, "-s", "-P"]  # imports neither the user's own packages nor the current folder
 TRAINING_FILES = ("manifest.json", "tokenizer.json", "train", "dev")
 """What a job sees of its dataset. The test split is not mounted."""
 PREPARATION_LIMITS = ResourceLimits(wall_seconds=24 * 3600, memory_bytes=1 << 50, disk_bytes=1 << 60, processes=4096)
 """For trusted code: only the time is really limited."""
-LOCK_SECONDS = 0.2
-"""Interval between two checks of the stop signal while waiting for the lock."""
+LOCK_SECONDS = 0.2  # interval between two checks of the stop signal while waiting for the lock
 SECRET_VARIABLES = ("DAILYTRAIN_JOIN_TOKEN", "SECRET_KEY", "DATABASE_URL", "GITHUB_WEBHOOK_SECRET")
 
 

@@ -59,10 +59,8 @@ class FileDownload:
         self._digest = hashlib.sha256()
         self._furthest = 0
         self._transferred = 0
-        self.received = 0
-        """Bytes in `target`."""
-        self.has_parts = False
-        """Whether the bytes came in several parts."""
+        self.received = 0  # bytes in `target`
+        self.has_parts = False  # whether the bytes came in several parts
         if target.is_file():
             self._resume()
 

@@ -12,19 +12,15 @@ from trainer.protocol import Health, ProbeReading
 IDLE_SECONDS = 300.0
 """After this long without computation on its GPUs a job is reported. Loading data and compiling take less."""
 CACHE_SECONDS = 0.2
-BUSY_PERCENT = 5.0
-"""A desktop alone causes less load."""
+BUSY_PERCENT = 5.0  # a desktop alone causes less load
 
 
 class GpuMonitor:
     def __init__(self, reader: GpuReader) -> None:
         self.reader = reader
-        self.probe: ProbeReading | None = None
-        """The latest speed probe on this machine."""
-        self._idle_since: dict[int, float] = {}
-        """By slot, of jobs that compute nothing at present."""
-        self._idle_slots: set[int] = set()
-        """Slots idle for `IDLE_SECONDS`."""
+        self.probe: ProbeReading | None = None  # the latest speed probe on this machine
+        self._idle_since: dict[int, float] = {}  # by slot, of jobs that compute nothing at present
+        self._idle_slots: set[int] = set()  # slots idle for `IDLE_SECONDS`
         self._active_warnings: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._readings: tuple[GpuReading, ...] = ()

@@ -32,18 +32,15 @@ class GpuReading:
     used_bytes: int | None = None
     temperature_celsius: float | None = None
     throttled: bool = False
-    busy_percent: float | None = None
-    """Share of the last fraction of a second in which a kernel ran."""
-    processes: frozenset[int] = frozenset()
-    """Ids of the processes that compute on it, as the driver sees them."""
+    busy_percent: float | None = None  # share of the last fraction of a second in which a kernel ran
+    processes: frozenset[int] = frozenset()  # ids of the processes that compute on it, as the driver sees them
 
 
 class GpuReader(Protocol):
     """One source of GPU data. The GPUs are listed once; their state is read by each `read_gpus`."""
 
     gpus: tuple[Gpu, ...]
-    cuda: str
-    """The newest CUDA version that the driver supports, such as "12.4"."""
+    cuda: str  # the newest CUDA version that the driver supports, such as "12.4"
 
     def read_gpus(self) -> tuple[GpuReading, ...]:
         """Return one reading per GPU in the order of `gpus`; empty if unsupported. Raise `GpuError`."""

@@ -14,8 +14,7 @@ from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReading, select_vis
 from trainer.protocol import Gpu
 
 PROGRAM = "nvidia-smi"
-TIMEOUT_SECONDS = 10
-"""Without persistence mode every call loads the driver."""
+TIMEOUT_SECONDS = 10  # without persistence mode every call loads the driver
 STATIC_FIELDS = ("name", "uuid", "memory.total", "driver_version")
 STATE_FIELDS = ("uuid", "memory.used", "temperature.gpu", "utilization.gpu")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")

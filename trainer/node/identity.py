@@ -19,12 +19,9 @@ class IdentityError(UserError):
 class Identity:
     server: str
     node: int
-    token: str
-    """The node's own credential. Never leaves this process."""
-    public_key: str
-    """Base64 of the site's Ed25519 key as it was on joining: orders signed by another key are refused."""
-    joined_with: str = ""
-    """`hash_join_token` of the join token: with another token the node joins again."""
+    token: str  # The node's own credential. Never leaves this process.
+    public_key: str  # Base64 of the site's Ed25519 key as it was on joining: orders signed by another key are refused
+    joined_with: str = ""  # `hash_join_token` of the join token: with another token the node joins again
 
     @classmethod
     def load(cls, path: Path) -> Identity | None:

@@ -38,11 +38,9 @@ from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_relativ
 
 Phase = Literal["preparing", "running", "uploading"]
 CHECK_SECONDS = 0.1
-GRACE_SECONDS = 120
-"""How long a job that should finish may take for its last checkpoint."""
+GRACE_SECONDS = 120  # how long a job that should finish may take for its last checkpoint
 REASON_LENGTH = 500
-STOPPED_CODES = (130, 137, 143)
-"""Exit codes of a process that was interrupted or killed."""
+STOPPED_CODES = (130, 137, 143)  # exit codes of a process that was interrupted or killed
 
 
 class Job:
@@ -64,8 +62,7 @@ class Job:
         self.lease = lease.lease
         self.workspace = Workspace(context.home, lease.lease)
         self.phase: Phase = "preparing"
-        self._processes: list[SandboxProcess] = []
-        """Of the phase "running": the job itself, not its preparation."""
+        self._processes: list[SandboxProcess] = []  # of the phase "running": the job itself, not its preparation
         self._block_started_at: float | None = None
         self._block_seconds = 0.0
 

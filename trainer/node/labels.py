@@ -12,8 +12,7 @@ GB = 10**9
 GPU_SIZES = (2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288)
 """Memory in GB of GPUs on the market. A driver reports at least this many decimal GB (a 24 GB card 24.1 with ECC on,
 25.8 without)."""
-DISK_SIZES = (50, 100, 250, 500, 1000, 2000, 4000, 8000)
-"""GB of free disk, decimal."""
+DISK_SIZES = (50, 100, 250, 500, 1000, 2000, 4000, 8000)  # GB of free disk, decimal
 VENDOR_WORDS = {"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro", "graphics", "gpu"}
 """Words of a GPU name that do not identify the model."""
 FORM_FACTOR = re.compile(r"\d+gb|sxm\d*|pcie|nvl|hbm.*|generation|blackwell|workstation|server|laptop|mobile")

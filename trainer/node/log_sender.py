@@ -13,8 +13,7 @@ from trainer.node.client import SiteClient, retry_until_reachable
 from trainer.node.stop_signal import StopSignal
 from trainer.protocol import Acknowledgment, LogChunk
 
-OUTPUT_BYTES = 2 << 20
-"""Kept of the output of one lease; the rest is dropped."""
+OUTPUT_BYTES = 2 << 20  # kept of the output of one lease; the rest is dropped
 CHUNK_BYTES = 48_000
 TRUNCATION_NOTE = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
 CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

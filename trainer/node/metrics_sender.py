@@ -14,10 +14,8 @@ from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_ob
 FILE = "metrics.jsonl"
 ROWS = 500
 BATCH_BYTES = 512_000
-LINE_BYTES = 32_000
-"""Longer lines are skipped."""
-FILE_BYTES = 64 << 20
-"""Lines after this are skipped: too many to look at."""
+LINE_BYTES = 32_000  # longer lines are skipped
+FILE_BYTES = 64 << 20  # lines after this are skipped: too many to look at
 
 
 class MetricsSender(BackgroundSender):

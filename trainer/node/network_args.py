@@ -15,12 +15,9 @@ ANYWHERE = "0.0.0.0:0"
 
 @dataclass(frozen=True)
 class NetworkArgs:
-    listen: str = ANYWHERE
-    """host:port; port 0 takes any that is free."""
-    announce: tuple[str, ...] = ()
-    """Addresses that other machines use instead, such as `/ip4/203.0.113.5/tcp/7000`."""
-    behind_nat: bool = False
-    """No machine can connect to it. It connects to others itself, and through the coordinator."""
+    listen: str = ANYWHERE  # host:port; port 0 takes any that is free
+    announce: tuple[str, ...] = ()  # addresses that other machines use instead, such as `/ip4/203.0.113.5/tcp/7000`
+    behind_nat: bool = False  # No machine can connect to it. It connects to others itself, and through the coordinator.
 
     @property
     def command_line(self) -> list[str]:

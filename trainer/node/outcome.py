@@ -14,8 +14,7 @@ class JobOutcome:
     reason: str = ""
     cause: Cause = "infrastructure"
     result: dict[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    """Small files of the `out` folder that are uploaded with the result."""
+    files: tuple[str, ...] = ()  # small files of the `out` folder that are uploaded with the result
 
 
 class JobFailedError(Exception):

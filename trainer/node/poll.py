@@ -18,21 +18,16 @@ if TYPE_CHECKING:
     from trainer.node.agent import Agent
     from trainer.node.slot_context import SlotContext
 
-POLL_SECONDS = 20.0
-"""How long the server may hold a poll open."""
-MIN_POLL_SECONDS = 1.0
-"""Between two polls if the server replied at once and named no time."""
-MAX_FAILURE_SECONDS = 60.0
-"""The longest pause after jobs that failed because of this node."""
+POLL_SECONDS = 20.0  # how long the server may hold a poll open
+MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once and named no time
+MAX_FAILURE_SECONDS = 60.0  # the longest pause after jobs that failed because of this node
 
 
 class PollLoop:
     def __init__(self, agent: Agent, context: SlotContext, abandoned: tuple[int, ...], once: bool) -> None:
         """`abandoned`: leases of a killed agent, reported with the first poll; `once`: end after one job."""
-        self.error: Exception | None = None
-        """What ended the loop: the server refused the node, or a bug."""
-        self.is_working = False
-        """Whether a job is running; the agent waits for it before it exits."""
+        self.error: Exception | None = None  # what ended the loop: the server refused the node, or a bug
+        self.is_working = False  # whether a job is running; the agent waits for it before it exits
         self._agent = agent
         self._context = context
         self._abandoned = abandoned

@@ -16,8 +16,7 @@ from trainer.sandbox import Mount, SandboxSpec
 if TYPE_CHECKING:
     from trainer.node.job import Job, Phase
 
-START_SECONDS = 120.0
-"""For the start on a slow machine and the few steps that always run."""
+START_SECONDS = 120.0  # for the start on a slow machine and the few steps that always run
 ANSWER_BYTES = 10_000
 
 

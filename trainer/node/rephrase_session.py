@@ -35,27 +35,18 @@ from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
 if TYPE_CHECKING:
     from trainer.node.job import Job
 
-TASKS_AHEAD = 3
-"""Tasks in hand per running one: work for the back end during a request to the site."""
+TASKS_AHEAD = 3  # tasks in hand per running one: work for the back end during a request to the site
 MAX_TAKE = 64
-BATCH = 16
-"""Packets submitted together."""
+BATCH = 16  # packets submitted together
 BATCH_BYTES = 1_500_000
-BATCH_SECONDS = 2.0
-"""How long a finished packet waits for others to be submitted with."""
+BATCH_SECONDS = 2.0  # how long a finished packet waits for others to be submitted with
 CHECK_SECONDS = 0.1
-EMPTY_SECONDS = 5.0
-"""Until the next request if there were no packets and the site named no time."""
-BACKEND_SECONDS = 600.0
-"""How long a back end may be unavailable; then the packets are handed back."""
-MIN_EMPTY_SESSION_SECONDS = 20.0
-"""Minimum duration of a session without packets; avoids busy polling."""
-TAKING_SHARE = 0.9
-"""Share of the session's time in which packets are taken; the rest is for those in hand."""
-MAX_REJECTIONS = 5
-"""In a row: then the back end is at fault and not the texts."""
-SUBMIT_SECONDS = 60.0
-"""How long the site may take to check a batch."""
+EMPTY_SECONDS = 5.0  # until the next request if there were no packets and the site named no time
+BACKEND_SECONDS = 600.0  # how long a back end may be unavailable; then the packets are handed back
+MIN_EMPTY_SESSION_SECONDS = 20.0  # minimum duration of a session without packets; avoids busy polling
+TAKING_SHARE = 0.9  # share of the session's time in which packets are taken; the rest is for those in hand
+MAX_REJECTIONS = 5  # in a row: then the back end is at fault and not the texts
+SUBMIT_SECONDS = 60.0  # how long the site may take to check a batch
 
 
 class SessionEndingError(Exception):
@@ -80,14 +71,12 @@ class RephraseSession:
         self._stats = stats
         self._thresholds: Mapping[str, Thresholds] = merge_thresholds(order.thresholds)
         self._path = f"/leases/{job.lease}/packets"
-        self._changed = threading.Condition()
-        """Guards the five fields below."""
+        self._changed = threading.Condition()  # guards the five fields below
         self._pending: dict[int, PendingPacket] = {}
         self._ready: deque[int] = deque()
         self._known: set[str] = set()
         self._rejections = 0
-        self._error = ""
-        """Why the session cannot continue."""
+        self._error = ""  # why the session cannot continue
         self._ending = threading.Event()
         self._tasks: queue.SimpleQueue[ChunkTask | None] = queue.SimpleQueue()
         self._threads = [
@@ -95,10 +84,8 @@ class RephraseSession:
             for number in range(parallel)
         ]
         now, limit = time.monotonic(), job.limits.wall_seconds
-        self._is_done = False
-        """Whether no more packets are taken."""
-        self._is_empty = True
-        """Whether the site has sent no packets so far."""
+        self._is_done = False  # whether no more packets are taken
+        self._is_empty = True  # whether the site has sent no packets so far
         self._next_take_at = 0.0
         self._started_at = self._submitted_at = now
         self._take_until, self._end_at = now + TAKING_SHARE * limit, now + limit

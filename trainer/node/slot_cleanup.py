@@ -22,13 +22,10 @@ from trainer.node.gpus import GpuError, GpuReading
 from trainer.node.slots import Slot
 from trainer.node.workspace import remove_folder
 
-MARK_VARIABLE = "DAILYTRAIN_BOX"
-"""Environment variable of every process of a job: `<the node's folder>:<lease>:`."""
-CLEANUP_SECONDS = 20.0
-"""How long a driver may take to free the memory of dead processes."""
+MARK_VARIABLE = "DAILYTRAIN_BOX"  # environment variable of every process of a job: `<the node's folder>:<lease>:`
+CLEANUP_SECONDS = 20.0  # how long a driver may take to free the memory of dead processes
 CHECK_SECONDS = 0.25
-SLACK_BYTES = 512 << 20
-"""Tolerance for the windows of a desktop."""
+SLACK_BYTES = 512 << 20  # tolerance for the windows of a desktop
 
 
 def build_mark(home: Path, lease: int) -> str:
@@ -61,8 +58,7 @@ class SlotCleanup:
         self._home = home
         self._slot = slot
         self._gpu_monitor = gpu_monitor
-        self._lease: int | None = None
-        """The last lease of this slot."""
+        self._lease: int | None = None  # the last lease of this slot
         self._at_rest: list[GpuReading] = []
         with suppress(GpuError):
             self._at_rest = self._read_own_gpus()

@@ -23,15 +23,10 @@ class SlotContext:
     home: Path
     identity: Identity
     sandbox: SandboxDriver
-    blobs: BlobCache
-    """This, `weights`, `gpu_monitor` and `dataset_lock` are shared by all slots."""
-    weights: BlobCache
-    """Of models that generate text."""
+    blobs: BlobCache  # this, `weights`, `gpu_monitor` and `dataset_lock` are shared by all slots
+    weights: BlobCache  # of models that generate text
     gpu_monitor: GpuMonitor
     slot: Slot
-    dataset_lock: threading.Lock
-    """Held while a dataset is prepared."""
-    offer: RephraseOffer | None = None
-    """The rephrasing back end; None if there is none."""
-    network: NetworkArgs = DEFAULT_NETWORK_ARGS
-    """How other swarm machines reach this one."""
+    dataset_lock: threading.Lock  # held while a dataset is prepared
+    offer: RephraseOffer | None = None  # the rephrasing back end; None if there is none
+    network: NetworkArgs = DEFAULT_NETWORK_ARGS  # how other swarm machines reach this one

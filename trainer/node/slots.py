@@ -19,15 +19,11 @@ INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES
 
 @dataclass(frozen=True)
 class Slot:
-    number: int = 0
-    """From 0."""
-    count: int = 1
-    """Slots of this machine."""
+    number: int = 0  # from 0
+    count: int = 1  # slots of this machine
     gpus: tuple[Gpu, ...] = ()
-    processors: tuple[int, ...] = ()
-    """Numbers of its cores; empty: all of the machine."""
-    shares_gpus: bool = False
-    """Whether other slots may use other GPUs of the machine."""
+    processors: tuple[int, ...] = ()  # numbers of its cores; empty: all of the machine
+    shares_gpus: bool = False  # whether other slots may use other GPUs of the machine
 
     @property
     def uuids(self) -> tuple[str, ...]:

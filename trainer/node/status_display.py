@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 UPDATES_PER_SECOND = 2
 LINE_SECONDS = 60.0
-SAMPLE_LENGTH = 240
-"""Characters of a sample text that are shown."""
+SAMPLE_LENGTH = 240  # characters of a sample text that are shown
 MAX_REASONS = 4
 
 
@@ -30,19 +29,13 @@ class RephraseStats:
         self.started_at = time.monotonic()
         self.packets = 0
         self.outputs = 0
-        self.accepted = 0
-        """By the site."""
+        self.accepted = 0  # by the site
         self.tokens = 0
-        self.writing = 0
-        """Prompts that the back end is completing."""
-        self.waiting = 0
-        """Tasks not yet sent to the back end."""
-        self.refused: Counter[str] = Counter()
-        """By the site, per reason."""
-        self.sample = ("", "", "")
-        """Style, source and output of the latest text that passed our own checks."""
-        self.trouble = ""
-        """Why the session waits for the back end; "" if it does not."""
+        self.writing = 0  # prompts that the back end is completing
+        self.waiting = 0  # tasks not yet sent to the back end
+        self.refused: Counter[str] = Counter()  # by the site, per reason
+        self.sample = ("", "", "")  # style, source and output of the latest text that passed our own checks
+        self.trouble = ""  # why the session waits for the back end; "" if it does not
 
     @property
     def seconds(self) -> float:

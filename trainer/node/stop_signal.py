@@ -19,8 +19,7 @@ class StopLevel(enum.IntEnum):
     LOST = 4  # the lease is over: kill it and report nothing
 
 
-FINISH_SECONDS = 90
-"""How long an unreachable server is retried after the sponsor's first signal."""
+FINISH_SECONDS = 90  # how long an unreachable server is retried after the sponsor's first signal
 RELEASE_SECONDS = 3
 
 
@@ -49,8 +48,7 @@ class StopSignal:
         self.sponsor = sponsor
         self.server_level = StopLevel.NONE
         self.reason = ""
-        self.error = ""
-        """Why a background sender cannot continue: the job ends with this sentence."""
+        self.error = ""  # why a background sender cannot continue: the job ends with this sentence
 
     def stop_by_server(self, level: StopLevel, reason: str) -> None:
         if level > self.server_level:

@@ -6,8 +6,7 @@ import statistics
 from collections import deque
 from typing import Literal
 
-MIN_BYTES = 1_000_000
-"""A smaller transfer measures latency rather than speed."""
+MIN_BYTES = 1_000_000  # a smaller transfer measures latency rather than speed
 HISTORY = 9
 
 Direction = Literal["up", "down"]

@@ -8,8 +8,7 @@ from io import BufferedReader
 from trainer.node import client as site
 from trainer.node.client import RequestRefusedError, ServerUnreachableError, SiteClient, retry_until_reachable
 
-OFFSET_MISMATCH_STATUS = 416
-"""The server has another number of bytes than we thought."""
+OFFSET_MISMATCH_STATUS = 416  # the server has another number of bytes than we thought
 
 
 def upload_file(
@@ -39,8 +38,7 @@ class PieceUpload:
         self._size = size
         self._content = content
         self._is_offset_unknown = False
-        self.sent = 0
-        """Bytes that the server has."""
+        self.sent = 0  # bytes that the server has
 
     def send_next(self) -> None:
         if self._is_offset_unknown:

@@ -17,8 +17,7 @@ class FileRef(Message):
     An interrupted download resumes with `Range: bytes=<first>-`; a server without ranges sends the whole file.
     """
 
-    path: str = Field(max_length=200)
-    """Relative to the folder that the file is part of; forward slashes, no `..`."""
+    path: str = Field(max_length=200)  # relative to the folder that the file is part of; forward slashes, no `..`
     sha256: Sha256
     size: int = Field(ge=0)
 
@@ -33,20 +32,15 @@ class Checkpoint(Message):
 class BaseWeights(Message):
     """The final weights of another run, as a starting point."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
-    """Its name in `run.json`, under `from`."""
-    run: FileRef
-    """Its `run.json`."""
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")  # its name in `run.json`, under `from`
+    run: FileRef  # its `run.json`
     checkpoint: Checkpoint
 
 
 class DatasetPin(Message):
     """A dataset by name and hash. A node whose copy has another hash rejects the job."""
 
-    corpus: str
-    """`python-library`, `fineweb-edu` or `files:<glob>`."""
-    tokenizer: str
-    """`bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`."""
-    limit_bytes: int | None = None
-    """Use only this much text from the start of the corpus; None: all."""
+    corpus: str  # `python-library`, `fineweb-edu` or `files:<glob>`
+    tokenizer: str  # `bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`
+    limit_bytes: int | None = None  # use only this much text from the start of the corpus; None: all
     hash: Sha256

@@ -16,8 +16,7 @@ class Heartbeat(Message):
     """POST /heartbeat."""
 
     phase: Literal["preparing", "running", "uploading"]
-    seconds: float
-    """Wall-clock seconds that the job's processes have run under this lease, metered by the agent."""
+    seconds: float  # wall-clock seconds that the job's processes have run under this lease, metered by the agent
     health: Health | None = None
 
 
@@ -76,8 +75,7 @@ class FinishLease(Message):
     outcome: Literal["done", "failed", "released"]
     """"released": neither done nor failed; the job returns to the queue and resumes from its last checkpoint."""
     cause: Cause = "infrastructure"
-    reason: str = Field(default="", max_length=500)
-    """A sentence for the contributor."""
+    reason: str = Field(default="", max_length=500)  # a sentence for the contributor
     result: dict[str, Any] = {}
     """By kind of job: `result.json` of a training run with its `ProbeResults`, the JSON of `dailytrain score`,
     `ReplayResult`, `SmokeResult`, `NotebookResult`, `GenerateResult`, `RephraseResult` or `WorkerResult`."""

@@ -26,8 +26,7 @@ class Rephraser(Message):
     back_end: str = Field(max_length=80)
     models: tuple[Annotated[str, Field(max_length=200)], ...] | None = Field(default=None, max_length=64)
     """The models it serves; None: it downloads the model of any campaign."""
-    campaign: str = Field(default="", max_length=80)
-    """The only campaign it accepts; empty: any."""
+    campaign: str = Field(default="", max_length=80)  # the only campaign it accepts; empty: any
 
 
 class Hardware(Message):
@@ -39,24 +38,18 @@ class Hardware(Message):
     cpus: int
     memory_bytes: int
     disk_free_bytes: int
-    gpus: tuple[str, ...] = ()
-    """Names."""
-    sandboxes: tuple[str, ...] = ()
-    """Working sandbox drivers; the first is in use."""
-    gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)
-    """The same GPUs, in the same order."""
-    cuda: str = Field(default="", max_length=20)
-    """The newest CUDA version that the driver supports."""
+    gpus: tuple[str, ...] = ()  # names
+    sandboxes: tuple[str, ...] = ()  # working sandbox drivers; the first is in use
+    gpu_details: tuple[Gpu, ...] = Field(default=(), max_length=64)  # the same GPUs, in the same order
+    cuda: str = Field(default="", max_length=20)  # the newest CUDA version that the driver supports
     network_bytes_per_second: float | None = Field(default=None, ge=0, lt=1e15)
     """Measured on recent transfers with the server, the slower direction; None before the first large transfer."""
     found_labels: tuple[Annotated[str, Field(max_length=40)], ...] = Field(default=(), max_length=64)
     """Derived from the hardware: `2x3090`, `2x24gb`, `500gb`."""
     kinds: tuple[Annotated[str, Field(max_length=40)], ...] | None = Field(default=None, max_length=64)
     """Kinds of order that its agent supports; None: any."""
-    rephraser: Rephraser | None = None
-    """None: it cannot rephrase, and `kinds` does not include "rephrase"."""
-    swarm_run: int | None = Field(default=None, ge=0, lt=2**63)
-    """The only swarm run it joins; None: any."""
+    rephraser: Rephraser | None = None  # None: it cannot rephrase, and `kinds` does not include "rephrase"
+    swarm_run: int | None = Field(default=None, ge=0, lt=2**63)  # the only swarm run it joins; None: any
 
 
 T = TypeVar("T")
@@ -71,16 +64,11 @@ def split_evenly(items: Sequence[T], part: int, parts: int) -> tuple[T, ...]:
 class Health(Message):
     """The node's current condition. None: unknown."""
 
-    temperature_celsius: float | None = Field(default=None, gt=-100, lt=1000)
-    """Of the hottest GPU."""
-    throttled: bool = False
-    """A GPU is slowed down by heat or by its power supply."""
-    gpu_used_bytes: int | None = Field(default=None, ge=0)
-    """Memory in use on all GPUs together."""
-    idle_gpu: bool = False
-    """A job is running, but its GPUs have been idle for minutes."""
-    probe: ProbeReading | None = None
-    """The result of the last probe on this node."""
+    temperature_celsius: float | None = Field(default=None, gt=-100, lt=1000)  # of the hottest GPU
+    throttled: bool = False  # a GPU is slowed down by heat or by its power supply
+    gpu_used_bytes: int | None = Field(default=None, ge=0)  # memory in use on all GPUs together
+    idle_gpu: bool = False  # a job is running, but its GPUs have been idle for minutes
+    probe: ProbeReading | None = None  # the result of the last probe on this node
     trouble: str = Field(default="", max_length=300)
     """Why the node takes no jobs until this is fixed, in a sentence; empty: no problem."""
 
@@ -107,10 +95,8 @@ class RegisterVolunteer(Message):
 
 class RegisterReply(Message):
     node: int
-    token: str
-    """The node's credential, sent once; required in every later call."""
-    public_key: str
-    """Base64 of the site's Ed25519 key; the agent pins it."""
+    token: str  # the node's credential, sent once; required in every later call
+    public_key: str  # Base64 of the site's Ed25519 key; the agent pins it
 
 
 class Poll(Message):
@@ -122,10 +108,8 @@ class Poll(Message):
     """How long the server may hold the request open before it replies "idle" (long polling)."""
     abandoned: tuple[int, ...] = ()
     """Leases that this node held before it was restarted. The server requeues their jobs at once."""
-    lane: int = Field(default=0, ge=0, lt=64)
-    """Index of the free slot, from 0."""
-    lanes: int | None = Field(default=None, ge=1, le=64)
-    """How many slots the node runs; None: an agent without slots."""
+    lane: int = Field(default=0, ge=0, lt=64)  # index of the free slot, from 0
+    lanes: int | None = Field(default=None, ge=1, le=64)  # how many slots the node runs; None: an agent without slots
     lanes_wished: int | None = Field(default=None, ge=1, le=64)
     """Number of slots set on the sponsor's command line; None: the server decides."""
     health: Health | None = None
@@ -133,24 +117,18 @@ class Poll(Message):
 
 class Lease(Message):
     lease: int
-    token: str
-    """Short-lived credential of this lease; never visible to the job process."""
-    seconds: float
-    """The lease expires this long after its last heartbeat."""
-    spec: str
-    """JSON of a `JobSpec`, exactly as signed."""
-    signature: str
-    """Base64, Ed25519."""
+    token: str  # short-lived credential of this lease; never visible to the job process
+    seconds: float  # the lease expires this long after its last heartbeat
+    spec: str  # JSON of a `JobSpec`, exactly as signed
+    signature: str  # Base64, Ed25519
 
 
 class PollReply(Message):
     """The server's reply to a poll, which also sets the poll interval."""
 
     action: Literal["job", "idle", "pause", "stop"]
-    wait_seconds: float = 0
-    """Poll again after this long, plus jitter."""
-    reason: str = ""
-    """A sentence for the sponsor."""
+    wait_seconds: float = 0  # poll again after this long, plus jitter
+    reason: str = ""  # a sentence for the sponsor
     lease: Lease | None = None
     lanes: int | None = None
     """Set if the node runs another number of slots than configured: the number to run before it gets a job."""
@@ -159,5 +137,4 @@ class PollReply(Message):
 class ErrorDetail(Message):
     """Body of every reply with a status of 400 or above."""
 
-    detail: str
-    """What happened, what is safe and what to do, in a sentence."""
+    detail: str  # what happened, what is safe and what to do, in a sentence

@@ -15,12 +15,10 @@ from trainer.protocol.version import VERSION, Message
 class ProbeSpec(Message):
     """How to measure a node's speed: training steps of our own small model (`trainer.accounting.probe`)."""
 
-    seconds: float = Field(gt=0, le=60)
-    """Measuring time, without starting the process."""
+    seconds: float = Field(gt=0, le=60)  # measuring time, without starting the process
     width: int = Field(default=256, ge=64, le=16384, multiple_of=64)
     sequence_length: int = Field(default=256, ge=8, le=2**20)
-    batch: int = Field(default=8, ge=1, le=4096)
-    """Rows per step."""
+    batch: int = Field(default=8, ge=1, le=4096)  # rows per step
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=1024)
 
@@ -32,20 +30,16 @@ class TrainOrder(Message):
     """The run's configuration, as in the TOML file of `dailytrain train` (without corpus, tokenizer and folders)."""
     resume: Checkpoint | None = None
     probe: ProbeSpec | None = None
-    base: BaseWeights | None = None
-    """What the run starts from; None: from scratch. Nodes ignore `from` in `config`."""
+    base: BaseWeights | None = None  # What the run starts from; None: from scratch. Nodes ignore `from` in `config`.
 
 
 class ScoreOrder(Message):
     kind: Literal["score"] = "score"
     dataset: DatasetPin
-    run: FileRef
-    """`run.json` of the run."""
+    run: FileRef  # `run.json` of the run
     checkpoint: Checkpoint
-    suite: tuple[str, ...] = ()
-    """lm-eval task names; a task whose data this node lacks is skipped and reported."""
-    suite_limit: int | None = Field(default=None, ge=1)
-    """Use only the first so many items of each task; None: all."""
+    suite: tuple[str, ...] = ()  # lm-eval task names; a task whose data this node lacks is skipped and reported
+    suite_limit: int | None = Field(default=None, ge=1)  # use only the first so many items of each task; None: all
 
 
 class ReplayOrder(Message):
@@ -53,14 +47,10 @@ class ReplayOrder(Message):
 
     kind: Literal["replay"] = "replay"
     dataset: DatasetPin
-    config: dict[str, Any]
-    """As in the `TrainOrder` of that run."""
-    start: Checkpoint | None = None
-    """Start of the segment; None: the initial weights."""
-    base: BaseWeights | None = None
-    """As in that order."""
-    claimed: Checkpoint
-    """End of the segment, as claimed by the other node. Never visible to the entry's code."""
+    config: dict[str, Any]  # as in the `TrainOrder` of that run
+    start: Checkpoint | None = None  # start of the segment; None: the initial weights
+    base: BaseWeights | None = None  # as in that order
+    claimed: Checkpoint  # End of the segment, as claimed by the other node. Never visible to the entry's code.
 
 
 class SmokeOrder(Message):
@@ -69,27 +59,21 @@ class SmokeOrder(Message):
     kind: Literal["smoke"] = "smoke"
     config: dict[str, Any]
     """As in the `TrainOrder` of the run. Parameters are counted at this size; the test trains a small model."""
-    tokenizer: str
-    """As in a `DatasetPin`; determines the vocabulary size."""
+    tokenizer: str  # as in a `DatasetPin`; determines the vocabulary size
     memory_bytes: float | None = Field(default=None, gt=0)
     """GPU memory of the run's target machines, all GPUs together, or the job's memory limit; None: unknown."""
-    peak: float | None = Field(default=None, gt=0)
-    """Peak FLOP/s of those machines; None: unknown."""
+    peak: float | None = Field(default=None, gt=0)  # peak FLOP/s of those machines; None: unknown
 
 
 class NotebookOrder(Message):
     """Run one of the entry's notebooks from its first to its last cell (`trainer.notebook`)."""
 
     kind: Literal["notebook"] = "notebook"
-    notebook: FileRef
-    """Its path among the entry's files, and the hash of the approved bytes."""
-    dataset: DatasetPin | None = None
-    """Provided without the test split; None: the notebook needs no dataset."""
-    part: int = Field(default=1, ge=1)
-    """Part number, from 1 to `parts`. Each part is a job."""
+    notebook: FileRef  # its path among the entry's files, and the hash of the approved bytes
+    dataset: DatasetPin | None = None  # provided without the test split; None: the notebook needs no dataset
+    part: int = Field(default=1, ge=1)  # Part number, from 1 to `parts`. Each part is a job.
     parts: int = Field(default=1, ge=1)
-    seconds: float = Field(gt=0)
-    """Time limit of all cells together."""
+    seconds: float = Field(gt=0)  # time limit of all cells together
     model: tuple[FileRef, ...] = Field(default=(), max_length=500)
     """Files that the previous part left in the folder `model/`, with paths below it. They are restored there."""
 
@@ -98,14 +82,11 @@ class GenerateOrder(Message):
     """Continue a prompt with a run's model (`trainer.inference.generate`). Sends metrics of kind "text"."""
 
     kind: Literal["generate"] = "generate"
-    dataset: DatasetPin
-    """Whose tokenizer it reads with."""
-    run: FileRef
-    """`run.json` of the run."""
+    dataset: DatasetPin  # whose tokenizer it reads with
+    run: FileRef  # `run.json` of the run
     checkpoint: Checkpoint
     prompt: str = Field(max_length=4000)
-    tokens: int = Field(ge=1, le=4096)
-    """Maximum; fewer if the model ends its text."""
+    tokens: int = Field(ge=1, le=4096)  # maximum; fewer if the model ends its text
     temperature: float = Field(default=0.8, ge=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -142,11 +123,8 @@ class JobSpec(Message):
     lease: int
     node: int
     attempt: int
-    release: FileRef
-    """The server's release of `trainer/`: a tar of the package."""
-    entry: FileRef | None = None
-    """The entry's files: a tar with only `trainer/models/`, extracted over the release."""
+    release: FileRef  # the server's release of `trainer/`: a tar of the package
+    entry: FileRef | None = None  # the entry's files: a tar with only `trainer/models/`, extracted over the release
     order: Order
     limits: JobLimits
-    issued_at: float
-    """Unix time in seconds, by the server's clock."""
+    issued_at: float  # Unix time in seconds, by the server's clock

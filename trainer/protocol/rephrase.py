@@ -17,24 +17,19 @@ class Sampling(Message):
 
     temperature: float = Field(default=0.8, ge=0, le=2)
     top_p: float = Field(default=0.95, gt=0, le=1)
-    max_tokens: int = Field(default=2048, ge=1, le=32768)
-    """Per output."""
+    max_tokens: int = Field(default=2048, ge=1, le=32768)  # per output
 
 
 class RephraseOrder(Message):
     """Run a session of a campaign: take packets, rephrase their chunks, submit them, until none or no time is left."""
 
     kind: Literal["rephrase"] = "rephrase"
-    campaign: str = Field(max_length=80)
-    """Slug; the campaign's page is `/rephrase/<slug>/`."""
-    model: str = Field(max_length=200)
-    """Name on the Hugging Face Hub, or another name under which a back end serves it."""
-    revision: str = Field(default="", max_length=80)
-    """Empty: not pinned."""
+    campaign: str = Field(max_length=80)  # slug; the campaign's page is `/rephrase/<slug>/`
+    model: str = Field(max_length=200)  # name on the Hugging Face Hub, or another name under which a back end serves it
+    revision: str = Field(default="", max_length=80)  # empty: not pinned
     sampling: Sampling = Sampling()
     styles: tuple[Style, ...] = Field(min_length=1, max_length=4)
-    prompt_version: int = Field(ge=1)
-    """Version of `trainer.rephrase.prompts`."""
+    prompt_version: int = Field(ge=1)  # version of `trainer.rephrase.prompts`
     language: str = Field(default="en", pattern=r"^[a-z]{2,3}$|^$")
     """ISO 639 code of sources and outputs; empty: each output in the language of its source."""
     thresholds: dict[Style, dict[str, float]] | None = None
@@ -44,11 +39,9 @@ class RephraseOrder(Message):
 class Chunk(Message):
     """About 300 tokens of a document, cut at the end of a sentence."""
 
-    index: int = Field(ge=0)
-    """In its document, from 0."""
+    index: int = Field(ge=0)  # in its document, from 0
     text: str = Field(min_length=1, max_length=40_000)
-    sha256: Sha256
-    """Hash of the text in UTF-8."""
+    sha256: Sha256  # hash of the text in UTF-8
     styles: tuple[Style, ...] = Field(min_length=1, max_length=4)
     """Styles still missing; a retried packet lists only those."""
 
@@ -57,8 +50,7 @@ class Packet(Message):
     """A document, or some chunks of a long document."""
 
     packet: int
-    document: str = Field(max_length=200)
-    """Human-readable origin."""
+    document: str = Field(max_length=200)  # human-readable origin
     chunks: tuple[Chunk, ...] = Field(min_length=1, max_length=256)
 
 
@@ -68,16 +60,14 @@ class TakePackets(Message):
     The reply starts with packets that the lease holds and `held` does not name, because an earlier reply may be lost.
     """
 
-    count: int = Field(ge=1, le=256)
-    """Maximum number of new packets."""
+    count: int = Field(ge=1, le=256)  # maximum number of new packets
     held: tuple[int, ...] = Field(default=(), max_length=4096)
     """Packets that the client has, including those whose submission is not yet confirmed."""
 
 
 class TakePacketsReply(Message):
     packets: tuple[Packet, ...] = ()
-    wait_seconds: float = 0
-    """If there are no packets now: ask again after this long."""
+    wait_seconds: float = 0  # if there are no packets now: ask again after this long
     done: str = ""
     """Why this session gets no more packets (campaign paused or finished, volunteer excluded); else empty."""
 
@@ -88,17 +78,14 @@ class RephraseOutput(Message):
     chunk: int = Field(ge=0)
     style: Style
     source_sha256: Sha256
-    text: str = Field(default="", max_length=100_000)
-    """Cleaned up (`checks.clean`)."""
-    sha256: Sha256
-    """Hash of the text in UTF-8."""
+    text: str = Field(default="", max_length=100_000)  # cleaned up (`checks.clean`)
+    sha256: Sha256  # hash of the text in UTF-8
     ended: Literal["stop", "length", "none"] = "stop"
     """"length": truncated at `max_tokens`. "none": no text; `trouble` has the reason."""
     trouble: str = Field(default="", max_length=300)
     """A reason of `trainer.rephrase.checks`: why there is no text ("prompt_too_long"), or why the volunteer's checks
     rejected the last attempt; empty: none."""
-    tokens: int = Field(default=0, ge=0, lt=2**31)
-    """Tokens generated, as counted by the back end."""
+    tokens: int = Field(default=0, ge=0, lt=2**31)  # tokens generated, as counted by the back end
     tries: int = Field(default=1, ge=0, le=100)
     """Number of attempts until the volunteer's own checks passed or it gave up."""
 
@@ -111,8 +98,7 @@ class RephrasedPacket(Message):
     model: str = Field(max_length=200)
     revision: str = Field(default="", max_length=80)
     sampling: Sampling
-    back_end: str = Field(default="", max_length=200)
-    """`vllm`, `endpoint` or `transformers`, with its version if known."""
+    back_end: str = Field(default="", max_length=200)  # `vllm`, `endpoint` or `transformers`, with its version if known
     outputs: tuple[RephraseOutput, ...] = Field(max_length=1024)
 
 
@@ -128,8 +114,7 @@ class OutputVerdict(Message):
     chunk: int
     style: Style
     accepted: bool
-    reasons: tuple[str, ...] = ()
-    """Reasons of `trainer.rephrase.checks`."""
+    reasons: tuple[str, ...] = ()  # reasons of `trainer.rephrase.checks`
 
 
 class PacketVerdict(Message):
@@ -151,12 +136,9 @@ class RephraseResult(Message):
     """Reported by the volunteer; credit follows the server's own verdicts."""
 
     version: Literal[1] = 1
-    packets: int = Field(ge=0)
-    """Submitted."""
+    packets: int = Field(ge=0)  # submitted
     outputs: int = Field(ge=0)
-    accepted: int = Field(ge=0)
-    """Accepted outputs, by the server's verdicts."""
-    tokens: int = Field(ge=0)
-    """Generated, including discarded attempts."""
+    accepted: int = Field(ge=0)  # accepted outputs, by the server's verdicts
+    tokens: int = Field(ge=0)  # generated, including discarded attempts
     seconds: float = Field(ge=0, lt=1e9)
     back_end: str = Field(default="", max_length=200)

@@ -15,29 +15,24 @@ Cause = Literal["model", "infrastructure"]
 class ProbeReading(Message):
     """The result of one measurement."""
 
-    tokens_per_second: float = Field(gt=0, lt=1e15)
-    """From the median step time."""
-    spread: float = Field(ge=0, lt=1e6)
-    """Interquartile range of the step times over their median."""
+    tokens_per_second: float = Field(gt=0, lt=1e15)  # from the median step time
+    spread: float = Field(ge=0, lt=1e6)  # interquartile range of the step times over their median
     steps: int = Field(ge=1)
-    loss: float
-    """Of the second step, in nats per token; equal on all nodes that compute correctly."""
+    loss: float  # of the second step, in nats per token; equal on all nodes that compute correctly
 
 
 class ProbeResults(Message):
     """Speed before and after a training run whose order has a `ProbeSpec`; under "probes" in its result."""
 
     version: Literal[1] = 1
-    before: ProbeReading | None = None
-    """None: the probe failed on this node; its log has the reason."""
+    before: ProbeReading | None = None  # None: the probe failed on this node; its log has the reason
     after: ProbeReading | None = None
 
 
 class ReplayResult(Message):
     version: Literal[1] = 1
     step: int = Field(ge=1)
-    exact: bool
-    """Whether the weights are bit-identical."""
+    exact: bool  # whether the weights are bit-identical
     deviation: float = Field(ge=0)
     """|replayed - claimed| divided by the distance that the claimed weights moved in the segment."""
 
@@ -45,8 +40,7 @@ class ReplayResult(Message):
 class SmokeCheckResult(Message):
     name: Literal["starts", "fits", "learns", "causal"]
     passed: bool
-    text: str = Field(max_length=1000)
-    """The reason of a failure, else what was observed."""
+    text: str = Field(max_length=1000)  # the reason of a failure, else what was observed
 
 
 Count = Annotated[float, Field(ge=0, lt=1e30)]
@@ -65,19 +59,15 @@ class SmokeResult(Message):
     code: str = Field(default="", max_length=200)
     hints: tuple[Annotated[str, Field(max_length=500)], ...] = Field(default=(), max_length=8)
     """Suggestions that are not errors."""
-    parameters: Count | None = None
-    """This and the next six: of the run's model, not of the small one."""
+    parameters: Count | None = None  # this and the next six: of the run's model, not of the small one
     parameters_embedding: Count | None = None
     flops_per_token: Count | None = None
-    state_bytes: Count | None = None
-    """Of weights, gradients and optimizer state."""
+    state_bytes: Count | None = None  # of weights, gradients and optimizer state
     tokens_per_step: Count | None = None
     depth: Count | None = None
     sequence_length: Count | None = None
-    steps: Count | None = None
-    """This and all that follows: of the small model."""
-    train_seconds: Count | None = None
-    """On one core."""
+    steps: Count | None = None  # this and all that follows: of the small model
+    train_seconds: Count | None = None  # on one core
     tokens_per_second: Count | None = None
     memory_bytes: Count | None = None
     first_loss: Count | None = None
@@ -91,11 +81,9 @@ class NotebookResult(Message):
     """Stored with the job's files `executed.ipynb` and `model/...`."""
 
     version: Literal[1] = 1
-    cells: int = Field(ge=0)
-    """Executed code cells."""
+    cells: int = Field(ge=0)  # executed code cells
     seconds: float = Field(ge=0)
-    left: int = Field(default=0, ge=0)
-    """Number of files in `model/`."""
+    left: int = Field(default=0, ge=0)  # number of files in `model/`
     left_bytes: int = Field(default=0, ge=0)
 
 
@@ -104,6 +92,5 @@ class GenerateResult(Message):
 
     version: Literal[1] = 1
     tokens: int = Field(ge=0, le=4096)
-    seconds: float = Field(ge=0, lt=1e9)
-    """Without loading the model."""
+    seconds: float = Field(ge=0, lt=1e9)  # without loading the model
     ended: Literal["length", "end of text"]

@@ -26,8 +26,7 @@ IDEOGRAPH = re.compile(r"[^\W\u0000-\u052f]")
 MARKS = r"""[.!?…]+["'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*"""
 END = re.compile(MARKS + r"|\n\s*")
 END_WRAPPED = re.compile(MARKS + r"|\n[^\S\n]*\n\s*")
-WRAPPED = (45, 80)
-"""Line lengths of a hard-wrapped text, in which empty lines end a sentence and line ends do not."""
+WRAPPED = (45, 80)  # line lengths of a hard-wrapped text, in which empty lines end a sentence and line ends do not
 ABBREVIATED = re.compile(
     r"(?:^|[\s(\"'“‘])(?:[A-Z]|Mrs?|Ms|Drs?|Prof|St|Rev|Hon|Gen|Col|Capt|Lt|Sgt|Sr|Jr|Messrs|Mme|Mlle|vs|etc|e\.g|i\.e"
     r"|No|Nos|Vol|pp?|Fig|ca?f|[A-Z]\.(?:[A-Z]\.)*[A-Z])\.$"

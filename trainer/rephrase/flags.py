@@ -21,10 +21,8 @@ class RephraseOffer:
     """What a node offers for rephrasing."""
 
     backend: BackendConfig
-    models: tuple[str, ...] | None
-    """Models it can serve, by the campaigns' names; None: any."""
-    campaign: str = ""
-    """The only campaign it accepts; empty: any."""
+    models: tuple[str, ...] | None  # models it can serve, by the campaigns' names; None: any
+    campaign: str = ""  # the only campaign it accepts; empty: any
 
 
 def add_backend_flags(add: Callable[..., Any]) -> None:

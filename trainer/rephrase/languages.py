@@ -13,15 +13,12 @@ if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 UNKNOWN: Final = ""
-MIN_PROBABILITY: Final = 0.5
-"""As cc_net requires of its documents."""
-MIN_LETTERS: Final = 40
-"""Shorter texts cannot be identified."""
+MIN_PROBABILITY: Final = 0.5  # as cc_net requires of its documents
+MIN_LETTERS: Final = 40  # shorter texts cannot be identified
 SAMPLE_CHARS: Final = 100
 """Characters of the start and of the middle that `guess_language` reads. On 1,119 chunks of C4 and of Gutenberg's books
 and their rephrasings, 99.2 % of the guesses agree with the whole text; 0.5 % are English where the whole is unclear."""
-LOAD_LOCK = threading.Lock()
-"""Prevents threads from loading the model several times at the start."""
+LOAD_LOCK = threading.Lock()  # prevents threads from loading the model several times at the start
 
 
 def identify_language(text: str) -> str:

@@ -26,8 +26,7 @@ from typing import Any, Protocol
 from trainer.errors import ExitCode, print_error
 from trainer.rephrase.backends.protocol import Completion
 
-BATCH_WAIT_SECONDS = 0.02
-"""How long a prompt waits for others to share its batch."""
+BATCH_WAIT_SECONDS = 0.02  # how long a prompt waits for others to share its batch
 MAX_BODY_BYTES = 4 << 20
 
 
@@ -41,8 +40,7 @@ class CompletionRequest:
 
 
 class CompletionModel(Protocol):
-    context: int
-    """Context length: tokens of prompt and completion together."""
+    context: int  # context length: tokens of prompt and completion together
 
     def count_tokens(self, prompt: str) -> int:
         """Return the tokens of the prompt, including those that the chat template adds."""

@@ -13,10 +13,8 @@ from trainer.rephrase.backends import Completion, PromptRejectedError, PromptToo
 from trainer.rephrase.checks import CheckResult, Thresholds, check_output
 from trainer.rephrase.prompts import build_prompt
 
-MAX_ATTEMPTS: Final = 3
-"""Per output: sampling is random, so the next attempt may pass."""
-MAX_OUTPUT_CHARS: Final = 100_000
-"""A longer output is truncated, and then fails the checks."""
+MAX_ATTEMPTS: Final = 3  # per output: sampling is random, so the next attempt may pass
+MAX_OUTPUT_CHARS: Final = 100_000  # a longer output is truncated, and then fails the checks
 
 CompletePrompt = Callable[[str, Mapping[str, float], int], Completion]
 """`CompletionClient.complete`, or a function that retries it."""
@@ -32,10 +30,8 @@ class ChunkTask:
 @dataclass(frozen=True)
 class ChunkResult:
     output: protocol.RephraseOutput
-    check: CheckResult | None
-    """None: the model generated nothing."""
-    tokens: int
-    """Of all attempts."""
+    check: CheckResult | None  # None: the model generated nothing
+    tokens: int  # of all attempts
 
     @property
     def is_accepted(self) -> bool:

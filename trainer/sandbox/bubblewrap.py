@@ -31,11 +31,9 @@ from trainer.sandbox.meter import THREADS_PER_PROCESS, ResourceMeter
 from trainer.sandbox.process import SandboxProcess, find_command_error
 from trainer.sandbox.spec import Mount, OutputStream, ResourceLimits, SandboxError, SandboxSpec
 
-NOBODY_ID = "65534"
-"""User and group id inside. Outside, the files it writes belong to the caller."""
+NOBODY_ID = "65534"  # User and group id inside. Outside, the files it writes belong to the caller.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
-PROCESSOR = "/sys/devices/system/cpu"
-"""PyTorch reads the number of processors from it."""
+PROCESSOR = "/sys/devices/system/cpu"  # PyTorch reads the number of processors from it
 OPEN_FILES = 4096
 
 

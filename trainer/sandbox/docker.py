@@ -24,8 +24,7 @@ from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
 
 LABEL = "dailytrain.box"
 DRIVER = Path("/proc/driver/nvidia")
-TIMEOUT_SECONDS = 30
-"""For one call of the docker program."""
+TIMEOUT_SECONDS = 30  # for one call of the docker program
 
 
 class DockerDriver:

@@ -14,8 +14,7 @@ from pathlib import Path
 VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEV = Path("/dev")
 DRIVER = Path("/proc/driver/nvidia/gpus")
-PATTERNS = ("nvidia*", "nvidia-caps/*", "dri/renderD*", "kfd")
-"""Under /dev."""
+PATTERNS = ("nvidia*", "nvidia-caps/*", "dri/renderD*", "kfd")  # under /dev
 
 
 def list_gpu_devices(environment: Mapping[str, str]) -> list[str]:

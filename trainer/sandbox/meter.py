@@ -22,13 +22,10 @@ import psutil
 if TYPE_CHECKING:
     from trainer.sandbox.spec import SandboxSpec
 
-FILE_BYTES = 4096
-"""The least that a file or folder counts: its inode and its name take room too."""
+FILE_BYTES = 4096  # the least that a file or folder counts: its inode and its name take room too
 MAX_FILES = 50_000
-THREADS_PER_PROCESS = 16
-"""Allowed on average: only the total over all processes is limited."""
-SANDBOX_PROCESSES = 2
-"""Programs of the sandbox itself in the tree: one outside, one as the first process inside."""
+THREADS_PER_PROCESS = 16  # allowed on average: only the total over all processes is limited
+SANDBOX_PROCESSES = 2  # programs of the sandbox itself in the tree: one outside, one as the first process inside
 PROC = Path("/proc")
 
 

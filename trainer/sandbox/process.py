@@ -14,8 +14,7 @@ from typing import Self
 
 from trainer.sandbox.meter import ResourceMeter
 
-METER_SECONDS = 0.1
-"""Interval between two measurements."""
+METER_SECONDS = 0.1  # interval between two measurements
 
 KILLED = 137
 

@@ -10,8 +10,7 @@ from typing import IO, Protocol
 from trainer.errors import UserError
 from trainer.sandbox.process import SandboxProcess
 
-OutputStream = int | IO[bytes]
-"""An open file, its descriptor or `subprocess.DEVNULL`; never `subprocess.PIPE`."""
+OutputStream = int | IO[bytes]  # an open file, its descriptor or `subprocess.DEVNULL`; never `subprocess.PIPE`
 
 
 class SandboxError(UserError):
@@ -23,8 +22,7 @@ class ResourceLimits:
     """What all processes of a sandbox may use together."""
 
     wall_seconds: float
-    memory_bytes: int
-    """Anonymous and shared memory, and files in memory (`/tmp`, `/dev/shm`); not the page cache."""
+    memory_bytes: int  # anonymous and shared memory, and files in memory (`/tmp`, `/dev/shm`); not the page cache
     disk_bytes: int
     """In the writable mounts, including deleted files that are still open. A file counts as at least 4 KiB."""
     processes: int
@@ -45,10 +43,8 @@ class SandboxSpec:
     command: Sequence[str]
     environment: Mapping[str, str]
     """All variables. Only `PATH`, `HOME` and `LANG` have defaults, set by the driver; these override them."""
-    mounts: Sequence[Mount]
-    """Besides these, only the interpreter's own folders are visible."""
-    folder: Path
-    """Working directory of the command."""
+    mounts: Sequence[Mount]  # besides these, only the interpreter's own folders are visible
+    folder: Path  # working directory of the command
     limits: ResourceLimits
     pass_fds: Sequence[int] = field(default=())
     """File descriptors that the command inherits under the same numbers. Not supported by docker."""

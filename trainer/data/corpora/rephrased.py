@@ -24,8 +24,7 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 SHARD = re.compile(r"data/[\w.-]+\.parquet")
 MANIFEST = "manifest.json"
 ROWS = 1000
-COMMITS = 1000
-"""Commits on the Hub to search for the manifest."""
+COMMITS = 1000  # commits on the Hub to search for the manifest
 
 Fetch = Callable[[str], Path]
 

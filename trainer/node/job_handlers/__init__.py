@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 class JobHandler(Protocol):
-    ACTIVITY: str
-    """For the log: "training", ..."""
+    ACTIVITY: str  # for the log, such as "training"
 
     def run(self, job: Job) -> JobOutcome:
         """Run the job. May raise what `trainer.node.job.run_handler` catches."""
@@ -30,7 +29,5 @@ JOB_HANDLERS: dict[str, JobHandler] = {
     "swarm": swarm,
     "seat": seat,
 }
-REPHRASE_KIND = "rephrase"
-"""Needs a rephrasing back end."""
-SWARM_KINDS = ("swarm", "seat")
-"""Need the extra `swarm`."""
+REPHRASE_KIND = "rephrase"  # needs a rephrasing back end
+SWARM_KINDS = ("swarm", "seat")  # need the extra `swarm`

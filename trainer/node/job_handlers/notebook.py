@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 ACTIVITY = "running a notebook"
 EXECUTED_FILE, MODEL_FOLDER = "executed.ipynb", "model"
 RESULT_BYTES = 10_000
-NOTEBOOKS_BYTES = 8 << 20
-"""All notebooks of an entry."""
-START_SECONDS = 60.0
-"""In addition to the time of its cells."""
+NOTEBOOKS_BYTES = 8 << 20  # all notebooks of an entry
+START_SECONDS = 60.0  # in addition to the time of its cells
 MAX_FILES = 500
 MAX_DEPTH = 8
 NAME_LENGTH = 200

@@ -24,8 +24,7 @@ ACTIVITY = "scoring"
 FILES = ("items.jsonl.gz", "tokenizer.json")
 """Uploaded with the result: for comparing two runs item by item, and for publishing the weights."""
 ANSWER_BYTES = 4 << 20
-SCORER_PROCESSES = 16
-"""Of the scorer and its sandboxes, in addition to the model's."""
+SCORER_PROCESSES = 16  # of the scorer and its sandboxes, in addition to the model's
 
 
 def run(job: Job) -> JobOutcome:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 ACTIVITY = "smoke run"
 ANSWER_BYTES = 100_000
-ANSWER_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)
-"""Exit codes of a smoke test with an answer: passed, or not."""
+ANSWER_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a smoke test with an answer: passed, or not
 
 
 def run(job: Job) -> JobOutcome:

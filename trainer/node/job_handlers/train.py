@@ -24,20 +24,16 @@ if TYPE_CHECKING:
     from trainer.node.job import Job
 
 ACTIVITY = "training"
-FILES = ("run.json",)
-"""Uploaded with the result."""
-OPTIMIZER_FILE = "optimizer.pt"
-"""The larger part of a checkpoint, which neither a scorer nor another run needs."""
+FILES = ("run.json",)  # uploaded with the result
+OPTIMIZER_FILE = "optimizer.pt"  # the larger part of a checkpoint, which neither a scorer nor another run needs
 RESULT_BYTES = 256_000
 DEFAULT_REASONS = {
     ExitCode.INFRASTRUCTURE: "The training could not run on this node.",
     ExitCode.USER_ERROR: "The run's configuration was not accepted; the log says why.",
     ExitCode.MODEL_ERROR: "The model failed; the log says how.",
 }
-MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)
-"""Exit codes for which the entry is at fault."""
-COMPUTED_BATCH = 1 << 20
-"""Stands for a batch that the trainer computes: always a power of two."""
+MODEL_CODES = (ExitCode.USER_ERROR, ExitCode.MODEL_ERROR)  # exit codes for which the entry is at fault
+COMPUTED_BATCH = 1 << 20  # stands for a batch that the trainer computes: always a power of two
 
 
 class DeviceSettings(BaseModel):

@@ -27,18 +27,15 @@ from trainer.rephrase.backends.protocol import (
 )
 
 DEFAULT_PARALLEL = 8
-COMPLETION_SECONDS = 600.0
-"""Timeout of one completion: 2,000 tokens on a CPU."""
-REQUEST_SECONDS = 15.0
-"""Timeout of requests that need no model."""
+COMPLETION_SECONDS = 600.0  # timeout of one completion: 2,000 tokens on a CPU
+REQUEST_SECONDS = 15.0  # timeout of requests that need no model
 TOO_LONG_PATTERN = re.compile(
     r"maximum context length|context_length_exceeded|exceed_context_size|context (?:size|window)|maximum model length"
     r"|max_model_len|longer than the maximum",
     re.IGNORECASE,
 )
 BUSY_STATUSES = {408, 409, 425, 429}
-MAX_ERROR_CHARS = 200
-"""Of a server's error message in ours."""
+MAX_ERROR_CHARS = 200  # of a server's error message in ours
 
 
 def find_problem(config: BackendConfig) -> str:
@@ -86,8 +83,7 @@ class EndpointClient:
         self._url = url.rstrip("/")
         self.model = model
         self.title = title
-        self.recover: Callable[[], None] = lambda: None
-        """Set by `BackendServer` for a server that we started."""
+        self.recover: Callable[[], None] = lambda: None  # set by `BackendServer` for a server that we started
 
     def close(self) -> None:
         self._http.close()

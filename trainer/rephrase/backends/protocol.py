@@ -28,53 +28,38 @@ class PromptRejectedError(Exception):
 
 @dataclass(frozen=True)
 class BackendConfig:
-    kind: str
-    """A key of `BACKENDS`."""
-    url: str = ""
-    """Of an endpoint, up to and including `/v1`."""
-    model: str = ""
-    """The only model to serve; empty: the model of any campaign."""
-    served_as: str = ""
-    """The endpoint's name of that model; empty: the same."""
-    weights: str = ""
-    """Local folder of the model; empty: download it from the Hugging Face Hub."""
-    api_key: str = field(default="", repr=False)
-    """Of the endpoint, sent as a bearer token."""
-    parallel: int | None = None
-    """Prompts at a time; None: the back end's default."""
-    context: int = 4096
-    """Context length of a started server: tokens of prompt and completion."""
-    flags: tuple[str, ...] = ()
-    """Extra command-line arguments of a started server."""
+    kind: str  # a key of `BACKENDS`
+    url: str = ""  # of an endpoint, up to and including `/v1`
+    model: str = ""  # the only model to serve; empty: the model of any campaign
+    served_as: str = ""  # the endpoint's name of that model; empty: the same
+    weights: str = ""  # local folder of the model; empty: download it from the Hugging Face Hub
+    api_key: str = field(default="", repr=False)  # of the endpoint, sent as a bearer token
+    parallel: int | None = None  # prompts at a time; None: the back end's default
+    context: int = 4096  # context length of a started server: tokens of prompt and completion
+    flags: tuple[str, ...] = ()  # extra command-line arguments of a started server
 
 
 @dataclass(frozen=True)
 class BackendContext:
     """Where and how a started server runs."""
 
-    log: Path
-    """Its output is appended there."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables added to our own, such as the visible GPUs."""
-    gpus: int = 0
-    """Number of GPUs it may use."""
-    is_cancelled: Callable[[], bool] = bool
-    """Returns True once nothing should wait for the server any more."""
+    log: Path  # its output is appended there
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables added to our own, such as the visible GPUs
+    gpus: int = 0  # number of GPUs it may use
+    is_cancelled: Callable[[], bool] = bool  # returns True once nothing should wait for the server any more
 
 
 @dataclass(frozen=True)
 class Completion:
     text: str
     ended: Literal["stop", "length"]
-    tokens: int
-    """Generated tokens, as counted by the back end."""
+    tokens: int  # generated tokens, as counted by the back end
 
 
 class CompletionClient(Protocol):
     """A ready back end. Thread-safe."""
 
-    title: str
-    """Kind of the back end."""
+    title: str  # kind of the back end
 
     def complete(self, prompt: str, sampling: Mapping[str, float], seed: int) -> Completion:
         """Complete a prompt. Raise `BackendUnavailableError`, `PromptTooLongError` or `PromptRejectedError`."""

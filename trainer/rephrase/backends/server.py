@@ -15,13 +15,10 @@ from pathlib import Path
 from trainer.rephrase.backends.endpoint import EndpointClient, wait_until_ready
 from trainer.rephrase.backends.protocol import BackendContext, BackendError
 
-READY_SECONDS = 1800.0
-"""The first start downloads the weights: 4 GB on a slow connection."""
+READY_SECONDS = 1800.0  # the first start downloads the weights: 4 GB on a slow connection
 STOP_SECONDS = 15.0
-MAX_RESTARTS = 3
-"""Consecutive restarts before the server counts as broken."""
-STABLE_SECONDS = 300.0
-"""A server that lived this long resets the count of restarts."""
+MAX_RESTARTS = 3  # consecutive restarts before the server counts as broken
+STABLE_SECONDS = 300.0  # a server that lived this long resets the count of restarts
 TAIL_BYTES = 2000
 
 

@@ -11,8 +11,7 @@ from trainer.rephrase.backends.endpoint import EndpointClient
 from trainer.rephrase.backends.protocol import BackendConfig, BackendContext
 from trainer.rephrase.backends.server import check_model_name, run_server
 
-DEFAULT_PARALLEL = 8
-"""Prompts per batch."""
+DEFAULT_PARALLEL = 8  # prompts per batch
 
 
 def find_problem(config: BackendConfig) -> str:

@@ -12,8 +12,7 @@ from trainer.rephrase.backends.endpoint import EndpointClient
 from trainer.rephrase.backends.protocol import BackendConfig, BackendContext
 from trainer.rephrase.backends.server import check_model_name, run_server
 
-DEFAULT_PARALLEL = 64
-"""Enough to keep vLLM's scheduler busy on a GPU with 12 GB."""
+DEFAULT_PARALLEL = 64  # enough to keep vLLM's scheduler busy on a GPU with 12 GB
 PROGRAM = "vllm"
 
 

@@ -71,22 +71,17 @@ REASONS: dict[str, str] = {
 }
 """All reasons, with a sentence for people."""
 
-MIN_NGRAMS = 40
-"""Word 4-grams below which a text counts as short; a chunk has about 200."""
+MIN_NGRAMS = 40  # word 4-grams below which a text counts as short; a chunk has about 200
 MIN_COPY_RATIO = 0.95
 
 
 @dataclass(frozen=True)
 class CheckResult:
     accepted: bool
-    reasons: tuple[str, ...] = ()
-    """Keys of `REASONS`, in the order of the checks."""
-    text: str = ""
-    """The cleaned output."""
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """By name; empty if the wording check failed."""
-    key: str = ""
-    """The text's duplicate key; empty if the wording check failed."""
+    reasons: tuple[str, ...] = ()  # keys of `REASONS`, in the order of the checks
+    text: str = ""  # the cleaned output
+    measures: Mapping[str, float] = field(default_factory=dict)  # by name; empty if the wording check failed
+    key: str = ""  # the text's duplicate key; empty if the wording check failed
 
 
 def check_output(

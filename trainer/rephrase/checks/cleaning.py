@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-MAX_INTRODUCTION_CHARS = 200
-"""Of a removed introduction."""
+MAX_INTRODUCTION_CHARS = 200  # of a removed introduction
 
 YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
 MADE = (

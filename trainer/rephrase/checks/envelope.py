@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from trainer import protocol
 
-MAX_SIZE_RATIO = 8
-"""Maximum size of an output: this times its source's bytes, plus `EXTRA_BYTES`."""
+MAX_SIZE_RATIO = 8  # maximum size of an output: this times its source's bytes, plus `EXTRA_BYTES`
 EXTRA_BYTES = 8000
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\ud800-\udfff\ufffe\uffff]")
 

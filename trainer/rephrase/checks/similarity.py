@@ -7,8 +7,7 @@ import zlib
 
 from trainer.rephrase.checks.text import NGRAM_WORDS, AnalyzedText
 
-MIN_STEMS = 16
-"""Stems that a source needs for `measure_subject`."""
+MIN_STEMS = 16  # stems that a source needs for `measure_subject`
 
 
 def measure_meaning(source: AnalyzedText, text: AnalyzedText) -> float:

@@ -16,16 +16,12 @@ from trainer.rephrase.chunks import count_tokens
 if TYPE_CHECKING:
     import numpy as np
 
-TRIGRAM_CHARS = 3
-"""Long enough for word stems, and independent of inflection."""
+TRIGRAM_CHARS = 3  # long enough for word stems, and independent of inflection
 NGRAM_WORDS = 4
-STEM_CHARS, MIN_WORD_CHARS = 5, 4
-"""Characters that a stem keeps, and characters of a content word."""
-CHAR_BITS = 21
-"""Bits of a Unicode code point."""
+STEM_CHARS, MIN_WORD_CHARS = 5, 4  # characters that a stem keeps, and characters of a content word
+CHAR_BITS = 21  # bits of a Unicode code point
 WORD = re.compile(r"\w+")
-CACHED_SOURCES = 64
-"""Sources of the latest batch, or of the outputs that are being generated."""
+CACHED_SOURCES = 64  # sources of the latest batch, or of the outputs that are being generated
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,7 @@ class TrigramCounts:
 
     codes: np.ndarray
     counts: np.ndarray
-    norm: float
-    """Euclidean norm of the counts."""
+    norm: float  # Euclidean norm of the counts
 
     def dot(self, other: TrigramCounts) -> int:
         """Return the dot product of the counts of two texts."""

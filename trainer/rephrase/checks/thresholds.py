@@ -11,18 +11,12 @@ from trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Thresholds:
-    shortest: float
-    """Minimum ratio of output tokens to source tokens."""
-    longest: float
-    """Maximum of the same ratio."""
-    meaning: float
-    """Minimum of `measure_meaning`. Distinguishes sentences; `subject` distinguishes longer texts."""
-    subject: float
-    """Minimum of `measure_subject`."""
-    copied: float = 0.9
-    """`measure_copied` must be below."""
-    repetition: float = 0.25
-    """`measure_repetition` must be above."""
+    shortest: float  # minimum ratio of output tokens to source tokens
+    longest: float  # maximum of the same ratio
+    meaning: float  # Minimum of `measure_meaning`. Distinguishes sentences; `subject` distinguishes longer texts.
+    subject: float  # minimum of `measure_subject`
+    copied: float = 0.9  # `measure_copied` must be below
+    repetition: float = 0.25  # `measure_repetition` must be above
 
     def __post_init__(self) -> None:
         if not 0 <= self.shortest < self.longest:

@@ -27,8 +27,7 @@ NO_TEXT = re.compile(
     r"|there\s+is\s+no\s+text)\b[^.!?\n]{0,60}\b(?:text|passage|paragraph|content)",
     re.IGNORECASE,
 )
-OPENING_CHARS = 160
-"""Refusals begin within the first so many characters."""
+OPENING_CHARS = 160  # refusals begin within the first so many characters
 SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 PAIR = re.compile(r"^[^\w\n]*(question|answer)[ ]?\d{0,3}[*_]{0,2}\s*[:：][*_]{0,2}", re.IGNORECASE | re.MULTILINE)
