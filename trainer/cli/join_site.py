@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,33 +63,24 @@ def join_site(
     `build_agent`: called with the client and the home folder; `can_volunteer`: a token is optional. The exit code is 0
     after a requested stop, 1 if the site refuses this node, 2 for errors that the sponsor can fix.
     """
+    from filelock import FileLock, Timeout  # here, so that `--help` answers at once
+
     try:
         if not options.server.startswith(("http://", "https://")):
             raise NodeError(f"--server {options.server} is not an address: it begins with https:// (or http://).")
         options.home.mkdir(parents=True, exist_ok=True)
-        with lock_home(options.home):
+        with FileLock(options.home / "agent.lock", blocking=False):
             return serve_site(options, build_agent, can_volunteer)
+    except Timeout:
+        message = f"Another agent is working in {options.home}. Stop it, or give this one its own --home."
+        return print_error(command, message, ExitCode.USER_ERROR)
     except (UserError, OSError) as error:
         return print_error(command, error, ExitCode.USER_ERROR)
-
-
-@contextmanager
-def lock_home(folder: Path) -> Iterator[None]:
-    """Lock the node's folder; raise `NodeError` if another agent holds it."""
-    with (folder / "agent.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise NodeError(
-                f"Another agent is working in {folder}. Stop it, or give this one its own --home."
-            ) from error
-        yield
 
 
 def serve_site(
     options: argparse.Namespace, build_agent: Callable[[SiteClient, Path], Agent], can_volunteer: bool
 ) -> int:
-    # Imported here, so that `--help` and a wrong argument answer at once.
     from trainer.node.agent import AgentStoppedError
     from trainer.node.client import RequestRefusedError, SiteClient
     from trainer.node.console import configure_logging, log

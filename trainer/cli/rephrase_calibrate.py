@@ -1,7 +1,7 @@
 """`dailytrain rephrase calibrate SAMPLE.jsonl`: propose thresholds that accept nearly all of a known-good sample.
 
 Each threshold is a quantile of the sample, so that together they reject about the share that `--keep` allows. For
-comparison, the outputs are also measured against other sources ("strangers"), most of which should be rejected.
+comparison, each output is also measured against another output's source; most of these pairs should be rejected.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def calibrate_thresholds(pairs: Sequence[RephrasedPair], keep: float) -> dict[st
             continue
         proposed = propose_thresholds(sample, keep)
         thresholds[style] = {name: getattr(proposed, name) for name in THRESHOLD_NAMES}
-        strangers = measure_mismatched(texts)
+        mismatched = measure_mismatched(texts)
         measured[style] = {
             "outputs": len(outputs),
             "no_text": len(outputs) - len(sample),
             "kept_by_start": round(1 - compute_rejected_share(sample, default), 4),
             "kept": round(1 - compute_rejected_share(sample, proposed), 4),
-            "strangers_refused_by_start": compute_rejected_share(strangers, default),
-            "strangers_refused": compute_rejected_share(strangers, proposed),
+            "mismatched_rejected_by_start": compute_rejected_share(mismatched, default),
+            "mismatched_rejected": compute_rejected_share(mismatched, proposed),
         }
     if not thresholds:
         raise UserError(f"No style has {MIN_OUTPUTS} outputs in this sample, which is the minimum.")
@@ -111,12 +111,12 @@ def compute_rejected_share(sample: Sequence[Mapping[str, float]], bounds: Thresh
 
 
 def format_table(report: Mapping[str, Any]) -> str:
-    names = (*THRESHOLD_NAMES, "kept", "strangers_refused")
+    names = (*THRESHOLD_NAMES, "kept", "mismatched_rejected")
     lines = ["  ".join([f"{'':16}", *(f"{name.replace('_', ' '):>17}" for name in names)])]
     for style, bounds in report["thresholds"].items():
         measured = report["measured"][style]
         start = {**vars(DEFAULT_THRESHOLDS[style]), "kept": measured["kept_by_start"]}
-        start["strangers_refused"] = measured["strangers_refused_by_start"]
+        start["mismatched_rejected"] = measured["mismatched_rejected_by_start"]
         lines.append(format_row(f"{style}, start", [start[name] for name in names]))
         lines.append(format_row(f"{style}, proposed", [{**bounds, **measured}[name] for name in names]))
     return "\n".join([*lines, ""])

@@ -65,7 +65,7 @@ def test_missing_file_prints_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert said == ["dailytrain rephrase check: nowhere.jsonl cannot be read: No such file or directory."]
 
 
-def test_calibration_keeps_the_sample_and_refuses_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_good_sample_keeps_it_rejects_mismatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(one["king_james"], "medium", one["world"]) for one in passages()[:300]]
     sample, out = write(tmp_path / "sample.jsonl", rows), tmp_path / "thresholds.json"
     assert main(["rephrase", "calibrate", sample, "--keep", "0.98", "--json", "--out", str(out)]) == 0
@@ -73,7 +73,7 @@ def test_calibration_keeps_the_sample_and_refuses_strangers(tmp_path: Path, caps
     assert json.loads(out.read_text()) == found
     assert list(found["thresholds"]) == ["medium"]
     assert found["measured"]["medium"]["kept"] >= 0.97
-    assert found["measured"]["medium"]["strangers_refused"] > 0.99
+    assert found["measured"]["medium"]["mismatched_rejected"] > 0.99
     assert main(["rephrase", "check", sample, "--thresholds", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("29")
 
