@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from dailytrain import two_step
+from dailytrain import two_factor
 from leaderboard.models import Entry
 from scheduler.models import Event
 
@@ -32,8 +32,8 @@ class TrainAdmin(AdminSite):
         inner = super().admin_view(view, cacheable)
 
         def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if two_step.is_needed(request):
-                return HttpResponseRedirect(two_step.page(request))
+            if two_factor.is_needed(request):
+                return HttpResponseRedirect(two_factor.page(request))
             return inner(request, *args, **kwargs)
 
         return cast(View, answer)

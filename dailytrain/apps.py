@@ -28,10 +28,10 @@ class DailyTrainConfig(AppConfig):
     def ready(self) -> None:
         from allauth.mfa import signals
 
-        from dailytrain import signing_in, two_step
+        from dailytrain import sign_in, two_factor
 
-        signals.authenticator_added.connect(two_step.added)
-        signals.authenticator_removed.connect(two_step.removed)
-        signals.authentication_failed.connect(two_step.failed)
-        register(signing_in.half_configured)
-        register(signing_in.open_doors, Tags.security, deploy=True)
+        signals.authenticator_added.connect(two_factor.added)
+        signals.authenticator_removed.connect(two_factor.removed)
+        signals.authentication_failed.connect(two_factor.failed)
+        register(sign_in.half_configured)
+        register(sign_in.open_doors, Tags.security, deploy=True)

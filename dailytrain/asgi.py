@@ -21,10 +21,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase  # noqa: E40
 from django.urls import get_resolver  # noqa: E402
 
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
-from leaderboard.judging import standings  # noqa: E402
+from leaderboard.rankings import standings  # noqa: E402
 from leaderboard.views.shared import SharedAnswers  # noqa: E402
-from scheduler.front_desk import POLL, FrontDesk  # noqa: E402
-from scheduler.packets.desk import ADDRESS, PacketDesk  # noqa: E402
+from scheduler.campaigns.api import ADDRESS, PacketDesk  # noqa: E402
+from scheduler.node_api.poll_endpoint import POLL, FrontDesk  # noqa: E402
 
 logger = logging.getLogger(__name__)
 NODES = "/api/node/"

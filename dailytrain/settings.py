@@ -126,7 +126,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 elif pool := int(text("DATABASE_POOL", "0")):
     # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
     # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    # Twelve more are kept by the threads that answer nodes (scheduler/clerks.py, lobby.py, packets/desk.py).
+    # The threads of `scheduler.node_api.poll_threads` and `scheduler.campaigns.api` keep twelve more.
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 12}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
@@ -211,15 +211,15 @@ WHITENOISE_USE_FINDERS = True
 # --- the train ----------------------------------------------------------------------------------------------------
 
 JOB_KINDS = {
-    "train": "leaderboard.kinds.results.Training",
-    "score": "leaderboard.kinds.scorings.Scorings",
-    "replay": "leaderboard.kinds.replays.Replaying",
-    "notebook": "leaderboard.kinds.notebooks.Executing",
-    "smoke": "leaderboard.kinds.smoking.Smoking",
-    "generate": "leaderboard.kinds.generation.Generating",
-    "rephrase": "scheduler.packets.sittings.Sittings",
-    "swarm": "leaderboard.kinds.swarm.Coordinating",
-    "seat": "leaderboard.kinds.swarm.Seats",
+    "train": "leaderboard.job_handlers.train.Training",
+    "score": "leaderboard.job_handlers.score.Scorings",
+    "replay": "leaderboard.job_handlers.replays.Replaying",
+    "notebook": "leaderboard.job_handlers.notebooks.Executing",
+    "smoke": "leaderboard.job_handlers.smoke_tests.Smoking",
+    "generate": "leaderboard.job_handlers.generation.Generating",
+    "rephrase": "scheduler.campaigns.sessions.Sittings",
+    "swarm": "leaderboard.job_handlers.swarm.Coordinating",
+    "seat": "leaderboard.job_handlers.swarm.Seats",
 }
 SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
 """Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
@@ -233,19 +233,19 @@ GENERATE_WAITING = int(text("GENERATE_WAITING", "20"))
 GENERATE_SECONDS = float(text("GENERATE_SECONDS", "180"))
 """Wall seconds that one of them may take, loading the model included."""
 EFFECT_KINDS: dict[str, str] = {
-    "github.follow": "leaderboard.github.flow.follow",
-    "github.command": "leaderboard.github.obeying.obey",
-    "github.comment": "leaderboard.github.telling.comment",
-    "github.check": "leaderboard.github.telling.check",
-    "github.answer": "leaderboard.github.telling.answer",
-    "github.commit": "leaderboard.github.commit_status.carry_out",
-    "notice": "leaderboard.notices.sending.carry_out",
+    "github.follow": "leaderboard.integrations.github.sync.follow",
+    "github.command": "leaderboard.integrations.github.slash_commands.obey",
+    "github.comment": "leaderboard.integrations.github.comments.comment",
+    "github.check": "leaderboard.integrations.github.comments.check",
+    "github.answer": "leaderboard.integrations.github.comments.answer",
+    "github.commit": "leaderboard.integrations.github.commit_status.carry_out",
+    "notice": "leaderboard.notifications.delivery.carry_out",
     "hub": "leaderboard.publishing.publications.carry_out",
     "hub.dataset": "leaderboard.publishing.datasets.carry_out",
 }
-"""{kind of effect: dotted path of its handler} (`leaderboard/effects.py`)."""
+"""{kind of effect: dotted path of its handler} (`leaderboard/outbox.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"
-"""Function that names what a node can be lent to alone (`scheduler.kinds.tracks`)."""
+"""Function that names what a node can be lent to alone (`scheduler.job_kinds.tracks`)."""
 NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
 """Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
 VOLUNTEER_IMAGE = text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
@@ -331,17 +331,17 @@ GITHUB_CLIENT_SECRET = text("GITHUB_CLIENT_SECRET")
 """Of an OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/."""
 LOCAL_ACCOUNTS = boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
 """Anybody may make an account with a password: for development. Off as soon as there is GitHub."""
-AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.roles.Rights"]
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.permissions.Rights"]
 STAFF_TWO_STEP = boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
 """Before the admin opens to staff: a code from an app."""
-SECOND_STEP_CHECK = "dailytrain.two_step.is_satisfied"
-"""Function of a request: whether its session may use staff permissions (`scheduler.views.can_manage_nodes`)."""
-MFA_ADAPTER = "dailytrain.two_step.TwoStep"
+SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
+"""Function of a request: whether its session may use staff permissions (`sponsors.views.can_manage_nodes`)."""
+MFA_ADAPTER = "dailytrain.two_factor.TwoStep"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_TOLERANCE = 1  # codes before and after: the clocks of phones differ
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
-ACCOUNT_ADAPTER = "dailytrain.signing_in.Accounts"
+ACCOUNT_ADAPTER = "dailytrain.sign_in.Accounts"
 ACCOUNT_LOGIN_METHODS = {"username"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
@@ -351,7 +351,7 @@ ACCOUNT_LOGOUT_REDIRECT_URL = "/"
 ACCOUNT_USERNAME_BLACKLIST = ["site"]
 """Who acts in the audit log when it is nobody (`Event.actor`)."""
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = SITE_URL.partition(":")[0]
-SOCIALACCOUNT_ADAPTER = "dailytrain.signing_in.GitHubAccounts"
+SOCIALACCOUNT_ADAPTER = "dailytrain.sign_in.GitHubAccounts"
 SOCIALACCOUNT_PROVIDERS = {
     "github": {
         "APPS": (

@@ -1,4 +1,4 @@
-"""Addresses. Pages: `leaderboard/urls.py`, `scheduler/urls.py`; what nodes say: `scheduler/node_api.py`."""
+"""Addresses. Pages: `leaderboard.urls`, `scheduler.sponsors.urls`. Node API: `scheduler.node_api.routes`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from django.views.generic import RedirectView
 
 from dailytrain.account_views import LoginView
 from dailytrain.health import healthz
-from dailytrain.signing_in import leads_to_github, require_github
+from dailytrain.sign_in import leads_to_github, require_github
 from leaderboard.api import api
-from leaderboard.github.webhook import webhook
-from scheduler.node_api import node_api
+from leaderboard.integrations.github.webhook import webhook
+from scheduler.node_api.routes import node_api
 
 # Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
 accounts: list[URLPattern] = [
@@ -48,6 +48,6 @@ urlpatterns = [
     path("api/node/v1/", node_api.urls),
     path("accounts/", include(accounts)),
     path("github/webhook", webhook, name="github-webhook"),
-    path("sponsors/", include("scheduler.urls")),
+    path("sponsors/", include("scheduler.sponsors.urls")),
     path("", include("leaderboard.urls")),
 ]

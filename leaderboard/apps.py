@@ -8,7 +8,7 @@ class LeaderboardConfig(AppConfig):
     name = "leaderboard"
 
     def ready(self) -> None:
-        from leaderboard.github import checklist
+        from leaderboard.integrations.github import checklist
         from leaderboard.publishing import publications
 
         register(checklist.half_connected)

@@ -20,12 +20,11 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import metrics
 from leaderboard.demo_label import NODE
-from leaderboard.judging import confirmations
-from leaderboard.judging.verdicts import Verdict
-from leaderboard.kinds import results
+from leaderboard.job_handlers import metrics, train
 from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.rankings import confirmations
+from leaderboard.rankings.score_validation import Verdict
 from scheduler.models import Blob, Event, Job, Lease, Node, Sponsor
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo.json.gz"
@@ -206,7 +205,7 @@ def add_run(entry: Entry, told: Mapping[str, Any], content: Mapping[str, Any], p
     clock.later(lasted)
     if "failure" in told:
         with at(clock.now):
-            results.fail(run, told["failure"]["cause"], told["failure"]["reason"])
+            train.fail(run, told["failure"]["cause"], told["failure"]["reason"])
     else:
         score(run, told["score"], pool, clock)
     Run.objects.filter(pk=run.pk).update(finished_at=clock.now)
@@ -220,7 +219,7 @@ def score(run: Run, told: Mapping[str, Any], pool: Pool, clock: Clock) -> None:
     Run.objects.filter(pk=run.pk).update(state=Run.State.SCORING, score_job=score_job, trained_at=trained, fraction=1.0)
     run.refresh_from_db()
     with at(clock.later(seconds)):
-        results.judge(run, Verdict.model_validate(told), pool.scorer.name)
+        train.judge(run, Verdict.model_validate(told), pool.scorer.name)
 
 
 def purpose(entry: Entry, told: Mapping[str, Any]) -> Run.Purpose:

@@ -11,9 +11,9 @@ from django.urls import reverse
 from django.utils.feedgenerator import Atom1Feed
 
 from leaderboard.board.frontier import Record, height, records
-from leaderboard.judging import standings
 from leaderboard.models import Entry, Run, Track
-from leaderboard.sanitise import plain_text
+from leaderboard.rankings import standings
+from leaderboard.sanitize import plain_text
 from scheduler.models import Event
 
 MOST = 50

@@ -13,10 +13,10 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from leaderboard.figures import compact
+from leaderboard.charts.curve_svg import ABSCISSAE, Curve, Point
+from leaderboard.charts.panels import Shown
+from leaderboard.formatting import compact
 from leaderboard.models import CurvePoint, Run
-from leaderboard.pictures.charts import ABSCISSAE, Curve, Point
-from leaderboard.pictures.panels import Shown
 
 MOST = 16
 """Generations that are looked at."""

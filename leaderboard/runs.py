@@ -10,11 +10,11 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from leaderboard import bases, roles
-from leaderboard.judging import trust
+from leaderboard import initial_weights, permissions
 from leaderboard.models import Entry, Run, Season, Track
-from leaderboard.timetable import hours
-from scheduler import jobs, matching, storage
+from leaderboard.rankings import trust
+from leaderboard.schedule import track_hours
+from scheduler import matching, storage, transitions
 from scheduler.models import Blob, Event, Job
 from trainer import protocol
 from trainer.accounting.budget import Budget
@@ -93,7 +93,7 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
             reason="Approved; waits until the season's dataset is prepared.", revision=F("revision") + 1
         )
         return False
-    if entry.smoke_job is not None and entry.smoke_job.state not in jobs.OVER:
+    if entry.smoke_job is not None and entry.smoke_job.state not in transitions.OVER:
         Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
             reason="Approved; waits for its smoke run.", revision=F("revision") + 1
         )
@@ -135,7 +135,7 @@ def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "checkpoint_seconds": run.expected_seconds if is_notebook(run) else checkpoint_seconds(run),
         "preemptible": run.track.kind == Track.Kind.PLAYGROUND or run.purpose == Run.Purpose.MONTHLY,
         **needs(run, limits),
-        **hours.of(run),
+        **track_hours.of(run),
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
@@ -189,7 +189,7 @@ def is_from_core(run: Run) -> bool:
 def is_core(entry: Entry) -> bool:
     """Whether a core member asked for the entry."""
     asked_by = entry.requested_by
-    return asked_by is not None and roles.is_core(asked_by)
+    return asked_by is not None and permissions.is_core(asked_by)
 
 
 def checkpoint_seconds(run: Run) -> float:
@@ -250,7 +250,7 @@ def priority(run: Run) -> Job.Priority:
     asked_by = run.entry.requested_by
     if run.track.kind == Track.Kind.PLAYGROUND:
         return Job.Priority.COMMUNITY  # whoever plays
-    return Job.Priority.MAINTAINER if asked_by and roles.is_maintainer(asked_by) else Job.Priority.COMMUNITY
+    return Job.Priority.MAINTAINER if asked_by and permissions.is_maintainer(asked_by) else Job.Priority.COMMUNITY
 
 
 def first_run(entry: Entry, *, budget: str = "", actor: str = SITE) -> Run:
@@ -338,7 +338,7 @@ def retry(run: Run, *, actor: str) -> None:
             cause="",
             finished_at=None,
         ):
-            jobs.retry(run.job, actor)
+            transitions.retry(run.job, actor)
 
 
 def rerun(run: Run, *, actor: str) -> Run:
@@ -358,10 +358,10 @@ def rewind(run: Run, step: int, *, actor: str) -> Run:
     """
     with transaction.atomic():
         try:
-            checkpoint = bases.checkpoint_at(run, step)
+            checkpoint = initial_weights.checkpoint_at(run, step)
         except ValueError as error:
             raise RunError(str(error)) from error
-        if refusal := bases.refusal(run, checkpoint):
+        if refusal := initial_weights.refusal(run, checkpoint):
             raise RunError(refusal)
         made = Run.objects.create(
             entry=run.entry,
@@ -384,7 +384,7 @@ def rewinds(run: Run) -> list[int]:
     states, which nothing else goes on from."""
     if run.is_swarm:
         return []
-    return [step for step in bases.steps(run) if used_at(run, step) <= 1 - LEAST_LEFT]
+    return [step for step in initial_weights.steps(run) if used_at(run, step) <= 1 - LEAST_LEFT]
 
 
 def used_at(run: Run, step: int) -> float:
@@ -412,7 +412,7 @@ def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
 
 def set_impact(entry: Entry) -> int:
     """Let the entry's impact hold for its jobs that are not over; return how many changed place."""
-    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=jobs.OVER)
+    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.OVER)
     return theirs.exclude(impact=entry.impact).update(impact=entry.impact)
 
 
@@ -429,4 +429,4 @@ def cancel(run: Run, reason: str, actor: str) -> None:
             finished_at=timezone.now(),
         )
         return
-    jobs.cancel(job, actor, reason)
+    transitions.cancel(job, actor, reason)

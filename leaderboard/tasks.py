@@ -8,15 +8,15 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import announcing, effects, swarms
-from leaderboard.github import deliveries, telling
-from leaderboard.judging import confirmations as confirming
-from leaderboard.kinds import generation, release_scores, results
-from leaderboard.notices import sending
+from leaderboard import events, outbox
+from leaderboard.integrations.github import comments, deliveries
+from leaderboard.job_handlers import generation, release_scores, swarm_runs, train
+from leaderboard.notifications import delivery
 from leaderboard.publishing import datasets, releases
-from leaderboard.timetable import hours, ladder
-from leaderboard.timetable import monthly as months
-from leaderboard.timetable import nightly as nights
+from leaderboard.rankings import confirmations as confirming
+from leaderboard.schedule import ladder, track_hours
+from leaderboard.schedule import monthly as months
+from leaderboard.schedule import nightly as nights
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -35,13 +35,13 @@ def monthly() -> None:
 def morning_post() -> None:
     """All aboard: once a day."""
     with transaction.atomic():
-        sending.tell("morning", timezone.now().astimezone(UTC).date().isoformat())
+        delivery.tell("morning", timezone.now().astimezone(UTC).date().isoformat())
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def keep_hours() -> None:
     """Move jobs on to the next hours of their tracks."""
-    hours.keep()
+    track_hours.keep()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -60,13 +60,13 @@ def give_up_prompts() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def keep_seats() -> None:
     """Seats of the swarms that are going on."""
-    swarms.top_up_all()
+    swarm_runs.top_up_all()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def queue_scores() -> None:
     """Pick up what a crash left between the end of a training and its scoring."""
-    results.catch_up()
+    train.catch_up()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -84,25 +84,25 @@ def confirmations() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def carry_out(effect: int) -> None:
     """One effect outside of the site."""
-    effects.carry_out(effect)
+    outbox.carry_out(effect)
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def carry_out_due() -> None:
     """Effects that no worker was told of."""
-    effects.catch_up()
+    outbox.catch_up()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def announce() -> None:
     """Tell pull requests and subscribers what has happened."""
-    announcing.announce()
+    events.announce()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def tell_progress() -> None:
     """Tell pull requests how far their trainings are."""
-    telling.progress()
+    comments.progress()
 
 
 @shared_task  # type: ignore[untyped-decorator]

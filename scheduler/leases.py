@@ -24,10 +24,12 @@ from django.db.models import (
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from scheduler import auth, credit, endings, jobs, lines, matching, pool, seekers, signing, uploads
-from scheduler.kinds import kind_of
+from scheduler import credit, deadlines, job_groups, matching, node_slots, pool, signing, transitions
+from scheduler.errors import Over
+from scheduler.job_kinds import kind_of
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease, Node, events
 from scheduler.models.jobs import LeaseQuerySet
+from scheduler.node_api import auth, uploads
 from scheduler.prepared import (
     Later,
     NextNumber,
@@ -37,7 +39,6 @@ from scheduler.prepared import (
     PreparedTake,
     PreparedUpdate,
 )
-from scheduler.refusals import Over
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,8 @@ def claim(
 ) -> protocol.Lease | None:
     """Give the node the job that it should do now, or None. Whoever has just looked may bring along what was seen."""
     now = timezone.now()
-    queue = queue or lines.queue(now)
-    seeker = seeker or seekers.seeker(node, now, lane=lane)
+    queue = queue or job_groups.queue(now)
+    seeker = seeker or node_slots.seeker(node, now, lane=lane)
     tried: list[matching.Line] = []
     for _ in range(TRIES):
         line = next((line for line in queue.fitting(seeker) if not any(map(line.is_alike, tried))), None)
@@ -94,7 +95,7 @@ def take(
     try:
         with transaction.atomic():
             job = claimed(line, node)
-            if job is None or endings.too_soon(job, node, seeker):
+            if job is None or deadlines.too_soon(job, node, seeker):
                 queue.unserved(line)
                 if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
                     queue.forget(line)
@@ -109,7 +110,7 @@ def take(
         logger.exception("Job %s cannot be ordered", job.pk)
         with transaction.atomic():
             reason = "The site could not say what this job is to do; its people have been told."
-            jobs.fail(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
+            transitions.fail(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
         return None
 
 
@@ -117,15 +118,15 @@ def claimed(line: matching.Line, node: Node) -> Job | None:
     """Claim the first job of the line with one conditional UPDATE; None where there is none left for this node.
 
     Not one that has had this node's hours. The job has attributes more: its `lease_number`, and two sizes."""
-    now, alike = timezone.now(), lines.alike(line)
+    now, alike = timezone.now(), job_groups.alike(line)
     if node.max_hours is None:
         return CLAIM.first(**alike, now=now)
     half = timedelta(hours=node.max_hours) / 2
-    return CLAIM_FOR_HOURS.first(**alike, now=now, node=node.pk, since=now - lines.HANDED_ON, half=half)
+    return CLAIM_FOR_HOURS.first(**alike, now=now, node=node.pk, since=now - job_groups.HANDED_ON, half=half)
 
 
 def claiming(chosen: QuerySet[Job]) -> tuple[QuerySet[Job], dict[str, Any], QuerySet[Job]]:
-    taken = {"state": Job.State.LEASED, "reason": "", **jobs.UNASKED}
+    taken = {"state": Job.State.LEASED, "reason": "", **transitions.UNASKED}
     changes = {**taken, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())}
     return (
         chosen,
@@ -140,8 +141,8 @@ def size_of(blob: str) -> Subquery:
     return Subquery(Blob.objects.filter(pk=OuterRef(blob)).values("size"))
 
 
-CLAIM = PreparedTake(lambda: claiming(lines.in_line()))
-CLAIM_FOR_HOURS = PreparedTake(lambda: claiming(lines.not_handed_on()))
+CLAIM = PreparedTake(lambda: claiming(job_groups.in_line()))
+CLAIM_FOR_HOURS = PreparedTake(lambda: claiming(job_groups.not_handed_on()))
 TAKE = PreparedInserts(PreparedInsert(lambda: Lease, numbered=True), events.ADD)
 LAST = Prepared(lambda: Checkpoint.objects.filter(job=Later("job", BigIntegerField())).order_by("-step")[:1])
 
@@ -235,7 +236,7 @@ def heartbeat(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatRe
         return protocol.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
     if node.state == Node.State.PAUSED:
         return protocol.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
-    if reason := endings.due(lease, now):
+    if reason := deadlines.due(lease, now):
         return protocol.HeartbeatReply(stop="finish", reason=reason)
     return protocol.HeartbeatReply()
 
@@ -261,19 +262,19 @@ def finish(lease: Lease, message: protocol.FinishLease) -> None:
     for name, value in zip(ASKED, WORD.tuples(job=job.pk)[0], strict=True):
         setattr(job, name, value)
     if job.stop_requested == "cancel":
-        jobs.end_cancelled(job, actor)
+        transitions.end_cancelled(job, actor)
     elif message.outcome == "done":
         uploads.attach(lease, message.files)
-        jobs.finish(job, actor, message.result)
+        transitions.finish(job, actor, message.result)
         pool.went_well(node)
     elif message.outcome == "released":
-        jobs.put_back(job, actor, message.reason or "The node handed it back.", counts=False)
+        transitions.put_back(job, actor, message.reason or "The node handed it back.", counts=False)
     elif message.cause == "model":
         uploads.attach(lease, message.files)
-        jobs.fail(job, actor, "model", message.reason or "The model failed; its log says more.")
+        transitions.fail(job, actor, "model", message.reason or "The model failed; its log says more.")
         pool.went_well(node)
     else:
-        jobs.put_back(job, actor, message.reason or "The node could not go on.", counts=True)
+        transitions.put_back(job, actor, message.reason or "The node could not go on.", counts=True)
         if not lease.limit_exceeded:  # a limit of the site is not the node's fault
             pool.went_badly(node)
 
@@ -286,7 +287,7 @@ def lose(lease: Lease, reason: str, *, expired_before: datetime | None = None) -
     """
     if not end(lease, Lease.State.LOST, reason, expired_before=expired_before):
         return False
-    jobs.put_back(lease.job, SITE, reason, counts=True)
+    transitions.put_back(lease.job, SITE, reason, counts=True)
     return True
 
 

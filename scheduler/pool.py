@@ -8,9 +8,9 @@ from django.db import transaction
 from django.db.models import DateTimeField, F, Q
 from django.utils import timezone
 
-from scheduler import presence
 from scheduler.health import fields
 from scheduler.models import Event, Node
+from scheduler.node_api import last_seen
 from scheduler.prepared import Later, Prepared
 from trainer import protocol
 
@@ -41,7 +41,7 @@ def greet(
     hardware: protocol.Hardware,
     health: protocol.Health | None = None,
     lanes_wished: int | None = None,
-    notes: presence.Notes | None = None,
+    notes: last_seen.Notes | None = None,
 ) -> None:
     """The node asks for work: note what it is and how it is now, and that it is here.
 
@@ -57,8 +57,8 @@ def greet(
     if (labels, lanes) != (node.labels, node.lanes):
         Node.objects.filter(pk=node.pk).update(last_seen=now, labels=labels, lanes=lanes, **news)
     elif news or stale:
-        word = presence.Word(now, {"hardware": found, "health": node.health} if news else None)
-        notes.take(node, word) if notes is not None and not back else presence.write({node.pk: word})
+        word = last_seen.Word(now, {"hardware": found, "health": node.health} if news else None)
+        notes.take(node, word) if notes is not None and not back else last_seen.write({node.pk: word})
     node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
     if back:
         change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")

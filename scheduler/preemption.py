@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max
 from django.utils import timezone
 
-from scheduler import jobs, lines, matching, seekers
+from scheduler import job_groups, matching, node_slots, transitions
 from scheduler.matching import Line, Seeker
 from scheduler.models import Checkpoint, Job, Lease, Node
 
@@ -46,7 +46,7 @@ class Lane:
         job = self.lease.job if self.lease else None
         if job is None or not job.preemptible or job.stop_requested:
             return False
-        return matching.level(line, now) < matching.level(lines.line_of(job), now)
+        return matching.level(line, now) < matching.level(job_groups.line_of(job), now)
 
     def at_stake(self, now: datetime) -> timedelta:
         """Return how much work would be done again if its last checkpoint went wrong."""
@@ -67,7 +67,7 @@ def make_room(now: datetime | None = None) -> int:
 
 def make_room_for(job: Job, lanes: Collection[Lane], now: datetime) -> bool:
     """Promise the nightly a lane; return whether somebody was asked for it."""
-    line = lines.line_of(job)
+    line = job_groups.line_of(job)
     fitting = [lane for lane in lanes if not lane.promised and matching.obstacle(line, lane.seeker) is None]
     free = (lane for lane in fitting if lane.lease is None and now - job.state_since < PATIENCE)
     coming = next(free, None) or next((lane for lane in fitting if lane.is_asked), None)
@@ -80,7 +80,7 @@ def make_room_for(job: Job, lanes: Collection[Lane], now: datetime) -> bool:
     least = min(giving, key=lambda lane: lane.at_stake(now))
     assert least.lease is not None, "whoever gives way has a lease"
     least.promised = True
-    return jobs.hand_back(least.lease.job, SITE, "Tonight's train needs its node; it goes on when one is free.")
+    return transitions.hand_back(least.lease.job, SITE, "Tonight's train needs its node; it goes on when one is free.")
 
 
 def at_work(now: datetime) -> Iterator[Lane]:
@@ -98,5 +98,5 @@ def at_work(now: datetime) -> Iterator[Lane]:
             continue
         for lane in range(max(node.lanes, 1)):
             lease = leases.get((node.pk, lane))
-            seeker = seekers.seeker(node, now, lane=lane, lent=list(node.windows.all()))
+            seeker = node_slots.seeker(node, now, lane=lane, lent=list(node.windows.all()))
             yield Lane(node, seeker, lease, saved.get(lease.job_id) if lease else None)

@@ -17,9 +17,10 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from scheduler import jobs, partials, storage, uploads
+from scheduler import storage, transitions
 from scheduler.checkpoints import is_pointed_at
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
+from scheduler.node_api import resumable_uploads, uploads
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def forget_old(now: datetime | None = None) -> None:
 def forget_checkpoints(now: datetime) -> int:
     """Drop superseded checkpoints of jobs that are over; return how many."""
     due = Checkpoint.objects.filter(
-        job__state__in=jobs.OVER, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
+        job__state__in=transitions.OVER, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
     ).select_related("job")
     return sum(forget_checkpoint(checkpoint) for checkpoint in due if is_superseded(checkpoint))
 
@@ -121,8 +122,8 @@ def stored() -> Iterator[str]:
 def forget_partials() -> None:
     """Drop what came in pieces and never became whole, once its lease has ended."""
     known = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
-    for lease in set(partials.leases()) - known:
-        partials.forget(lease)
+    for lease in set(resumable_uploads.leases()) - known:
+        resumable_uploads.forget(lease)
 
 
 def is_older(name: str, than: datetime) -> bool:

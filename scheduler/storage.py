@@ -20,8 +20,8 @@ from django.db import transaction
 from django.db.models import ManyToOneRel
 
 import trainer
+from scheduler.errors import TooLarge, Unacceptable
 from scheduler.models import Blob
-from scheduler.refusals import TooLarge, Unacceptable
 from trainer import protocol
 
 CHUNK = 2**20

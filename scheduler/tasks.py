@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from scheduler import expiry, preemption
+from scheduler import lease_sweeper, preemption
 from scheduler import retention as forgetting
-from scheduler.packets import campaigns, collation, giving_back, producer, sittings, withdrawal
-from scheduler.packets import forgetting as packets_forgetting
+from scheduler.campaigns import collation, producer, release, sessions, transitions, withdrawal
+from scheduler.campaigns import retention as packets_forgetting
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def expire_leases() -> None:
     """Put the jobs of silent nodes back into the queue, and say which nodes are offline."""
-    expiry.sweep()
+    lease_sweeper.sweep()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -38,8 +38,8 @@ def produce_packets() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def keep_campaigns() -> None:
     """Keep sittings in the queue, take back what was left lying, withdraw what bad volunteers wrote."""
-    sittings.top_up_all()
-    giving_back.of_ended_leases()
+    sessions.top_up_all()
+    release.of_ended_leases()
     withdrawal.withdraw_all()
 
 
@@ -47,4 +47,4 @@ def keep_campaigns() -> None:
 def collate_packets() -> None:
     """Make shards of what was accepted, and end the campaigns of which nothing is left."""
     collation.collate_all()
-    campaigns.close_all()
+    transitions.close_all()

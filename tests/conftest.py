@@ -48,11 +48,11 @@ def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     machine is."""
     from django.core.cache import cache
 
-    from leaderboard.judging import standings
-    from leaderboard.pictures import charts
+    from leaderboard.charts import curve_svg
+    from leaderboard.rankings import standings
 
     cache.clear()
-    charts.KEPT.clear()
+    curve_svg.KEPT.clear()
     standings.KEPT.clear()
     standings.LAST.clear()
     monkeypatch.setattr(standings, "SLOW_SECONDS", math.inf)
@@ -103,8 +103,8 @@ def site_url(transactional_db: None) -> Iterator[str]:
     import uvicorn
 
     from dailytrain.asgi import application
-    from scheduler import front_desk
-    from scheduler.packets import desk
+    from scheduler.campaigns import api
+    from scheduler.node_api import poll_endpoint
 
     config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
@@ -121,5 +121,5 @@ def site_url(transactional_db: None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
-        front_desk.rest()
-        desk.rest()
+        poll_endpoint.rest()
+        api.rest()

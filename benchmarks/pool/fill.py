@@ -20,8 +20,9 @@ from django.db import connection  # noqa: E402
 from django.test.utils import CaptureQueriesContext, override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from scheduler import auth, polls, presence, storage  # noqa: E402
+from scheduler import storage  # noqa: E402
 from scheduler.models import Blob, Job, Lease, Node, Window  # noqa: E402
+from scheduler.node_api import auth, last_seen, polls  # noqa: E402
 from trainer import protocol  # noqa: E402
 
 GB = 10**9
@@ -114,7 +115,7 @@ def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
         one = next(node for node in said if node["able"] is able)
         message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
-            polls.Question(auth.node_of(str(one["token"])), message).first(presence.Notes())
+            polls.Question(auth.node_of(str(one["token"])), message).first(last_seen.Notes())
         counts["job" if able else "none"] = len(captured)
     return counts
 

@@ -15,8 +15,9 @@ from django.db import connection  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from benchmarks.rephrase import texts  # noqa: E402
-from scheduler import auth, storage  # noqa: E402
+from scheduler import storage  # noqa: E402
 from scheduler.models import Campaign, Job, Lease, Node, Sitting, Volunteer  # noqa: E402
+from scheduler.node_api import auth  # noqa: E402
 
 WAITING_SHARE = 0.3
 INSERT = """

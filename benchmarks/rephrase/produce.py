@@ -18,8 +18,8 @@ django.setup()
 from django.conf import settings  # noqa: E402
 
 from benchmarks.rephrase import texts  # noqa: E402
+from scheduler.campaigns import producer, transitions  # noqa: E402
 from scheduler.models import Campaign  # noqa: E402
-from scheduler.packets import campaigns, producer  # noqa: E402
 
 BOOKS = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text" / "gutenberg" / "validation.jsonl.xz"
 CHARACTERS = 3000
@@ -50,7 +50,7 @@ def campaign(slug: str, found: list[str]) -> Campaign:
     made = Campaign.objects.create(
         slug=slug, name=slug, dataset=f"{slug}.jsonl", low_mark=10**6, high_mark=10**6, buckets=["head", "middle"]
     )
-    campaigns.start(made, "bench")
+    transitions.start(made, "bench")
     producer.find_files(made)
     producer.quality_of(made)
     return made

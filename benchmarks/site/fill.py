@@ -25,7 +25,7 @@ from django.test import Client  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from leaderboard import metrics  # noqa: E402
+from leaderboard.job_handlers import metrics  # noqa: E402
 from leaderboard.models import CurvePoint, Entry, Run, Score, Season, Track  # noqa: E402
 from scheduler.models import Event  # noqa: E402
 from trainer.accounting.budget import Budget  # noqa: E402

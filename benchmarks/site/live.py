@@ -16,7 +16,7 @@ import django
 django.setup()
 
 from benchmarks.site.fill import line  # noqa: E402
-from leaderboard import metrics  # noqa: E402
+from leaderboard.job_handlers import metrics  # noqa: E402
 from leaderboard.models import Run  # noqa: E402
 from scheduler.models import Event  # noqa: E402
 

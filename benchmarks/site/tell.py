@@ -12,7 +12,7 @@ import django
 django.setup()
 
 from benchmarks.site.fill import line, told  # noqa: E402
-from leaderboard import metrics  # noqa: E402
+from leaderboard.job_handlers import metrics  # noqa: E402
 from leaderboard.models import Run  # noqa: E402
 
 

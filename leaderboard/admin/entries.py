@@ -15,13 +15,13 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.views.decorators.http import require_POST
 
-from leaderboard import intake, roles, runs
-from leaderboard.intake import IntakeError
-from leaderboard.judging import standings
+from leaderboard import permissions, runs
 from leaderboard.models import Entry
 from leaderboard.models.entries import web_address
-from leaderboard.review import vetting
+from leaderboard.rankings import standings
 from leaderboard.runs import RunError
+from leaderboard.submissions import intake, review
+from leaderboard.submissions.intake import IntakeError
 
 if TYPE_CHECKING:
     EntryModelAdmin = admin.ModelAdmin[Entry]
@@ -63,7 +63,7 @@ class EntryAdmin(EntryModelAdmin):
 
     def has_change_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
         allowed = super().has_change_permission(request, obj)
-        return allowed and (obj is None or roles.may_approve(maintainer(request), obj))
+        return allowed and (obj is None or permissions.may_approve(maintainer(request), obj))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -94,10 +94,10 @@ class EntryAdmin(EntryModelAdmin):
 
     def queue_seeds(self, request: HttpRequest, entry: Entry, count: int) -> None:
         try:
-            roles.demand(maintainer(request), "run", entry)
+            permissions.demand(maintainer(request), "run", entry)
             more = runs.more_seeds(entry, count, actor=maintainer(request).get_username())
             self.message_user(request, f"{entry.title}: {len(more)} more queued.", messages.SUCCESS)
-        except (RunError, roles.NotAllowed) as error:
+        except (RunError, permissions.NotAllowed) as error:
             self.message_user(request, f"{entry.title}: {error}", messages.ERROR)
 
     def save_model(self, request: HttpRequest, obj: Entry, form: forms.ModelForm[Entry], change: bool) -> None:
@@ -181,15 +181,15 @@ def url(action: str) -> str:
 
 def waiting(entry: Entry, user: User) -> dict[str, Any]:
     """Return a line of the queue."""
-    return {"entry": entry, "review": vetting.summary(entry), "not_yours": roles.why_not(user, "approve", entry)}
+    return {"entry": entry, "review": review.summary(entry), "not_yours": permissions.why_not(user, "approve", entry)}
 
 
 def decision_context(entry: Entry, user: User) -> dict[str, Any]:
     """Return what a maintainer must see before deciding."""
     return {
-        "review": vetting.review(entry),
+        "review": review.review(entry),
         "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
-        "not_yours": roles.why_not(user, "approve", entry),
+        "not_yours": permissions.why_not(user, "approve", entry),
         "compare_url": compare_url(entry),
         "smoke_passed": entry.smoke.get("passed"),
     }

@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from leaderboard.admin.entries import maintainer
-from leaderboard.judging import bounties
 from leaderboard.models import Bounty, Month, Subscription, TrackHours
+from leaderboard.rankings import bounties
 
 if TYPE_CHECKING:
     BountyModelAdmin = admin.ModelAdmin[Bounty]

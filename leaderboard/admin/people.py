@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import models
 from django.http import HttpRequest
 
-from leaderboard import roles
+from leaderboard import permissions
 from leaderboard.admin.entries import maintainer
 
 if TYPE_CHECKING:
@@ -38,39 +38,39 @@ class PeopleAdmin(UserModelAdmin):
 
     @admin.display(description="roles")
     def role_names(self, user: User) -> str:
-        return ", ".join(group.name for group in user.groups.all() if group.name in roles.ROLES)
+        return ", ".join(group.name for group in user.groups.all() if group.name in permissions.ROLES)
 
     @admin.action(description="Make a maintainer", permissions=["view"])
     def make_maintainer(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.MAINTAINER)
+        self.hand_out(request, chosen, permissions.MAINTAINER)
 
     @admin.action(description="Make a coordinator: decides about community and playground", permissions=["view"])
     def make_coordinator(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.COORDINATOR)
+        self.hand_out(request, chosen, permissions.COORDINATOR)
 
     @admin.action(description="Make a core member: nodes lent to the core run their entries", permissions=["view"])
     def make_core(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.CORE)
+        self.hand_out(request, chosen, permissions.CORE)
 
     @admin.action(description="A maintainer no longer", permissions=["view"])
     def no_maintainer(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.MAINTAINER, given=False)
+        self.hand_out(request, chosen, permissions.MAINTAINER, given=False)
 
     @admin.action(description="A coordinator no longer", permissions=["view"])
     def no_coordinator(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.COORDINATOR, given=False)
+        self.hand_out(request, chosen, permissions.COORDINATOR, given=False)
 
     @admin.action(description="A core member no longer", permissions=["view"])
     def no_core(self, request: HttpRequest, chosen: models.QuerySet[User]) -> None:
-        self.hand_out(request, chosen, roles.CORE, given=False)
+        self.hand_out(request, chosen, permissions.CORE, given=False)
 
     def hand_out(self, request: HttpRequest, chosen: models.QuerySet[User], role: str, *, given: bool = True) -> None:
-        change = roles.give if given else roles.take
+        change = permissions.give if given else permissions.take
         try:
             changed = [user.get_username() for user in chosen if change(user, role, maintainer(request))]
-        except roles.NotAllowed as error:
+        except permissions.NotAllowed as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        what = f"{'Now' if given else 'No longer'} {roles.named(role)}"
+        what = f"{'Now' if given else 'No longer'} {permissions.named(role)}"
         said = f"{what}: {', '.join(changed)}." if changed else "Nothing has changed."
         self.message_user(request, said, messages.SUCCESS if changed else messages.INFO)

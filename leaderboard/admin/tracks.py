@@ -13,18 +13,19 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.cache import add_never_cache_headers
 
-from leaderboard import asking, runs
-from leaderboard.admin.effects import DeliveryAdmin, EffectAdmin, InstallationAdmin
+from leaderboard import actions as asking
+from leaderboard import runs
 from leaderboard.admin.entries import EntryAdmin, maintainer
 from leaderboard.admin.notices import TrackHoursInline
+from leaderboard.admin.outbox import DeliveryAdmin, EffectAdmin, InstallationAdmin
 from leaderboard.admin.people import PeopleAdmin
-from leaderboard.judging import confirmations, trust
-from leaderboard.judging.confirmations import ConfirmationError
-from leaderboard.kinds import replays
-from leaderboard.kinds.replays import ReplayError
+from leaderboard.job_handlers import replays
+from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import ApiToken, Delivery, Effect, Entry, Installation, Night, Replay, Run, Season, Track
+from leaderboard.rankings import confirmations, trust
+from leaderboard.rankings.confirmations import ConfirmationError
 from leaderboard.runs import RunError
-from scheduler import jobs
+from scheduler import transitions
 from scheduler.models import Checkpoint
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class RunAdmin(RunModelAdmin):
         raised = [
             run
             for run in chosen.select_related("job")
-            if run.job and jobs.raise_priority(run.job, maintainer(request).get_username())
+            if run.job and transitions.raise_priority(run.job, maintainer(request).get_username())
         ]
         self.message_user(request, f"Raised: {len(raised)} of {len(chosen)}.")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from django.conf import settings
 from ninja import NinjaAPI
 
-from leaderboard.api import asking, campaigns, entries, pool, reading, runs, start, tracks
+from leaderboard.api import campaigns, entries, pool, root, run_requests, runs, throttles, tracks
+from leaderboard.api.documentation import Pages
 from leaderboard.api.errors import tell
-from leaderboard.api.pages import Pages
 
 DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are
 plain numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
@@ -22,10 +22,10 @@ api = NinjaAPI(
     urls_namespace="api",
     description=DESCRIPTION,
     docs=Pages(),
-    throttle=[reading.PerReader()],
+    throttle=[throttles.PerReader()],
 )
 for router, subject in (
-    (start.router, "Start"),
+    (root.router, "Start"),
     (tracks.router, "Tracks and boards"),
     (entries.router, "Entries"),
     (runs.router, "Runs"),
@@ -34,5 +34,5 @@ for router, subject in (
 ):
     api.add_router("", router, tags=[subject])
 # Beside the list of runs, at the same address.
-runs.router.post("/runs", **asking.TERMS)(asking.ask)
+runs.router.post("/runs", **run_requests.TERMS)(run_requests.ask)
 tell(api)

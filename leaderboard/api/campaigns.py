@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 
 from leaderboard.api.pool import moment
 from leaderboard.publishing.datasets import hub_address
+from scheduler.campaigns import dataset, statistics
 from scheduler.models import Campaign
-from scheduler.packets import dataset, figures
 
 router = Router()
 
@@ -77,7 +77,7 @@ class CampaignDetail(TypedDict):
     finished_at: str | None
     dataset: str
     """Its address on the Hub; empty until something is there."""
-    progress: figures.Totals
+    progress: statistics.Totals
     volunteers: list[VolunteerDict]
     """Most tokens first, fifty at most."""
     rejections: list[RejectionDict]
@@ -87,7 +87,7 @@ class CampaignDetail(TypedDict):
 @decorate_view(conditional_page)
 def campaigns(request: HttpRequest) -> CampaignsDict:
     """Campaigns that have begun, newest first."""
-    return {"items": [campaign_dict(row) for row in figures.shelf()]}
+    return {"items": [campaign_dict(row) for row in statistics.shelf()]}
 
 
 def campaign_dict(row: dict[str, Any]) -> CampaignDict:
@@ -123,7 +123,7 @@ def campaign(request: HttpRequest, slug: str) -> dict[str, Any]:
         "started_at": moment(found.started_at),
         "finished_at": moment(found.finished_at),
         "dataset": hub_address(found),
-        "progress": asdict(figures.totals(found)),
-        "volunteers": figures.leaderboard(found),
-        "rejections": figures.rejections(found),
+        "progress": asdict(statistics.totals(found)),
+        "volunteers": statistics.leaderboard(found),
+        "rejections": statistics.rejections(found),
     }

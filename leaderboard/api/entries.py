@@ -11,14 +11,14 @@ from django.views.decorators.http import conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
-from leaderboard.api.paging import Before, Cursor, Limit, Page, page
-from leaderboard.github import messages
-from leaderboard.judging import standings
-from leaderboard.judging.standings import StandingDict
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
+from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import RunDict
-from leaderboard.review import estimates
+from leaderboard.rankings import standings
+from leaderboard.rankings.standings import StandingDict
+from leaderboard.submissions import run_estimates
 
 router = Router()
 
@@ -60,7 +60,7 @@ def entries(
 def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     """An entry, its runs and its multiplier, and what its smoke run found (a `SmokeResult`; empty: none yet)."""
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    ahead = estimates.estimate(found) if estimates.is_ahead(found) else None
+    ahead = run_estimates.estimate(found) if run_estimates.is_ahead(found) else None
     return {
         **found.to_dict(),
         "smoke": found.smoke,
@@ -75,5 +75,5 @@ def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
 def summary(request: HttpRequest, entry_id: int) -> HttpResponse:
     """How an entry does, in Markdown: what the comment under its pull request says, for a CI job's own summary."""
     found = get_object_or_404(Entry.objects.select_related("track__season", "smoke_job"), pk=entry_id)
-    text = "\n\n".join(messages.about(found, timezone.now()))
+    text = "\n\n".join(comment_text.about(found, timezone.now()))
     return HttpResponse(f"{text}\n", content_type="text/markdown; charset=utf-8")

@@ -11,16 +11,16 @@ from ninja import Router
 from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
-from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
-from leaderboard.timetable import calendar
-from leaderboard.timetable.departures import Departure, departures
+from leaderboard.schedule import calendar
+from leaderboard.schedule.start_estimates import Departure, departures
 from leaderboard.views.live import with_job
 from leaderboard.views.pool import nodes_at_work
-from scheduler import contributions
-from scheduler.contributions import Given, Standing
 from scheduler.models import Lease, Node
+from scheduler.sponsors import contributions
+from scheduler.sponsors.contributions import Given, Standing
 
 router = Router()
 HOUR = 3600

@@ -13,12 +13,12 @@ from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
-from leaderboard.api.paging import Before, Cursor, Limit, Page, page
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
+from leaderboard.charts.curve_svg import MAX_POINTS, points_of
 from leaderboard.lineage import StageDict
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
-from leaderboard.pictures.charts import MAX_POINTS, points_of
 from scheduler.models import Event
 
 router = Router()

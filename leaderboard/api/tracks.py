@@ -8,12 +8,12 @@ from django.views.decorators.http import condition, conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
-from leaderboard.judging import standings
-from leaderboard.judging.standings import ResultsDict, StandingDict
 from leaderboard.models import Run, Track
 from leaderboard.models.reported import ReportedDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.seasons import TrackDict
+from leaderboard.rankings import standings
+from leaderboard.rankings.standings import ResultsDict, StandingDict
 from trainer.scoring.multiplier import Axis
 
 router = Router()

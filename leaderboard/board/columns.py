@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leaderboard import figures
-from leaderboard.judging.standings import Row, Standings
+from leaderboard import formatting
 from leaderboard.models import Run
+from leaderboard.rankings.standings import Row, Standings
 from leaderboard.templatetags.multipliers import badge
 from leaderboard.templatetags.page import moment
 
@@ -40,36 +40,36 @@ class Column:
 
 
 def written(value: float | None, write: Callable[[float], str]) -> str:
-    return figures.MISSING if value is None else write(value)
+    return formatting.MISSING if value is None else write(value)
 
 
 def bits(row: Row, _: Standings) -> Cell:
     stderr = written(row.stderr, lambda value: f"{value:.4f}")
-    return Cell(f"{row.bits_per_byte:.4f}", f"±{figures.SPACE}{stderr}")
+    return Cell(f"{row.bits_per_byte:.4f}", f"±{formatting.SPACE}{stderr}")
 
 
 def average(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.average, figures.points))
+    return Cell(written(row.average, formatting.points))
 
 
 def parameters(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.latest.parameters, figures.compact))
+    return Cell(written(row.latest.parameters, formatting.compact))
 
 
 def compute(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.flops, figures.power))
+    return Cell(written(row.flops, formatting.power))
 
 
 def tokens(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.tokens, figures.compact))
+    return Cell(written(row.tokens, formatting.compact))
 
 
 def speed(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.tokens_per_second, figures.compact))
+    return Cell(written(row.tokens_per_second, formatting.compact))
 
 
 def time(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.seconds, figures.duration))
+    return Cell(written(row.seconds, formatting.duration))
 
 
 def runs(row: Row, standings: Standings) -> Cell:
@@ -78,7 +78,7 @@ def runs(row: Row, standings: Standings) -> Cell:
 
 COLUMNS: dict[str, Column] = {
     "author": Column(
-        label="Author", explains="Who proposed it.", cell=lambda row, _: Cell(row.latest.author or figures.MISSING),
+        label="Author", explains="Who proposed it.", cell=lambda row, _: Cell(row.latest.author or formatting.MISSING),
         key=lambda row: row.latest.author.casefold() or None, usual=False, is_number=False,
     ),
     "bits": Column(

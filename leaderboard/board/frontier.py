@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
-from leaderboard.judging.judged import CROWNED
-from leaderboard.judging.standings import Row, Standings
-from leaderboard.pictures.charts import Tick, padded
-from leaderboard.pictures.multiplier_pictures import Scale, end
+from leaderboard.charts.curve_svg import Tick, padded
+from leaderboard.charts.multiplier_charts import Scale, end
+from leaderboard.rankings.eligible_runs import CROWNED
+from leaderboard.rankings.standings import Row, Standings
 from trainer.scoring.multiplier import MultiplierVerdict
 
 MOST_OTHERS = 300

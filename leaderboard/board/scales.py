@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leaderboard import figures
-from leaderboard.judging.judged import NOT_RELIED_ON, Judged, compute, name_of, record
-from leaderboard.judging.standings import Standings
-from leaderboard.pictures.charts import Tick, padded
-from leaderboard.pictures.multiplier_pictures import Scale, end
+from leaderboard import formatting
+from leaderboard.charts.curve_svg import Tick, padded
+from leaderboard.charts.multiplier_charts import Scale, end
+from leaderboard.rankings.eligible_runs import NOT_RELIED_ON, Judged, compute, name_of, record
+from leaderboard.rankings.standings import Standings
 from trainer.scoring.multiplier import EntryMultiplier, ResultsError, compare_entries, parse_results
 
 
@@ -96,7 +96,7 @@ def at_scale(standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judge
 def part_of(standings: Standings, budget: str, amount: float) -> str:
     part = 1.0 if budget == standings.budget else standings.rungs.get(budget)
     part = part or (amount / standings.full if standings.full else None)
-    return figures.rung(float(f"{part:.2g}")) if part else figures.budget(budget)
+    return formatting.rung(float(f"{part:.2g}")) if part else formatting.budget(budget)
 
 
 def read(
@@ -130,7 +130,7 @@ def picture(scales: Sequence[AtScale]) -> ScalePicture | None:
             round(100 - heights.at(value), 2) for value in (multiplier, end(estimate, "low"), end(estimate, "high"))
         )
         x = round(100 * (math.log(at.amount) - left) / (right - left), 2)
-        title = f"{at.name} of the budget, {figures.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
+        title = f"{at.name} of the budget, {formatting.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
         return Mark(x, y, low, high, f"{multiplier:.3f}", title)
 
     marks = [mark(*one) for one in known]

@@ -2,19 +2,19 @@
 
 from leaderboard.models.bounties import Bounty
 from leaderboard.models.curves import CurvePoint, Sample, Score
-from leaderboard.models.effects import Effect
 from leaderboard.models.entries import Entry
 from leaderboard.models.generations import Generation
 from leaderboard.models.github import Delivery, Installation, PullRequest
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
-from leaderboard.models.notices import Subscription
+from leaderboard.models.outbox import Effect
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
+from leaderboard.models.subscriptions import Subscription
 from leaderboard.models.swarms import Seat, Swarm, SwarmEvent
 from leaderboard.models.tokens import ApiToken
 

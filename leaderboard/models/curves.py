@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from typing_extensions import TypedDict
 
-from leaderboard import levels
+from leaderboard.charts import downsampling
 from leaderboard.models.runs import Run
 
 
@@ -47,7 +47,7 @@ class CurvePoint(models.Model):
     memory_bytes = models.BigIntegerField(null=True)
     temperature_celsius = models.FloatField(null=True)
     """Of the node's hottest GPU, as its agent said last."""
-    level = models.SmallIntegerField(default=levels.TOP)
+    level = models.SmallIntegerField(default=downsampling.TOP)
     """How coarse a picture still shows it."""
 
     class Meta:

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 from typing_extensions import TypedDict
 
-from leaderboard import bases
+from leaderboard import initial_weights
 from scheduler import windows
 from scheduler.models import Checkpoint
 from trainer import protocol
@@ -281,7 +281,7 @@ class Track(models.Model):
 
     def check_start(self) -> None:
         """Raise ValueError, with one line, where nothing can start from what is named, or other runs did not."""
-        if refusal := bases.refusal(self.start_run, self.start_checkpoint):
+        if refusal := initial_weights.refusal(self.start_run, self.start_checkpoint):
             raise ValueError(f"starts from: {refusal}")
         if self.pk and self.runs_from_elsewhere().exists():
             raise ValueError("starts from: the track has runs that start from something else; make another track")

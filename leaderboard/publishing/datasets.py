@@ -16,12 +16,12 @@ from typing import Any
 from django.conf import settings
 from django.db.models import F
 
-from leaderboard import effects
+from leaderboard import outbox
 from leaderboard.models import Effect
 from leaderboard.publishing import hub_files, publications
 from scheduler import hub
+from scheduler.campaigns import dataset
 from scheduler.models import Campaign, Event, Shard
-from scheduler.packets import dataset
 
 KIND = "hub.dataset"
 IN_ONE_COMMIT = 20
@@ -37,7 +37,7 @@ def publish_all() -> int:
     begun = Campaign.objects.exclude(state=Campaign.State.DRAFT).exclude(target="")
     wanted = [campaign for campaign in begun.defer("files") if is_behind(campaign)]
     for campaign in wanted:
-        effects.want(KIND, key(campaign), {"campaign": campaign.pk})
+        outbox.want(KIND, key(campaign), {"campaign": campaign.pk})
     return len(wanted)
 
 
@@ -70,19 +70,19 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
     """Handler of `KIND`: bring what is missing, batch by batch."""
     campaign = Campaign.objects.get(pk=effect.payload["campaign"])
     if not publications.is_connected():
-        raise effects.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+        raise outbox.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
     if campaign.shards.exclude(written=F("version")).exists():
-        raise effects.Later("Waits for shards that are being written anew.", timedelta(minutes=1))
+        raise outbox.Later("Waits for shards that are being written anew.", timedelta(minutes=1))
     name = repository_name(campaign)
     repository = hub.Repository(name, endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN, kind="dataset")
     folder = Path(settings.HOME) / "publishing" / f"campaign-{campaign.pk}"
     try:
-        with effects.held(effect), hub_files.empty(folder):
+        with outbox.held(effect), hub_files.empty(folder):
             commit = brought(campaign, repository, folder)
     except hub.HubBusyError as error:
-        raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+        raise outbox.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
-        raise effects.Refused(str(error)) from error
+        raise outbox.Refused(str(error)) from error
     return {"repository": name, "commit": commit, "state": campaign.state}
 
 

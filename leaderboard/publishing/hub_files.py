@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from django.core.files.storage import default_storage
 
+from leaderboard.charts import curve_files
 from leaderboard.models import Publication
-from leaderboard.pictures import curve_files
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
 from scheduler.hub import FileAddition

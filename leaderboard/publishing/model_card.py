@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from django.conf import settings
 
-from leaderboard import figures
-from leaderboard.github.messages import plain
-from leaderboard.judging import sentences, standings
+from leaderboard import formatting
+from leaderboard.integrations.github.comment_text import plain
 from leaderboard.models import Entry, Publication, Run, Score
+from leaderboard.rankings import explanations, standings
 
 BITS = "bits_per_byte"
 SAMPLES = 2
@@ -93,7 +93,7 @@ def opening(kept: Publication) -> str:
     return (
         f"{what} of [run {run.pk}]({address(run)}) of {plain(settings.SITE_NAME)}: `{code(run.entry.architecture)}`"
         f"{size}, trained from {'run ' + str(run.start_run_id) if run.start_run_id else 'scratch'} with a budget of "
-        f"{figures.budget(run.budget)}. {plain(kept.reason)}"
+        f"{formatting.budget(run.budget)}. {plain(kept.reason)}"
     )
 
 
@@ -104,8 +104,8 @@ def standing(run: Run) -> str:
     run.track.season = run.season
     found = standings.of(run.track)
     row = found.row(run.entry_id)
-    said = f"{plain(sentences.standing(row, found))} " if row else ""
-    return f"{said}{run.get_trust_display()}: {sentences.TRUST[Run.Trust(run.trust)]}"
+    said = f"{plain(explanations.standing(row, found))} " if row else ""
+    return f"{said}{run.get_trust_display()}: {explanations.TRUST[Run.Trust(run.trust)]}"
 
 
 def scores_of(kept: Publication) -> list[Score]:
@@ -135,7 +135,7 @@ def written(kept: Publication) -> str:
 def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
     run, entry = kept.run, kept.run.entry
     yield "Run", address(run)
-    yield "Author", plain(entry.author) or figures.MISSING
+    yield "Author", plain(entry.author) or formatting.MISSING
     yield (
         "Commit",
         f"`{code(entry.sha)}`" + (f" of {plain(entry.public_repository)}" if entry.public_repository else ""),
@@ -145,11 +145,11 @@ def provenance(kept: Publication) -> Iterator[tuple[str, str]]:
     yield "Season", plain(run.season.name)
     yield "Dataset", f"{plain(run.season.corpus)}, tokenizer {plain(run.season.tokenizer)}"
     yield "Dataset's SHA-256", f"`{code(run.season.dataset_hash)}`"
-    yield "Trained on", plain(run.node_class) or figures.MISSING
+    yield "Trained on", plain(run.node_class) or formatting.MISSING
     if run.train_seconds:
-        yield "Training time", figures.duration(run.train_seconds)
+        yield "Training time", formatting.duration(run.train_seconds)
     if run.train_flops:
-        yield "Training FLOPs", figures.power(run.train_flops)
+        yield "Training FLOPs", formatting.power(run.train_flops)
     if run.tokens and kept.is_final:
         yield "Tokens", f"{run.tokens:,}"
 
@@ -186,7 +186,7 @@ def code(value: str) -> str:
 
 
 def number(value: float | None) -> str:
-    return figures.MISSING if value is None else f"{value:.4f}"
+    return formatting.MISSING if value is None else f"{value:.4f}"
 
 
 def address(run: Run) -> str:

@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import slugify
 
-from leaderboard import effects, runs
+from leaderboard import outbox, runs
 from leaderboard.models import Effect, Publication, Run
 from leaderboard.models.publications import FINAL
 from leaderboard.publishing import hub_files, weights
@@ -121,7 +121,7 @@ def keep(run: Run, checkpoint: Checkpoint, name: str, reason: str, actor: str) -
 def send(kept: Publication) -> None:
     """Have the Hub bring in what there is to say by now. Bring a transaction."""
     if is_connected():
-        effects.want(KIND, key(kept), {"publication": kept.pk})
+        outbox.want(KIND, key(kept), {"publication": kept.pk})
 
 
 def key(kept: Publication) -> str:
@@ -137,17 +137,17 @@ def carry_out(effect: Effect) -> Mapping[str, Any]:
         pk=effect.payload["publication"]
     )
     if not is_connected():
-        raise effects.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
+        raise outbox.Refused("The site knows no Hub: set HUB_ORGANISATION and HF_TOKEN, then do this again.")
     in_order(kept)
     name = kept.repository or repository_name(kept.run)
     folder = Path(settings.HOME) / "publishing" / str(kept.pk)
     try:
-        with effects.held(effect), hub_files.empty(folder):
+        with outbox.held(effect), hub_files.empty(folder):
             commit = brought(kept, hub_of(name), mark(kept, effect.version), folder)
     except hub.HubBusyError as error:
-        raise effects.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
+        raise outbox.Later(str(error), timedelta(seconds=error.after) if error.after else None) from error
     except hub.HubError as error:
-        raise effects.Refused(str(error)) from error
+        raise outbox.Refused(str(error)) from error
     note(kept, name, commit)
     return {"repository": name, "commit": commit, "trust": kept.run.trust}
 
@@ -190,7 +190,7 @@ def in_order(kept: Publication) -> None:
     before = [key(other) for other in kept.run.publications.filter(step__lt=kept.step, published_at=None)]
     on_its_way = Effect.objects.filter(key__in=before).exclude(state=Effect.State.REFUSED).first()
     if on_its_way is not None:
-        raise effects.Later(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
+        raise outbox.Later(f"Waits for {on_its_way.key}, which is of an earlier step.", timedelta(minutes=1))
 
 
 def note(kept: Publication, name: str, commit: str) -> None:

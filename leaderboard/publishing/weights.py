@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from django.urls import reverse
 
-from leaderboard.bases import RUN_FILE
+from leaderboard.initial_weights import RUN_FILE
 from leaderboard.models import Publication, Run
 from leaderboard.models.publications import FINAL
 from scheduler.models import Blob, Checkpoint, JobFile

@@ -7,8 +7,8 @@ from datetime import datetime
 from django import template
 
 from leaderboard.models import Night, Run
+from leaderboard.schedule.calendar import Tonight
 from leaderboard.templatetags.runs import status
-from leaderboard.timetable.calendar import Tonight
 
 register = template.Library()
 

@@ -10,33 +10,33 @@ from django.template.loader import render_to_string
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from leaderboard import figures
-from leaderboard.judging import sentences
-from leaderboard.judging.standings import Row
+from leaderboard import formatting
 from leaderboard.models import Run
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings import Row
 
 if TYPE_CHECKING:
-    from leaderboard.board.board_table import Line
+    from leaderboard.board.table import Line
 
 register = template.Library()
 
-register.filter("multiplier", sentences.multiplier)
-register.filter("interval", sentences.interval)
-register.filter("ends", sentences.ends)
-register.filter("part_played", sentences.part_played)
-register.filter("share", figures.share)
-register.filter("points", figures.points)
-register.simple_tag(sentences.brief, name="brief")
-register.simple_tag(sentences.note, name="note")
-register.simple_tag(sentences.standing, name="standing")
-register.simple_tag(sentences.gain, name="gain")
-register.simple_tag(sentences.next_step, name="next_step")
-register.simple_tag(sentences.ladder_state, name="ladder_state")
+register.filter("multiplier", explanations.multiplier)
+register.filter("interval", explanations.interval)
+register.filter("ends", explanations.ends)
+register.filter("part_played", explanations.part_played)
+register.filter("share", formatting.share)
+register.filter("points", formatting.points)
+register.simple_tag(explanations.brief, name="brief")
+register.simple_tag(explanations.note, name="note")
+register.simple_tag(explanations.standing, name="standing")
+register.simple_tag(explanations.gain, name="gain")
+register.simple_tag(explanations.next_step, name="next_step")
+register.simple_tag(explanations.ladder_state, name="ladder_state")
 
 
 @register.filter
 def trust_means(trust: str) -> str:
-    return sentences.TRUST[Run.Trust(trust)]
+    return explanations.TRUST[Run.Trust(trust)]
 
 
 @register.simple_tag
@@ -44,14 +44,17 @@ def badge(trust: str) -> SafeString:
     """Write a trust badge that says what it means: to a mouse by itself, to everybody behind its link."""
     rank = Run.Trust(trust)
     return format_html(
-        '<a class="trust is-{}" href="#badges" title="{}">{}</a>', rank.value, sentences.TRUST[rank], rank.label.lower()
+        '<a class="trust is-{}" href="#badges" title="{}">{}</a>',
+        rank.value,
+        explanations.TRUST[rank],
+        rank.label.lower(),
     )
 
 
 @register.inclusion_tag("leaderboard/parts/badges.html")
 def badges() -> dict[str, Any]:
     """Explain every badge: where the badges' links lead."""
-    return {"meanings": sentences.TRUST.items()}
+    return {"meanings": explanations.TRUST.items()}
 
 
 @register.simple_tag(takes_context=True)

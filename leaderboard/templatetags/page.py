@@ -14,12 +14,12 @@ from django.db.models import Q
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from leaderboard import demo_label, figures
-from leaderboard.comparing import Cell
+from leaderboard import demo_label, formatting
+from leaderboard.charts.curve_svg import Dot, Tick, path
+from leaderboard.charts.panels import Line
+from leaderboard.comparison import Cell
 from leaderboard.models import Score
 from leaderboard.models.entries import web_address
-from leaderboard.pictures.charts import Dot, Tick, path
-from leaderboard.pictures.panels import Line
 from scheduler.models import Node
 from scheduler.prepared import Prepared
 
@@ -38,32 +38,32 @@ THERE = Prepared(
 
 
 def written(write: Any, value: float | None) -> str:
-    return figures.MISSING if value is None else write(value)
+    return formatting.MISSING if value is None else write(value)
 
 
 @register.filter
 def compact(value: float | None) -> str:
-    return written(figures.compact, value)
+    return written(formatting.compact, value)
 
 
 @register.filter
 def power(value: float | None) -> str:
-    return written(figures.power, value)
+    return written(formatting.power, value)
 
 
 @register.filter
 def binary(value: float | None) -> str:
-    return written(figures.binary, value)
+    return written(formatting.binary, value)
 
 
 @register.filter
 def duration(value: float | None) -> str:
-    return written(figures.duration, value)
+    return written(formatting.duration, value)
 
 
 @register.filter
 def budget(text: str) -> str:
-    return figures.budget(text)
+    return formatting.budget(text)
 
 
 @register.filter
@@ -101,7 +101,7 @@ def heads(names: Iterable[str]) -> SafeString:
 @register.filter
 def text_cells(values: Iterable[str]) -> SafeString:
     """Return the texts of a row as table cells."""
-    return repeated("<td>{}</td>", ((value or figures.MISSING,) for value in values))
+    return repeated("<td>{}</td>", ((value or formatting.MISSING,) for value in values))
 
 
 @register.filter
@@ -112,7 +112,7 @@ def scored(scores: Iterable[Score | None]) -> SafeString:
 
 def one_score(score: Score | None) -> str:
     if score is None:
-        return f'<td class="number">{figures.MISSING}</td>'
+        return f'<td class="number">{formatting.MISSING}</td>'
     aside = "" if score.stderr is None else f' <span class="quiet">± {score.stderr:.4f}</span>'
     return f'<td class="number">{score.value:.4f}{aside}</td>'
 
@@ -182,7 +182,7 @@ def ordinal(number: int) -> str:
 @register.filter
 def percent(fraction: float) -> str:
     """Round down: a run at 99.9 % has not arrived."""
-    return f"{int(min(max(fraction, 0), 1) * 100)}{figures.SPACE}%"
+    return f"{int(min(max(fraction, 0), 1) * 100)}{formatting.SPACE}%"
 
 
 @register.filter
@@ -192,7 +192,7 @@ def hardware(node: Node) -> str:
     memory = facts.get("memory_bytes")
     parts = [
         *(
-            f"{count}{figures.SPACE}× {gpu}" if count > 1 else gpu
+            f"{count}{formatting.SPACE}× {gpu}" if count > 1 else gpu
             for gpu, count in Counter(facts.get("gpus", [])).items()
         ),
         f"{facts['cpus']} cores" if facts.get("cpus") else "",
@@ -211,7 +211,7 @@ def plain(name: str) -> str:
 def moment(at: datetime | None, show: str = "moment") -> SafeString | str:
     """Write a time in UTC; `live.js` puts it into the reader's zone. `show`: "moment", "clock" or "day"."""
     if at is None:
-        return figures.MISSING
+        return formatting.MISSING
     at = at.astimezone(UTC)
     day = f"{at:%-d %b}" if at.year == datetime.now(UTC).year else f"{at:%-d %b %Y}"
     text = {"moment": f"{day}, {at:%H:%M} UTC", "clock": f"{at:%H:%M} UTC", "day": day}[show]

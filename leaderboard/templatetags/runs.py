@@ -11,8 +11,8 @@ from typing import Any
 from django import template
 from django.utils.html import format_html
 
-from leaderboard import figures, reproducing
-from leaderboard.kinds.generation import can_write
+from leaderboard import formatting, reproduction
+from leaderboard.job_handlers.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
 from leaderboard.runs import rewinds
@@ -161,9 +161,9 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     if run.entry.public_repository:
         yield "Repository", run.entry.public_repository
     yield "Seed", run.seed
-    yield "Budget", f"{figures.budget(run.budget)}, {figures.share(run.part)}"
+    yield "Budget", f"{formatting.budget(run.budget)}, {formatting.share(run.part)}"
     yield "Dataset", f"{run.season.corpus}, {run.season.tokenizer}"
-    yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or figures.MISSING
+    yield "Dataset hash", dataset.get("hash") or run.season.dataset_hash or formatting.MISSING
     yield "Season", run.season.name
     if start := run.start_run:
         link = format_html('<a href="{}">run {}</a>', start.get_absolute_url(), start.pk)
@@ -176,15 +176,15 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
     if run.tokens:
         yield "Tokens", f"{run.tokens:,}"
     if run.train_seconds:
-        yield "Training time", figures.duration(run.train_seconds)
+        yield "Training time", formatting.duration(run.train_seconds)
     if run.train_flops:
-        yield "Training FLOPs", figures.power(run.train_flops)
+        yield "Training FLOPs", formatting.power(run.train_flops)
 
 
 register.filter("rewinds", rewinds)
-register.filter("commands", reproducing.commands)
-register.filter("environment", reproducing.environment)
-register.filter("lock", reproducing.lock)
+register.filter("commands", reproduction.commands)
+register.filter("environment", reproduction.environment)
+register.filter("lock", reproduction.lock)
 
 
 @register.filter

@@ -7,7 +7,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from leaderboard.models import Track
-from leaderboard.totals import totals
+from leaderboard.pool_totals import totals
 
 
 @require_safe

@@ -11,13 +11,13 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.board import asked, board_table
+from leaderboard.board import query, table
 from leaderboard.board.frontier import frontier, leader
-from leaderboard.judging import standings
+from leaderboard.charts import curve_svg
+from leaderboard.charts import multiplier_charts as pictures
 from leaderboard.models import Bounty, Run, Track
-from leaderboard.pictures import charts
-from leaderboard.pictures import multiplier_pictures as pictures
-from leaderboard.timetable.calendar import next_night
+from leaderboard.rankings import standings
+from leaderboard.schedule.calendar import next_night
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, revision_of, with_job
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.prepared import Later, Prepared
@@ -36,7 +36,7 @@ FAILED = Prepared(lambda: Run.objects.failed().filter(track=HERE)[:FAILURES])
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table, tonight's train on top; `leaderboard.board.asked` says what the address may ask."""
+    """The default track's table, tonight's train on top; `leaderboard.board.query` says what the address may ask."""
     tracks = TRACKS.rows()
     default = min(tracks, key=lambda track: not track.is_default, default=None)
     return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
@@ -52,7 +52,7 @@ def track(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
-    wish = asked.read(request.GET)
+    wish = query.read(request.GET)
     now = timezone.now()
     here = LIVE.rows(track=track.pk)
     found = standings.of(track, wish.axis, may_lag=True)
@@ -61,7 +61,7 @@ def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpR
         "tracks": tracks,
         "axes": [(axis, wish.address(axis=axis)) for axis in AXES],
         "standings": found,
-        "table": board_table.table(found, wish),
+        "table": table.table(found, wish),
         "frontier": frontier(found, now),
         "leader": leader(found),
         "ladder": found.once("ladder", lambda: pictures.ladder_picture(found)),
@@ -81,7 +81,7 @@ def train(live: list[Run]) -> dict[str, Any]:
     live.sort(key=lambda run: run.purpose != Run.Purpose.NIGHTLY)
     if not live:
         return {"run": None}
-    return {"run": live[0], "picture": charts.picture(live[0], charts.curve_of(live[0]))}
+    return {"run": live[0], "picture": curve_svg.picture(live[0], curve_svg.curve_of(live[0]))}
 
 
 def track_etag(request: HttpRequest, slug: str) -> str:

@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from leaderboard.models import Night, Track, TrackHours
-from leaderboard.timetable import calendar_feed
-from leaderboard.timetable.calendar import Due, diary, months, tonight, upcoming
+from leaderboard.schedule import calendar_feed
+from leaderboard.schedule.calendar import Due, diary, months, tonight, upcoming
 
 WEEKS = 5
 SHOWN_NIGHTS = 14

@@ -10,12 +10,13 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_safe
 
 from leaderboard.views.campaigns import begun
-from leaderboard.views.pacing import refusal
-from scheduler import downloads, storage
+from leaderboard.views.rate_limits import refusal
+from scheduler import storage
+from scheduler.campaigns import dataset
+from scheduler.errors import Elsewhere
 from scheduler.models import Campaign
 from scheduler.models.jobs import Blob
-from scheduler.packets import dataset
-from scheduler.refusals import Elsewhere
+from scheduler.node_api import downloads
 
 TYPES = {
     dataset.CARD: "text/markdown; charset=utf-8",

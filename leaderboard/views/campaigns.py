@@ -17,8 +17,8 @@ from django.views.decorators.http import condition, require_POST, require_safe
 
 from leaderboard.publishing.datasets import hub_address
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, revision_of
+from scheduler.campaigns import dataset, join_tokens, statistics
 from scheduler.models import Campaign
-from scheduler.packets import dataset, figures, joining
 
 SAMPLES = 4
 LEADERS = 20
@@ -29,13 +29,13 @@ TICK_SECONDS = 5
 
 @require_safe
 def campaigns(request: HttpRequest) -> HttpResponse:
-    context = {"shelf": figures.shelf(), "line": join_line(), "site_url": settings.SITE_URL}
+    context = {"shelf": statistics.shelf(), "line": join_line(), "site_url": settings.SITE_URL}
     return render(request, "leaderboard/campaigns.html", {**context, "revision": revision_of(request)})
 
 
 @require_safe
 def campaigns_live(request: HttpRequest) -> JsonResponse:
-    shelf = figures.shelf()
+    shelf = statistics.shelf()
     parts = {"shelf": render_to_string("leaderboard/parts/shelf.html", {"shelf": shelf})}
     moving = any(row["campaign"].state == Campaign.State.RUNNING for row in shelf)
     return JsonResponse(
@@ -75,7 +75,7 @@ def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
 def campaign_line(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a signed-in volunteer the line whose work counts as theirs."""
     assert request.user.is_authenticated
-    found, token = begun(slug), joining.token(request.user)
+    found, token = begun(slug), join_tokens.token(request.user)
     return render(request, "leaderboard/campaign_line.html", {"campaign": found, **lines(found, token)})
 
 
@@ -86,21 +86,21 @@ def begun(slug: str) -> Campaign:
 
 def now(found: Campaign) -> dict[str, Any]:
     """Return what changes while a campaign runs."""
-    totals = figures.totals(found)
-    refused = figures.rejections(found)
+    totals = statistics.totals(found)
+    refused = statistics.rejections(found)
     most = max((row["outputs"] for row in refused), default=1)
     return {
         "campaign": found,
         "totals": totals,
         "stretches": stretches(totals),
-        "leaders": figures.leaderboard(found, LEADERS),
-        "samples": figures.samples(found, SAMPLES),
+        "leaders": statistics.leaderboard(found, LEADERS),
+        "samples": statistics.samples(found, SAMPLES),
         "refused": [{**row, "width": f"{100 * row['outputs'] / most:.2f}"} for row in refused],
         "texts": totals.texts + totals.rejected,
     }
 
 
-def stretches(totals: figures.Totals) -> list[dict[str, Any]]:
+def stretches(totals: statistics.Totals) -> list[dict[str, Any]]:
     """Return the packets as parts of a bar: per cent from the left."""
     found, at = [], 0.0
     for name in ("done", "aside", "held", "waiting"):

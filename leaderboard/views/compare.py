@@ -11,14 +11,14 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard import comparing, item_by_item
-from leaderboard.beside import MOST, leading, numbers
-from leaderboard.judging import standings
-from leaderboard.judging.judged import Judged
-from leaderboard.judging.standings import Standings
+from leaderboard import comparison
+from leaderboard.charts import curve_svg
+from leaderboard.charts.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
 from leaderboard.models import Entry, Run, Score
-from leaderboard.pictures import charts
-from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
+from leaderboard.rankings import paired_comparison, standings
+from leaderboard.rankings.eligible_runs import Judged
+from leaderboard.rankings.standings import Standings
+from leaderboard.reference_runs import MOST, leading, numbers
 from leaderboard.views.live import LIVE_SECONDS, OLDER, any_of, named
 from leaderboard.views.runs import X_LABELS, address
 from scheduler.prepared import Prepared
@@ -80,14 +80,14 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
     view, rows_each = View.asked(request.GET), max(FEWEST_ROWS, ROWS // len(runs))
     curves = curves_of(runs)
     drawn = panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
-    differ, alike = comparing.differences(runs)
+    differ, alike = comparison.differences(runs)
     here = [run for run in runs if board and run.track_id == runs[0].track_id]
-    found = comparing.pairs(here, board)
-    rows = comparing.score_rows(runs, scored(len(runs)).rows(**named([run.pk for run in runs])))
+    found = comparison.pairs(here, board)
+    rows = comparison.score_rows(runs, scored(len(runs)).rows(**named([run.pk for run in runs])))
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         "view": view,
-        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
+        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in curve_svg.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "main_panel": drawn[0] if drawn else None,
         "small_panels": drawn[1:],
@@ -97,15 +97,15 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
         "pairs": found,
         "elsewhere": len(here) < len(runs),
         "scores": rows,
-        "paired": item_by_item.against_first(runs) if "paired" in request.GET else None,
+        "paired": paired_comparison.against_first(runs) if "paired" in request.GET else None,
         "paired_address": address(request, paired="1"),
-        "most_paired": item_by_item.MOST,
-        "markdown": comparing.markdown(runs, differ, found, rows, link),
+        "most_paired": paired_comparison.MOST,
+        "markdown": comparison.markdown(runs, differ, found, rows, link),
     }
 
 
-def curves_of(runs: Sequence[Run]) -> dict[int, charts.Curve]:
-    return charts.curves_of(runs, min(charts.PICTURE_POINTS, POINTS // max(len(runs), 1)))
+def curves_of(runs: Sequence[Run]) -> dict[int, curve_svg.Curve]:
+    return curve_svg.curves_of(runs, min(curve_svg.PICTURE_POINTS, POINTS // max(len(runs), 1)))
 
 
 def others(request: HttpRequest, runs: Sequence[Run]) -> list[str]:

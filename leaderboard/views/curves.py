@@ -7,8 +7,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, require_safe
 
+from leaderboard.charts import curve_files
 from leaderboard.models import Run
-from leaderboard.pictures import curve_files
 
 KEPT_SECONDS = 3600
 """Of a drawn picture, by the site; a change of the run makes another at once."""

@@ -11,12 +11,12 @@ from django.utils import timezone
 from django.views.decorators.clickjacking import xframe_options_exempt
 from django.views.decorators.http import require_safe
 
-from leaderboard.beside import numbers
 from leaderboard.board.frontier import frontier
-from leaderboard.judging import standings
+from leaderboard.charts import curve_svg
+from leaderboard.charts.panels import METRICS, Shown, View, panels
 from leaderboard.models import Run, Track
-from leaderboard.pictures import charts
-from leaderboard.pictures.panels import METRICS, Shown, View, panels
+from leaderboard.rankings import standings
+from leaderboard.reference_runs import numbers
 from leaderboard.views import compare as comparison
 from leaderboard.views.results import axis_of
 
@@ -47,12 +47,12 @@ def of_track(request: HttpRequest, track: Track) -> HttpResponse:
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """The loss curve; `?x=` as on the page."""
     found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
-    x = next((name for name in charts.ABSCISSAE if name == request.GET.get("x")), charts.ABSCISSAE[0])
+    x = next((name for name in curve_svg.ABSCISSAE if name == request.GET.get("x")), curve_svg.ABSCISSAE[0])
     context = {
         "title": f"{found.entry.title}, seed {found.seed}",
         "page": found.get_absolute_url(),
         "run": found,
-        "picture": charts.picture(found, charts.curve_of(found), x),
+        "picture": curve_svg.picture(found, curve_svg.curve_of(found), x),
         "unit": "nats per token",
     }
     return framed(request, "the curve appears here with the first steps of training", context)

@@ -14,13 +14,14 @@ from django.views.decorators.http import condition, require_safe
 from leaderboard.board import scales
 from leaderboard.board.frontier import records
 from leaderboard.board.scales import AtScale
-from leaderboard.judging import standings
-from leaderboard.judging.judged import name_of
-from leaderboard.judging.standings import Standings
-from leaderboard.kinds import smoking
+from leaderboard.charts import multiplier_charts as pictures
+from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, Run
-from leaderboard.pictures import multiplier_pictures as pictures
-from leaderboard.review import changes, estimates
+from leaderboard.rankings import standings
+from leaderboard.rankings.eligible_runs import name_of
+from leaderboard.rankings.standings import Standings
+from leaderboard.submissions import changes
+from leaderboard.submissions import run_estimates as estimates
 from leaderboard.views.live import NUMBER, about, one, revision_of
 from leaderboard.views.results import axis_of, results, results_etag
 from scheduler.prepared import Prepared
@@ -63,7 +64,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "axes": AXES,
         "standings": table,
         **row_of(table, found),
-        "smoking": smoking.under_way(found),
+        "smoking": smoke_tests.under_way(found),
         "estimate": estimates.estimate(found) if estimates.is_ahead(found) else None,
         "events": about(found),
         "revision": revision_of(request),

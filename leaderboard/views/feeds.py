@@ -7,11 +7,11 @@ from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
 
 from leaderboard import feeds
-from leaderboard.judging import standings
+from leaderboard.charts import badges, cards
+from leaderboard.charts.badges import Badge
 from leaderboard.models import Entry, Run, Track
-from leaderboard.pictures import badges, cards
-from leaderboard.pictures.badges import Badge
-from scheduler.badges import badge
+from leaderboard.rankings import standings
+from scheduler.sponsors.badges import badge
 
 ATOM = "application/atom+xml; charset=utf-8"
 KEPT = {"Cache-Control": "public, max-age=300"}

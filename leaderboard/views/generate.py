@@ -12,12 +12,12 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_http_methods, require_safe
 
-from leaderboard.kinds import generation as writing
+from leaderboard.job_handlers import generation as writing
 from leaderboard.models import Generation, Run, Track
 from leaderboard.views.live import LIVE_SECONDS, latest_event
 from leaderboard.views.origin import from_our_pages
+from scheduler.estimates import Outlook, Prospect
 from scheduler.models import Job
-from scheduler.outlook import Outlook, Prospect
 
 MOST_CHOICES = 60
 WRITING_SECONDS = 0.7

@@ -9,8 +9,8 @@ from operator import or_
 from django.db.models import BigIntegerField, CharField, Model, Q, QuerySet
 from django.http import Http404, HttpRequest
 
-from leaderboard.judging.standings import Standings
 from leaderboard.models import Run
+from leaderboard.rankings.standings import Standings
 from scheduler.models import Event, Node
 from scheduler.prepared import Later, Prepared, Row
 

@@ -8,13 +8,14 @@ from django.shortcuts import render
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import require_safe
 
-from leaderboard import asking, logs
-from leaderboard.kinds import notebooks
+from leaderboard import actions, run_logs
+from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run
-from leaderboard.timetable.departures import departure_of
+from leaderboard.schedule.start_estimates import departure_of
 from leaderboard.views.live import latest_event
-from scheduler import downloads, storage
+from scheduler import storage
 from scheduler.models import Event, JobFile
+from scheduler.node_api import downloads
 
 
 def page(request: HttpRequest, run: Run) -> HttpResponse:
@@ -27,9 +28,9 @@ def page(request: HttpRequest, run: Run) -> HttpResponse:
         "executed": notebooks.EXECUTED,
         "model": notebooks.MODEL,
         "events": Event.objects.about(run),
-        "wishes": asking.possible(request.user, run),
+        "wishes": actions.possible(request.user, run),
         "departure": departure_of(run),
-        "log": logs.shown(run),
+        "log": run_logs.shown(run),
         "revision": latest_event(),
     }
     return render(request, "leaderboard/notebook_run.html", context)

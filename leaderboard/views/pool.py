@@ -12,15 +12,15 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.kinds.errands import errands
+from leaderboard.job_handlers.background_jobs import errands
 from leaderboard.models import Run
-from leaderboard.timetable.departures import departures
-from leaderboard.totals import totals
+from leaderboard.pool_totals import totals
+from leaderboard.schedule.start_estimates import departures
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes, with_job
-from scheduler import kinds
+from scheduler import job_kinds
+from scheduler.estimates import Outlook
 from scheduler.models import Lease, Node
-from scheduler.outlook import Outlook
 
 ARRIVALS = 8
 
@@ -79,10 +79,10 @@ def nodes_at_work() -> QuerySet[Node]:
     return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
 
 
-def at_work() -> list[tuple[Node, list[tuple[Lease, kinds.About]]]]:
+def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.About]]]]:
     """Return the nodes, each with what it works on: those at work first, then those that could."""
     nodes = list(nodes_at_work())
-    about = kinds.about(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
+    about = job_kinds.about(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
     rows = [(node, [(lease, about[lease.job_id]) for lease in node.now]) for node in nodes]  # type: ignore[attr-defined]
     return sorted(rows, key=lambda row: (not row[1], row[0].state != Node.State.ONLINE, row[0].name))
 

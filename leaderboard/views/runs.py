@@ -14,19 +14,19 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import asking, lineage, logs, reproducing
-from leaderboard.bases import RUN_FILE
-from leaderboard.beside import Beside, numbers, offered
-from leaderboard.judging import standings
-from leaderboard.judging.standings import Standings
+from leaderboard import actions, lineage, reproduction, run_logs
+from leaderboard.charts import curve_svg
+from leaderboard.charts.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
+from leaderboard.initial_weights import RUN_FILE
 from leaderboard.models import Entry, Run, Sample, Score
 from leaderboard.models.publications import FINAL
-from leaderboard.pictures import charts
-from leaderboard.pictures.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import CHECKPOINT_FILES
+from leaderboard.rankings import standings
+from leaderboard.rankings.standings import Standings
+from leaderboard.reference_runs import Beside, numbers, offered
 from leaderboard.runs import RunError
-from leaderboard.timetable.departures import departure_of, in_queue
+from leaderboard.schedule.start_estimates import departure_of, in_queue
 from leaderboard.views import notebooks
 from leaderboard.views.live import (
     LIVE_SECONDS,
@@ -39,7 +39,7 @@ from leaderboard.views.live import (
     revision_of,
     with_job,
 )
-from leaderboard.views.pacing import refusal
+from leaderboard.views.rate_limits import refusal
 from scheduler.models import Lease
 from scheduler.prepared import Prepared
 
@@ -70,13 +70,13 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "samples": newest_first(SAMPLES.rows(number=found.pk)),
         **scores_of(found),
         "events": about(found),
-        "log": logs.shown(found, request.GET.get("find", "")),
+        "log": run_logs.shown(found, request.GET.get("find", "")),
         "weights": weight_files(found),
         "publications": publications.shown(found),
         "publishing": publications.rule() if publications.is_connected() and found.is_over else "",
         "way": releases.way(found),
         "departure": departure_of(found),
-        "wishes": asking.possible(request.user, found),
+        "wishes": actions.possible(request.user, found),
         **curves(request, found, others, offered(found, place)),
         **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
         "revision": revision_of(request, place),
@@ -103,7 +103,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
     """Return the pictures of a run with others over it, and what can be chosen about them."""
     view = View.asked(request.GET)
     stages = lineage.of(run)
-    curves = charts.curves_of([run, *others, *(stage.run for stage in stages)])
+    curves = curve_svg.curves_of([run, *others, *(stage.run for stage in stages)])
     since = lineage.end_of(stages)
     own = lineage.moved(curves[run.pk], since)
     shown = [Shown(run, own, f"run {run.pk}", "ink", is_alone=True, since=since), *lineage.shown(stages, curves)]
@@ -115,7 +115,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
         "view": view,
         "stages": stages,
         "tokens_before": since.tokens,
-        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in charts.ABSCISSAE],
+        "abscissae": [(name, X_LABELS[name], address(request, x=name)) for name in curve_svg.ABSCISSAE],
         "smoothings": SMOOTHINGS,
         "beside": beside,
         "over": {other.pk for other in others},
@@ -126,7 +126,7 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
     }
 
 
-def over(run: Run, curve: charts.Curve, beside: list[Beside], number: int) -> Shown:
+def over(run: Run, curve: curve_svg.Curve, beside: list[Beside], number: int) -> Shown:
     known = next((other for other in beside if other.run == run.pk), asked_for(run, number))
     return Shown(run, curve, known.label, known.colour)
 
@@ -182,14 +182,14 @@ def standings_of(run: Run) -> Standings | None:
 def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
     """Do what its author or a maintainer asks of a run."""
     found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
-    if wish not in asking.WISHES:
+    if wish not in actions.WISHES:
         raise Http404
-    if not asking.may_ask(request.user, found):
+    if not actions.may_ask(request.user, found):
         raise PermissionDenied
     try:
         given = request.POST.get("step", "")
         step = int(given) if given.isdecimal() and len(given) < 19 else None
-        messages.success(request, asking.ask(found, wish, request.user, step))
+        messages.success(request, actions.ask(found, wish, request.user, step))
     except RunError as error:
         messages.error(request, str(error))
     return redirect(found)
@@ -224,7 +224,7 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     context = {
         "run": found,
         "departure": departure_of(found),
-        "log": logs.shown(found, request.GET.get("find", "")),
+        "log": run_logs.shown(found, request.GET.get("find", "")),
     }
     return JsonResponse(
         {
@@ -242,7 +242,7 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
 def own_columns(run: Run) -> dict[str, Any]:
     """Return its curve for the script, beginning where the run before it was left."""
     since = lineage.end_of(lineage.of(run))
-    return script_columns(run, lineage.moved(charts.curve_of(run), since), since=since)
+    return script_columns(run, lineage.moved(curve_svg.curve_of(run), since), since=since)
 
 
 @require_safe
@@ -250,14 +250,14 @@ def own_columns(run: Run) -> dict[str, Any]:
 def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
     """The runs before this one, as stretches for the script, which asks once."""
     stages = lineage.of(get_object_or_404(Run.objects.with_entry(), pk=run_id))
-    curves = charts.curves_of([stage.run for stage in stages])
+    curves = curve_svg.curves_of([stage.run for stage in stages])
     branches = [
         {"label": one.label, "colour": one.colour, "columns": script_columns(one.run, one.curve)}
         for one in lineage.shown(stages, curves)
     ]
     for branch in branches:  # a run that still goes on has no rest in this picture
         columns: dict[str, Any] = branch["columns"]  # type: ignore[assignment]
-        columns["end"] = {name: columns["train"][name][-1] for name in charts.ABSCISSAE}
+        columns["end"] = {name: columns["train"][name][-1] for name in curve_svg.ABSCISSAE}
     return JsonResponse({"branches": branches})
 
 
@@ -268,14 +268,14 @@ def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
     if (refused := refusal(request, "log")) is not None:
         return refused
     found = get_object_or_404(Run, pk=run_id)
-    return attached(logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
+    return attached(run_logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
 
 
 @require_safe
 def run_toml(request: HttpRequest, run_id: int) -> HttpResponse:
     """The recipe, for `dailytrain train --config`."""
     found = get_object_or_404(Run.objects.with_entry(), pk=run_id)
-    return attached(reproducing.toml(found), f"run-{found.pk}.toml", "application/toml")
+    return attached(reproduction.toml(found), f"run-{found.pk}.toml", "application/toml")
 
 
 def attached(text: str, name: str, kind: str) -> HttpResponse:

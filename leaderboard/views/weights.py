@@ -10,9 +10,10 @@ from django.views.decorators.http import require_safe
 
 from leaderboard.models import Run
 from leaderboard.publishing import weights
-from leaderboard.views.pacing import refusal
-from scheduler import downloads, storage
-from scheduler.refusals import Elsewhere
+from leaderboard.views.rate_limits import refusal
+from scheduler import storage
+from scheduler.errors import Elsewhere
+from scheduler.node_api import downloads
 
 
 @require_safe

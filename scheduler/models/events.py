@@ -24,7 +24,7 @@ class Event(models.Model):
     target_id = models.BigIntegerField()
     sentence = models.CharField(max_length=500)
     announced = models.BooleanField(default=False)
-    """Whether those who listen have been told (`leaderboard/announcing.py`); the one column that changes."""
+    """Whether those who listen have been told (`leaderboard/events.py`); the one column that changes."""
 
     objects = EventQuerySet.as_manager()
 

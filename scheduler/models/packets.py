@@ -118,7 +118,7 @@ class Campaign(models.Model):
     trouble = models.CharField(max_length=500, blank=True, editable=False)
     """Why the source could not be read the last time."""
     quality = models.ForeignKey(Blob, null=True, blank=True, editable=False, on_delete=models.PROTECT, related_name="+")
-    """What its buckets are measured with (`scheduler/packets/quality.py`)."""
+    """What its buckets are measured with (`scheduler/campaigns/quality.py`)."""
 
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     started_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -155,7 +155,7 @@ class Volunteer(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.NEW)
     reason = models.CharField(max_length=500, blank=True)
     right_in_a_row = models.PositiveIntegerField(default=0)
-    """Comparisons with others' work that agreed, since the last that did not (`scheduler/packets/reputation.py`)."""
+    """Comparisons with others' work that agreed, since the last that did not (`scheduler/campaigns/reputation.py`)."""
     wrong_in_a_row = models.PositiveIntegerField(default=0)
     since = models.DateTimeField(default=timezone.now)
 
@@ -187,7 +187,7 @@ class Share(models.Model):
     reasons = models.JSONField(default=dict)
     """{reason of a rejection: outputs}."""
     failing = models.FloatField(default=0.0)
-    """Share of its latest outputs that were rejected (`scheduler/packets/reputation.py`)."""
+    """Share of its latest outputs that were rejected (`scheduler/campaigns/reputation.py`)."""
     first_at = models.DateTimeField(default=timezone.now)
     last_at = models.DateTimeField(default=timezone.now)
 

@@ -50,9 +50,9 @@ class Node(models.Model):
     failures = models.IntegerField(default=0)
     """Jobs that failed here one after the other for reasons of the machine."""
     valid_in_a_row = models.IntegerField(default=0)
-    """Results of its that agreed with known ones, since the last that did not (`scheduler.vetting`)."""
+    """Results of its that agreed with known ones, since the last that did not (`scheduler.node_vetting`)."""
     quota = models.PositiveIntegerField(default=1024)
-    """Jobs a day that it is given, while it is not trusted (`scheduler.quota`)."""
+    """Jobs a day that it is given, while it is not trusted (`scheduler.node_quota`)."""
     rest_until = models.DateTimeField(null=True, blank=True)
     """It gets no job before; grows with `failures`, so that one broken machine does not eat the queue."""
 

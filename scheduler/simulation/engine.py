@@ -17,14 +17,15 @@ from functools import partial
 from django.conf import settings
 from django.db.models import BigIntegerField, DateTimeField
 
-from scheduler import expiry, leases, lines, polls, preemption, storage, uploads
+from scheduler import job_groups, lease_sweeper, leases, preemption, storage
 from scheduler.models import Job, Lease, Node, Sweep
+from scheduler.node_api import polls, uploads
 from scheduler.prepared import Later, Prepared, PreparedUpdate
-from scheduler.simulation.books import Books, Outcome, close
 from scheduler.simulation.clock import Clock, virtual_time
-from scheduler.simulation.demand import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
-from scheduler.simulation.machines import DAY, HOUR, Machine, make_pool, open_until
-from scheduler.simulation.throwaway import throwaway_database
+from scheduler.simulation.database import throwaway_database
+from scheduler.simulation.nodes import DAY, HOUR, Machine, make_pool, open_until
+from scheduler.simulation.statistics import Books, Outcome, close
+from scheduler.simulation.workload import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
 from trainer import protocol
 
 BEAT = 1200.0
@@ -223,7 +224,7 @@ class Simulation:
         self.draw.shuffle(parked)
         for node, question in parked:
             now = self.clock.now
-            if next(lines.queue(now).fitting(question.seeker(now)), None) is not None:
+            if next(job_groups.queue(now).fitting(question.seeker(now)), None) is not None:
                 self.asks(self.by_node[node])
 
     # --- what leases do -----------------------------------------------------------------------------------------------
@@ -373,7 +374,7 @@ class Simulation:
         """Sweep as the site does, with its last sweep just past."""
         now = self.clock.now
         SWEPT.run(at=now - timedelta(seconds=10))
-        if expiry.sweep(now):
+        if lease_sweeper.sweep(now):
             self.stirred = True
 
 

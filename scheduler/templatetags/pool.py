@@ -8,9 +8,9 @@ from datetime import time
 from django import template
 from django.forms import BoundField
 
-from scheduler.contributions import Given
-from scheduler.forms import WEEKDAYS
 from scheduler.models import Node
+from scheduler.sponsors.contributions import Given
+from scheduler.sponsors.forms import WEEKDAYS
 
 register = template.Library()
 

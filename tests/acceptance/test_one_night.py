@@ -33,7 +33,7 @@ def attempts(site: LiveSite) -> int:
 def configuration(site: LiveSite, run: int) -> dict[str, Any]:
     """Return the configuration that the nodes were given."""
     code = (
-        "import json; from leaderboard.models import Run; from scheduler.kinds import kind_of; "
+        "import json; from leaderboard.models import Run; from scheduler.job_kinds import kind_of; "
         f"job = Run.objects.get(pk={run}).job; print(json.dumps(kind_of(job).order(job, None).config))"
     )
     config: dict[str, Any] = json.loads(site.manage("shell", "-c", code).splitlines()[-1])
@@ -54,7 +54,7 @@ def test_an_entry_is_trained_through_three_kills_scored_and_stands_on_the_board(
         site.start_node(site.manage("join_token", "--trusted").split()[-1])
 
         # In: an entry without a webhook, looked at and approved in the admin.
-        site.manage("enter", str(site.repository), sha, "--title", "An idea", "--arch", "idea")
+        site.manage("submit_entry", str(site.repository), sha, "--title", "An idea", "--arch", "idea")
         entry = site.json("entries")["items"][0]
         assert entry["state"] == "proposed"
         assert run_of(site) is None, "nothing runs before a maintainer has approved it"

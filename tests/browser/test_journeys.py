@@ -16,8 +16,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Page, expect
 
-from leaderboard import intake
 from leaderboard.models import Run
+from leaderboard.submissions import intake
 from tests.leaderboard.conftest import FILES, Repository, finish
 from tests.support import scene
 

@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.sync_api import Page, expect
 
-from leaderboard.judging import standings
 from leaderboard.models import Run
+from leaderboard.rankings import standings
 from scheduler.models import Event
 from tests.support import scene
 

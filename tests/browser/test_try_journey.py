@@ -11,7 +11,7 @@ from django.conf import settings
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Generation, Run
-from scheduler.kinds import kind_of
+from scheduler.job_kinds import kind_of
 from scheduler.models import Checkpoint, Job
 from tests.support import scene
 

@@ -15,10 +15,10 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.utils import timezone
 
-from leaderboard import intake
 from leaderboard.models import Entry, Night, Run, Season, Track
+from leaderboard.submissions import intake
 from scheduler import storage
-from scheduler.kinds import kind_of
+from scheduler.job_kinds import kind_of
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
 from tests.support import boards, github_server, scene
 from tests.support.github_server import GitHub

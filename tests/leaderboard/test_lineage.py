@@ -14,12 +14,12 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import asking, bases, lineage, runs
+from leaderboard import actions, initial_weights, lineage, runs
 from leaderboard.models import Entry, Run, Track
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
 from scheduler import leases, retention
-from scheduler.kinds import kind_of
+from scheduler.job_kinds import kind_of
 from scheduler.models import Checkpoint, Job, Lease, Node
 from tests.leaderboard.conftest import finish, lease, train_row, upload
 from trainer import protocol
@@ -73,7 +73,7 @@ def test_what_a_rewind_starts_from_stays(second: Run, first: Run) -> None:
         state=Job.State.CANCELLED, finished_at=timezone.now() - timedelta(days=9)
     )
     retention.forget_old(timezone.now() + timedelta(days=365))
-    assert sorted(bases.steps(first)) == [8, 16]
+    assert sorted(initial_weights.steps(first)) == [8, 16]
 
 
 def test_a_release_can_be_gone_back_to_when_its_checkpoint_is_forgotten(first: Run) -> None:
@@ -86,7 +86,7 @@ def test_a_release_can_be_gone_back_to_when_its_checkpoint_is_forgotten(first: R
 
 def test_rewind_to_superseded_checkpoint_without_files_is_refused(first: Run) -> None:
     Checkpoint.objects.filter(job=first.job, step=8).update(files_deleted_at=timezone.now())
-    assert bases.steps(first) == [16]
+    assert initial_weights.steps(first) == [16]
     with pytest.raises(RunError, match="no checkpoint of step 8"):
         runs.rewind(first, 8, actor="mara")
 
@@ -115,7 +115,7 @@ def test_maintainers_rewind_on_the_page_and_authors_do_not(first: Run, maintaine
     author = User.objects.create_user("ada")
     Entry.objects.filter(pk=first.entry_id).update(requested_by=author)
     first.refresh_from_db()
-    assert "rewind" not in [wish.name for wish in asking.possible(author, first)]
+    assert "rewind" not in [wish.name for wish in actions.possible(author, first)]
     client.force_login(maintainer)
     page = client.get(first.get_absolute_url()).content.decode()
     assert "<option>16</option><option>8</option>" in page

@@ -10,8 +10,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from leaderboard import demo, tasks
-from leaderboard.judging import standings
 from leaderboard.models import CurvePoint, Effect, Entry, Run, Season, Track
+from leaderboard.rankings import standings
 from scheduler.models import Event, Job
 
 pytestmark = pytest.mark.django_db

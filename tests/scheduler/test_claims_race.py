@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 from django.db import connection
 
-from scheduler import expiry, leases
+from scheduler import lease_sweeper, leases
 from scheduler.models import Event, Job, Lease, Node
 from tests.support.pool import make_job, make_node
 from trainer import protocol
@@ -103,7 +103,7 @@ def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
             except leases.Over:
                 return "over"
 
-        all_at_once([finish, expiry.sweep, expiry.sweep, expiry.sweep])
+        all_at_once([finish, lease_sweeper.sweep, lease_sweeper.sweep, lease_sweeper.sweep])
         job.refresh_from_db()
         assert job.state == Job.State.QUEUED
         assert Event.objects.about(job).filter(sentence__startswith="Back in the queue").count() == lease.attempt
@@ -121,7 +121,7 @@ def test_fifty_nodes_and_sweepers_and_finishers_keep_the_books_straight() -> Non
         for outcome in ("released", "failed", "done"):
             granted = leases.claim(node)
             if granted is None:
-                expiry.sweep()
+                lease_sweeper.sweep()
                 continue
             lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
             leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))

@@ -7,8 +7,9 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from scheduler import auth, tasks
+from scheduler import tasks
 from scheduler.models import JoinToken, Node
+from scheduler.node_api import auth
 from tests.support.pool import Agent, make_node
 
 pytestmark = pytest.mark.django_db

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import contributions, credit
+from scheduler import credit
 from scheduler.models import Lease
+from scheduler.sponsors import contributions
 from tests.support.pool import Agent, make_job, make_node
 from trainer.accounting import peak_flops
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from scheduler import leases, lines, outlook
+from scheduler import estimates, job_groups, leases
 from scheduler.models import Job
 from tests.support.pool import make_job, make_node
 
@@ -41,7 +41,7 @@ def test_a_stale_look_at_the_queue_does_not_let_it_begin_late() -> None:
     now = timezone.now()
     node, _ = make_node()
     job = make_job(not_before=now - HOUR, not_after=now + HOUR)
-    seen = lines.read(now)
+    seen = job_groups.read(now)
     Job.objects.filter(pk=job.pk).update(not_after=now - HOUR / 60)
     assert leases.claim(node, queue=seen) is None
 
@@ -60,7 +60,7 @@ def test_its_outlook_says_for_what_it_waits() -> None:
     make_node()
     opens = timezone.now() + 30 * HOUR
     job = make_job(not_before=opens, not_after=opens + HOUR)
-    prospect = outlook.of(job, timezone.now())
+    prospect = estimates.of(job, timezone.now())
     assert prospect.begins_at == opens
     assert prospect.reason.startswith("It starts in the hours of its track only. They begin at ")
 

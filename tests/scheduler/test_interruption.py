@@ -25,8 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from scheduler import auth, contributions, expiry, jobs, storage
+from scheduler import lease_sweeper, storage, transitions
 from scheduler.models import Job, Lease, Node
+from scheduler.node_api import auth
+from scheduler.sponsors import contributions
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
 from tests.support.recording_handler import PIN
 from trainer import protocol
@@ -48,7 +50,7 @@ def began(work: Work, seconds_ago: float) -> None:
 
 def fall_silent(work: Work) -> None:
     Lease.objects.filter(pk=work.lease.lease).update(expires_at=F("expires_at") - timedelta(hours=1))
-    expiry.sweep()
+    lease_sweeper.sweep()
 
 
 # --- GPU-seconds and credit ------------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        expiry.sweep()
+        lease_sweeper.sweep()
         time.sleep(0.05)
 
 
@@ -355,7 +357,7 @@ def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job
 def test_a_job_asked_to_stop_while_its_node_is_gone_is_cancelled_when_the_lease_ends() -> None:
     job = make_job()
     work = gpu_node("cellar", RTX).work()
-    jobs.cancel(job, "ada", "not needed")
+    transitions.cancel(job, "ada", "not needed")
     fall_silent(work)
     job.refresh_from_db()
     assert job.state == Job.State.CANCELLED

@@ -11,9 +11,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler import endings, expiry, jobs, leases, preemption, storage, uploads
+from scheduler import deadlines, lease_sweeper, leases, preemption, storage, transitions
+from scheduler.errors import Over
 from scheduler.models import Event, Job, Lease, Node
-from scheduler.refusals import Over
+from scheduler.node_api import uploads
 from tests.support.pool import make_job, make_node, reference
 from tests.support.recording_handler import CALLS
 from trainer import protocol
@@ -71,7 +72,7 @@ class World:
         if what == "claim":
             self.claim(*which)
         elif what == "sweep":
-            expiry.sweep()
+            lease_sweeper.sweep()
         elif what == "make room":
             self.make_room()
         elif what == "closes":
@@ -80,10 +81,10 @@ class World:
         elif what in WISHES:
             Node.objects.filter(pk=self.nodes[which].pk).update(**WISHES[what])
         elif what in ("cancel", "hand_back", "hold"):
-            getattr(jobs, what)(Job.objects.get(pk=self.jobs[which]), "ada", "Because.")
+            getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada", "Because.")
         elif what in ("queue", "retry"):
             self.ended.pop(self.jobs[which], None) if what == "retry" else None
-            getattr(jobs, what)(Job.objects.get(pk=self.jobs[which]), "ada")
+            getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada")
         elif which in self.held:
             self.speak(what, Lease.objects.select_related("job", "node").get(pk=self.held[which]))
 
@@ -116,7 +117,7 @@ class World:
                 Lease.objects.filter(pk=lease.pk).update(expires_at=F("expires_at") - timedelta(days=1))
                 return
             if what == "heartbeat":
-                due = endings.due(lease, timezone.now())
+                due = deadlines.due(lease, timezone.now())
                 answer = leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
                 assert answer.stop or not (due or lease.job.stop_requested)
             elif what == "checkpoint":
@@ -145,7 +146,7 @@ class World:
         assert (row.state == Job.State.LEASED) == is_held
         assert row.attempts == row.leases.count()
         assert row.failures <= MOST
-        assert (row.finished_at is not None) == (row.state in jobs.OVER)
+        assert (row.finished_at is not None) == (row.state in transitions.OVER)
         assert row.state == Job.State.LEASED or not row.stop_requested
         assert row.state != Job.State.FAILED or row.cause in ("model", "infrastructure")
         if row.state in (Job.State.DONE, Job.State.CANCELLED) or row.cause == "model":
@@ -185,13 +186,13 @@ def test_whatever_has_happened_the_queue_can_be_worked_off(db: None, history: li
         for what, which in history:
             world.act(what, which)
         Lease.objects.filter(state=Lease.State.ACTIVE).update(expires_at=timezone.now() - timedelta(days=1))
-        expiry.sweep()
+        lease_sweeper.sweep()
         Node.objects.update(**WISHES["opens"])
         for _ in range(2 * len(JOBS)):
             for sound in world.nodes:
                 if granted := leases.claim(Node.objects.get(pk=sound.pk)):
                     lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
                     leases.finish(lease, protocol.FinishLease(outcome="done"))
-        left: list[Any] = list(Job.objects.exclude(state__in=[*jobs.OVER, Job.State.HELD]))
+        left: list[Any] = list(Job.objects.exclude(state__in=[*transitions.OVER, Job.State.HELD]))
         assert left == []
         transaction.set_rollback(True)

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 from pytest_django import Settings
 
-from scheduler import expiry, jobs, leases, pool
+from scheduler import lease_sweeper, leases, pool, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node, sentence
 from trainer import protocol
@@ -85,7 +85,7 @@ def test_the_models_own_failure_is_final(work: Work, calls: list[Any]) -> None:
     job = work.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
     assert calls[-1] == ("failed", ("model", "The loss became NaN at step 12."))
-    assert not jobs.retry(job, "admin")
+    assert not transitions.retry(job, "admin")
     assert work.agent.ask().action == "idle"
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_was_given_up_can_be_tried_again(agent: Agent) -> None:
     job = make_job(max_attempts=1)
     agent.work().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
-    assert jobs.retry(job, "admin")
+    assert transitions.retry(job, "admin")
     assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
     assert agent.work().spec.attempt == 2
 
@@ -162,10 +162,10 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
     work.checkpoint(100, b"early")
     work.checkpoint(200, b"late")
     work.heartbeat()
-    assert expiry.sweep() == 0
+    assert lease_sweeper.sweep() == 0
     silence()
-    assert expiry.sweep() == 1
-    assert expiry.sweep() == 0
+    assert lease_sweeper.sweep() == 1
+    assert lease_sweeper.sweep() == 0
     assert calls[-1] == ("requeued", "loco fell silent.")
     assert work.row.state == Lease.State.LOST
     order = other.work().spec.order
@@ -177,7 +177,7 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
 def test_a_heartbeat_in_time_keeps_the_lease(work: Work) -> None:
     silence()
     assert work.heartbeat().status_code == 200  # nobody has swept yet, so nobody else has the job
-    assert expiry.sweep() == 0
+    assert lease_sweeper.sweep() == 0
     assert work.row.expires_at > timezone.now()
 
 
@@ -194,7 +194,7 @@ def test_lost_leases_are_bounded_too(agent: Agent) -> None:
     for _ in range(2):
         agent.work()
         silence()
-        expiry.sweep()
+        lease_sweeper.sweep()
     job.refresh_from_db()
     assert job.state == Job.State.FAILED
     assert "loco fell silent" in job.reason
@@ -202,14 +202,14 @@ def test_lost_leases_are_bounded_too(agent: Agent) -> None:
 
 def test_when_the_site_itself_was_down_the_nodes_get_another_chance(work: Work) -> None:
     now = timezone.now()
-    expiry.sweep(now)
+    lease_sweeper.sweep(now)
     back = now + timedelta(hours=1)
-    assert expiry.sweep(back) == 0
+    assert lease_sweeper.sweep(back) == 0
     assert work.row.state == Lease.State.ACTIVE
     assert work.row.expires_at > back
-    assert expiry.sweep(back + timedelta(seconds=20)) == 0
+    assert lease_sweeper.sweep(back + timedelta(seconds=20)) == 0
     Sweep.objects.update(at=back + timedelta(seconds=100))
-    assert expiry.sweep(back + timedelta(seconds=101)) == 1
+    assert lease_sweeper.sweep(back + timedelta(seconds=101)) == 1
 
 
 def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None:
@@ -221,7 +221,7 @@ def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None
 def test_a_job_whose_node_was_deleted_goes_back(work: Work) -> None:
     job = work.job
     Node.objects.all().delete()
-    assert expiry.sweep() == 1
+    assert lease_sweeper.sweep() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == (Job.State.QUEUED, "Its node is gone.")
 
@@ -260,16 +260,16 @@ def test_one_node_holds_one_job(work: Work) -> None:
 
 def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -> None:
     job = make_job()
-    assert jobs.cancel(job, "ada", "Wrong seed.")
+    assert transitions.cancel(job, "ada", "Wrong seed.")
     assert (job.state, job.reason) == (Job.State.CANCELLED, "Wrong seed.")
     assert calls == [("cancelled", "Wrong seed.")]
-    assert not jobs.cancel(job, "ada", "Again.")
+    assert not transitions.cancel(job, "ada", "Again.")
     assert agent.ask().action == "idle"
 
 
 @pytest.mark.parametrize("outcome", ["released", "done", "failed"])
 def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, calls: list[Any], outcome: str) -> None:
-    assert jobs.cancel(work.job, "ada", "Wrong seed.")
+    assert transitions.cancel(work.job, "ada", "Wrong seed.")
     assert work.job.state == Job.State.LEASED
     assert reply(work) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
     assert work.finish(outcome).status_code == 200
@@ -278,15 +278,15 @@ def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, 
 
 
 def test_or_when_its_lease_ends_without_a_word(work: Work, calls: list[Any]) -> None:
-    jobs.cancel(work.job, "ada", "Wrong seed.")
+    transitions.cancel(work.job, "ada", "Wrong seed.")
     silence()
-    expiry.sweep()
+    lease_sweeper.sweep()
     assert work.job.state == Job.State.CANCELLED
     assert calls[-1] == ("cancelled", "Wrong seed.")
 
 
 def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
-    assert jobs.hand_back(work.job, "site", "The nightly train needs the node.")
+    assert transitions.hand_back(work.job, "site", "The nightly train needs the node.")
     assert reply(work).stop == "finish"
     work.checkpoint(50)
     work.finish("released")
@@ -295,18 +295,18 @@ def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
 
 
 def test_a_cancellation_is_not_softened(work: Work) -> None:
-    jobs.cancel(work.job, "ada", "Wrong seed.")
-    assert not jobs.hand_back(work.job, "site", "Make room.")
+    transitions.cancel(work.job, "ada", "Wrong seed.")
+    assert not transitions.hand_back(work.job, "site", "Make room.")
     assert reply(work).stop == "cancel"
 
 
 def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> None:
-    assert jobs.hold(work.job, "ada", "Let me look first.")
+    assert transitions.hold(work.job, "ada", "Let me look first.")
     assert reply(work).stop == "finish"
     work.finish("released")
     assert work.job.state == Job.State.HELD
     assert other.ask().action == "idle"
-    assert jobs.queue(work.job, "ada")
+    assert transitions.queue(work.job, "ada")
     assert other.ask().action == "job"
 
 
@@ -316,7 +316,7 @@ def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> 
 def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent) -> None:
     agent.ask()
     assert Node.objects.get().state == Node.State.ONLINE
-    expiry.sweep(timezone.now() + timedelta(minutes=3))
+    lease_sweeper.sweep(timezone.now() + timedelta(minutes=3))
     assert Node.objects.get().state == Node.State.OFFLINE
     Node.objects.update(last_seen=None)
     agent.ask()
@@ -366,7 +366,7 @@ def test_a_lease_lasts_as_long_as_the_settings_say(agent: Agent, settings: Setti
 
 def test_a_refusal_says_that_what_was_uploaded_is_safe(work: Work) -> None:
     silence()
-    expiry.sweep()
+    lease_sweeper.sweep()
     assert "What was uploaded is safe" in sentence(work.heartbeat())
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from scheduler import jobs, preemption
+from scheduler import preemption, transitions
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node
 
@@ -104,7 +104,7 @@ def test_a_run_that_age_has_lifted_as_high_is_left_alone() -> None:
 
 def test_a_run_that_was_asked_to_be_held_is_not_counted_on_and_not_asked_again() -> None:
     work = playing("held")
-    jobs.hold(work.job, "ada", "Later.")
+    transitions.hold(work.job, "ada", "Later.")
     tonight()
     assert preemption.make_room() == 0
     assert Job.objects.get(author="held").hold_requested

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from scheduler import leases, lines, matching, polls, storage
+from scheduler import job_groups as lines
+from scheduler import leases, matching, storage
 from scheduler.models import Job, Node
+from scheduler.node_api import polls
 from tests.support.pool import HARDWARE, make_job, make_node
 from trainer import protocol
 

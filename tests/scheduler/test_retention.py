@@ -13,8 +13,9 @@ from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from leaderboard.models import Entry, Run, Season, Track
-from scheduler import auth, retention, storage
+from scheduler import retention, storage
 from scheduler.models import Blob, Job, JoinToken, Lease, LogChunk
+from scheduler.node_api import auth
 from tests.support.pool import Agent, Work, blob_of, make_job, reference
 
 LATER = timedelta(days=365)

@@ -46,7 +46,7 @@ call_command("migrate", verbosity=0)
 schedule.install()
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from scheduler.models import Campaign
-from scheduler.packets import campaigns
+from scheduler.campaigns import campaigns
 at_once, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
 PeriodicTask.objects.update(enabled=False)
 for name in ("Expire leases", "Carry out effects", "Make packets of what campaigns read", "Keep campaigns going",

@@ -10,7 +10,7 @@ from dailytrain.settings import *  # noqa: F403
 from dailytrain.settings import HOME
 
 if TYPE_CHECKING:
-    from scheduler.kinds import About
+    from scheduler.job_kinds import About
     from scheduler.models import Checkpoint, Job, Lease
     from trainer import protocol
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from leaderboard.models import Night
-from leaderboard.timetable import nightly
+from leaderboard.schedule import nightly
 
 MONDAY = datetime(2026, 3, 2, 20, 0, tzinfo=UTC)
 TUESDAY = MONDAY + timedelta(days=1)

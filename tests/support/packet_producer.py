@@ -19,18 +19,18 @@ def main(what: str, pk: int) -> None:
     from django.conf import settings
     from django.db import connections
 
-    from scheduler.packets import collation, filters, producer
+    from scheduler.campaigns import collation, producer, source_filters
 
     connections.databases["default"]["NAME"] = os.environ["TEST_DATABASE"]
     settings.REPHRASE_FILES = os.environ["REPHRASE_FILES"]
     producer.ROWS = 2
-    look = filters.look
+    look = source_filters.look
 
     def slowly(*args: object) -> object:
         time.sleep(0.01)
         return look(*args)  # type: ignore[arg-type]
 
-    filters.look = slowly  # type: ignore[assignment]
+    source_filters.look = slowly  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     if what == "produce":

@@ -10,8 +10,9 @@ from typing import Any
 from django.http import HttpResponse
 from django.test import Client
 
-from scheduler import auth, storage
+from scheduler import storage
 from scheduler.models import Blob, Job, Lease, Node
+from scheduler.node_api import auth
 from trainer import protocol
 
 ROOT = "/api/node/v1"

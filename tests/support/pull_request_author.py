@@ -9,10 +9,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from leaderboard import announcing, effects
-from leaderboard.github import deliveries
+from leaderboard import events, outbox
+from leaderboard.integrations.github import deliveries
 from leaderboard.models import Effect
-from scheduler.kinds import kind_of
+from scheduler.job_kinds import kind_of
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.support import github_payloads as payloads
@@ -91,12 +91,12 @@ class Conversation:
     def settle(self, *, once: bool = False) -> None:
         """Do what waits, and what follows from it, until nothing does."""
         for _ in range(1 if once else 20):
-            told = deliveries.catch_up() + announcing.announce()
+            told = deliveries.catch_up() + events.announce()
             Effect.objects.filter(state=Effect.State.WANTED).update(not_before=timezone.now())
-            if not told + effects.catch_up():
+            if not told + outbox.catch_up():
                 return
             if once:
-                effects.catch_up()
+                outbox.catch_up()
 
     # --- what is read there
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.kinds import About
+from scheduler.job_kinds import About
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 

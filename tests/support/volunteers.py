@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scheduler.campaigns import producer, sessions, transitions
 from scheduler.models import Campaign, Node
-from scheduler.packets import campaigns, producer, sittings
 from tests.support.pool import HARDWARE, Agent, Work, make_node
 from trainer import protocol
 
@@ -80,7 +80,7 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
     """Return a running campaign over these documents."""
     settings.REPHRASE_FILES = folder / "files"
     settings.HOME = folder
-    settings.JOB_KINDS = {**settings.JOB_KINDS, "rephrase": "scheduler.packets.sittings.Sittings"}
+    settings.JOB_KINDS = {**settings.JOB_KINDS, "rephrase": "scheduler.campaigns.sessions.Sittings"}
     write_source(folder / "files", documents if documents is not None else [document(n) for n in range(4)])
     defaults: dict[str, Any] = {
         "slug": "small",
@@ -100,7 +100,7 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
         "language": "",
     }
     campaign = Campaign.objects.create(**{**defaults, **fields})
-    campaigns.start(campaign, "ada")
+    transitions.start(campaign, "ada")
     return campaign
 
 
@@ -173,7 +173,7 @@ def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOut
 
 def sit_down(name: str, salt: str | None = None, **fields: Any) -> Volunteer:
     """Return a volunteer with a lease on a sitting."""
-    sittings.top_up_all()
+    sessions.top_up_all()
     node, token = make_node(name, **{"packets": Node.Packets.ONLY, **fields})
     hardware = HARDWARE.model_copy(
         update={"kinds": ("rephrase",), "rephraser": protocol.Rephraser(back_end="rules", models=("tiny",))}

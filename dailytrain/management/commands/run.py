@@ -67,7 +67,7 @@ class Command(BaseCommand):
             call_command("prepare_season")
         if self.stopping.is_set():
             return
-        call_command("setup_demo", main_only=why_not is not None)
+        call_command("bootstrap_site", main_only=why_not is not None)
         self.launch(parts, web_part(port))
         self.launch(parts, worker_part())
         if not no_node:
@@ -219,8 +219,8 @@ def join_token(identity: Path, server: str) -> str | None:
 
     The node is trusted, since it is ours.
     """
-    from scheduler.auth import new_join_token
     from scheduler.models import Node
+    from scheduler.node_api.auth import new_join_token
 
     node = Node.objects.filter(name=NODE_NAME).first()
     if identity.exists():

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard.effects import Later, Refused
-from leaderboard.github import checklist, client
-from leaderboard.github.checklist import Item
+from leaderboard.integrations.github import checklist, client
+from leaderboard.integrations.github.checklist import Item
+from leaderboard.outbox import Later, Refused
 
 
 class Command(BaseCommand):

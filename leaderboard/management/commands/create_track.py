@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Run, Season
-from leaderboard.timetable.track_templates import TEMPLATES, create
+from leaderboard.schedule.track_templates import TEMPLATES, create
 
 
 class Command(BaseCommand):

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard import reported
+from leaderboard import reported_records
 from leaderboard.models import Track
 
 
@@ -25,10 +25,10 @@ class Command(BaseCommand):
             known = ", ".join(Track.objects.values_list("slug", flat=True)) or "none"
             raise CommandError(f"There is no such track; there is {known}.")
         try:
-            history = reported.parse(options["file"].read_bytes())
+            history = reported_records.parse(options["file"].read_bytes())
         except OSError as error:
             raise CommandError(f"{options['file']} cannot be read: {error.strerror}.") from error
-        except reported.UnreadableRecords as error:
+        except reported_records.UnreadableRecords as error:
             raise CommandError(f"{options['file']}: {error}") from error
-        new, known_already = reported.take(track, history)
+        new, known_already = reported_records.take(track, history)
         self.stdout.write(f"{new} new, {known_already} known already, as reported by {history.source} on {track.slug}.")

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Season
-from leaderboard.timetable import first_season
-from leaderboard.timetable.first_season import SetupError
+from leaderboard.schedule import first_season
+from leaderboard.schedule.first_season import SetupError
 
 
 class Command(BaseCommand):

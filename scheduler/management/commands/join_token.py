@@ -8,8 +8,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduler import auth
 from scheduler.models import Node
+from scheduler.node_api import auth
 
 
 class Command(BaseCommand):

@@ -8,8 +8,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduler import auth, pool
+from scheduler import pool
 from scheduler.models import Node
+from scheduler.node_api import auth
 
 ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
     "drain": pool.drain,

@@ -10,11 +10,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from scheduler.simulation.books import Outcome
-from scheduler.simulation.demand import CLASSES
+from scheduler.simulation.charts import draw
 from scheduler.simulation.engine import simulate
-from scheduler.simulation.machines import DAY
-from scheduler.simulation.picture import draw
+from scheduler.simulation.nodes import DAY
+from scheduler.simulation.statistics import Outcome
+from scheduler.simulation.workload import CLASSES
 
 MOST_NODES = 20_000
 MOST_DAYS = 365

@@ -1,0 +1,329 @@
+"""Curves as pictures: thinning, smoothing, and the geometry of the SVGs that pages show without any script.
+
+Positions are per cent of the picture's width and height, from the top left, so that a browser can stretch the drawing
+without stretching its text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from django.db.models import BigIntegerField, Q
+
+from leaderboard.charts.downsampling import level_for
+from leaderboard.formatting import compact, duration, power
+from leaderboard.models import CurvePoint, Run
+from scheduler.prepared import Later, Prepared
+
+PICTURE_POINTS = 400
+"""More than a picture of this width can show."""
+MAX_POINTS = 2000
+"""Of a series, on any page and in any answer."""
+READ_POINTS = 2000
+"""For one page, of all its curves together."""
+FAR = 10_000.0
+"""Per cent off a picture, a hundred times its size."""
+DEV = CurvePoint.Series.DEV.value
+MOST_KEPT = 128
+"""Curves of runs that are over: they do not change any more, and some are on every page."""
+
+Array = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+Way = tuple[Array, Array]
+"""Where a line goes: across and down, in per cent."""
+Abscissa = Literal["tokens", "flops", "seconds", "step"]
+ABSCISSAE: tuple[Abscissa, ...] = ("tokens", "flops", "seconds", "step")
+
+
+class Point(NamedTuple):
+    """What a page shows of a `CurvePoint`, field by field. Units: nats per token, training seconds."""
+
+    step: int
+    tokens: int
+    flops: float
+    seconds: float
+    loss: float
+    bits_per_byte: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    temperature_celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's curve, thinned."""
+
+    train: list[Point]
+    smooth: list[float]
+    """The loss of `train` without its noise."""
+    dev: list[Point]
+
+    @cached_property
+    def columns(self) -> dict[str, Array]:
+        """The points of `train`, column by column; NaN where one has no value."""
+        columns = zip(*self.train, strict=True) if self.train else [()] * len(Point._fields)
+        return {name: np.array(column, dtype=float) for name, column in zip(Point._fields, columns, strict=True)}
+
+
+KEPT: dict[tuple[int, int, int, int], Curve] = {}
+"""By run, revision, and of how many points how many are shown. Of this process."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    at: float
+    label: str
+
+
+class Dot(NamedTuple):
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A loss curve, ready to be drawn by `parts/curve.html`."""
+
+    raw: Way
+    smooth: Way
+    dev: list[Dot]
+    last: Dot
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    x: Abscissa
+    summary: str
+    """The picture in words."""
+
+
+@dataclass(frozen=True)
+class Whisker:
+    """A value and its 95 % interval on a scale shared by all rows."""
+
+    low: float
+    dot: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
+def points_of(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
+    """Return a run's train and dev series, by step, each of at most `count` points, its lowest and highest kept."""
+    train, dev = (
+        [points[i] for i in thin([point.loss for point in points], count)]
+        for points in points_of_all([run], count)[run.pk]
+    )
+    return train, dev
+
+
+def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
+    """Return each run's train and dev series, by step, without losses that are no numbers: of each about `count`
+    points, or all. A curve is read as coarse as it is shown, whatever there is of it. One query."""
+    found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
+    asked = {f"run{number}": run.pk for number, run in enumerate(runs)}
+    asked |= {f"level{number}": level_for(run.step, count) if count else 0 for number, run in enumerate(runs)}
+    for row in stored(len(runs)).tuples(**asked) if runs else ():
+        point = Point._make(row[2:])
+        if math.isfinite(point.loss):
+            found[row[0]][row[1] == DEV].append(point)
+    return found
+
+
+@cache
+def stored(count: int) -> Prepared[CurvePoint]:
+    """What asks for the points of so many runs, of each from its own level on."""
+    chosen = Q()
+    for number in range(count):
+        own = {
+            "run": Later(f"run{number}", BigIntegerField()),
+            "level__gte": Later(f"level{number}", BigIntegerField()),
+        }
+        chosen |= Q(**own)
+    points = CurvePoint.objects.filter(chosen).order_by("run_id", "series", "step")
+    return Prepared(lambda: points.values_list("run_id", "series", *Point._fields), binary=True)
+
+
+def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
+    return curves_of([run], count)[run.pk]
+
+
+def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
+    """Return each run's curve, by its number: as many queries for ten as for one.
+
+    Smoothed is what was read: nearly every point where one run is asked for, of ten runs their shape.
+    """
+    read = max(count, READ_POINTS // max(len(runs), 1))
+    names = {run.pk: (run.pk, run.revision, read, count) for run in runs}
+    found = {run: curve for run, name in names.items() if (curve := KEPT.get(name))}
+    over = {run.pk for run in runs if run.is_over}
+    for run, (train, dev) in points_of_all([run for run in runs if run.pk not in found], read).items():
+        found[run] = thinned(train, dev, count)
+        if run in over:
+            KEPT[names[run]] = found[run]
+    for oldest in list(KEPT)[:-MOST_KEPT]:
+        KEPT.pop(oldest, None)
+    return found
+
+
+def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:
+    calm = smooth([point.loss for point in train])
+    kept = thin([point.loss for point in train], count)
+    return Curve(
+        train=[train[i] for i in kept],
+        smooth=[calm[i] for i in kept],
+        dev=[dev[i] for i in thin([point.loss for point in dev], count)],
+    )
+
+
+def thin(values: Sequence[float] | Array, count: int) -> list[int]:
+    """Return the indices of at most `count` values: the first, the last, and each stretch's lowest and highest."""
+    if len(values) <= count:
+        return list(range(len(values)))
+    stretch, starts = stretches(len(values), count)
+    known = np.asarray(values, dtype=float)
+    lowest, highest = (np.lexsort((by, stretch))[starts] for by in (known, -known))
+    return np.unique(np.concatenate(([0, len(values) - 1], lowest, highest))).tolist()  # type: ignore[no-any-return]
+
+
+@lru_cache(64)
+def stretches(length: int, count: int) -> tuple[Places, Places]:
+    """Return of each value to which stretch it belongs, and where each stretch begins."""
+    parts = max((count - 2) // 2, 1)
+    starts = np.arange(parts) * length // parts
+    return np.repeat(np.arange(parts), np.diff(starts, append=length)), starts
+
+
+def smooth(values: Sequence[float], share: float = 1 / 50) -> list[float]:
+    """Return an exponential moving average over this share of the series, and over less where it falls steeply: at its
+    start, where a sixth of what has been seen is enough."""
+    result: list[float] = []
+    calm = values[0] if values else 0.0
+    for value, window in zip(values, windows(len(values), share), strict=True):
+        calm += (value - calm) / window
+        result.append(calm)
+    return result
+
+
+@lru_cache(64)
+def windows(length: int, share: float) -> tuple[float, ...]:
+    widest = max(length * share, 4)
+    return tuple(max(1.0, min(widest, i / 6)) for i in range(length))
+
+
+def picture(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
+    """Return the drawing, or None while there is nothing to draw. An unfinished run leaves room for the rest."""
+    train, calm, dev = curve.train, curve.smooth, curve.dev
+    if not train:
+        return None
+    own = curve.columns
+    y_low, y_high = padded(*ends([*own["loss"].tolist(), *(point.loss for point in dev)]))
+    x_high = end_of_line(run, float(own[x][-1]))
+
+    def place(x: Array, loss: Array) -> Way:
+        return 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
+
+    line = place(own[x], np.array(calm))
+    seen = [(getattr(point, x), point.loss) for point in dev]
+    return Picture(
+        raw=place(own[x], own["loss"]),
+        smooth=line,
+        dev=dots(place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
+        last=end(line),
+        x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
+        y_ticks=[
+            Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
+        ],
+        x=x,
+        summary=f"Loss curve: from {train[0].loss:.2f} to {calm[-1]:.2f} nats per token "
+        f"after {compact(train[-1].tokens)} tokens.",
+    )
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def end_of_line(run: Run, last: float, since: float = 0.0) -> float:
+    """Return where the x axis ends: at the budget's end as far as one can tell, else at the last point. The run began
+    at `since`."""
+    if run.is_over or run.fraction <= 0:
+        return last or 1.0
+    return max(since + (last - since) / min(run.fraction, 1.0), last) or 1.0
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    margin = (high - low) * 0.06 or 0.5
+    return low - margin, high + margin
+
+
+def dots(line: Way) -> list[Dot]:
+    x, y = line
+    return list(map(Dot, x.round(2).tolist(), y.round(2).tolist()))
+
+
+def end(line: Way) -> Dot:
+    x, y = line
+    return Dot(round(float(x[-1]), 2), round(float(y[-1]), 2))
+
+
+def path(line: Way) -> str:
+    """Return the `d` of an SVG path: relative, in whole hundredths of a per cent, in a box of 10,000 x 10,000. Half as
+    long as with decimals, and written in a third of the time. What is far off is drawn at `FAR`: a browser adds up in
+    single precision."""
+    x, y = (np.clip(np.nan_to_num(of), -FAR, FAR) for of in line)
+    places = np.empty((len(x), 2), dtype=int)
+    places[:, 0], places[:, 1] = np.rint(100 * x), np.rint(100 * y)
+    places[1:] -= places[:-1].copy()
+    return "m" + " ".join(map(str, places.ravel().tolist()))
+
+
+def steps(low: float, high: float, size: float) -> list[float]:
+    first = math.ceil(low / size)
+    return [i * size for i in range(first, math.floor(high / size) + 1)]
+
+
+def round_size(span: float, count: int) -> float:
+    """Return 1, 2 or 5 times a power of ten, so that about `count` such steps fill the span."""
+    power = 10.0 ** math.floor(math.log10(span / count))
+    return next((power * factor for factor in (1, 2, 5) if power * factor * count >= span), power * 10)
+
+
+CLOCK_SIZES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+
+
+def x_steps(x: Abscissa, high: float) -> list[float]:
+    if x == "seconds" and 5 <= high <= 6 * CLOCK_SIZES[-1]:
+        size = float(next((size for size in CLOCK_SIZES if size * 6 >= high), CLOCK_SIZES[-1]))
+    else:
+        size = round_size(high, 5)
+    return steps(0, high, size)
+
+
+def x_label(x: Abscissa) -> Callable[[float], str]:
+    labels: dict[str, Callable[[float], str]] = {"seconds": duration, "flops": power}
+    return labels.get(x, compact)
+
+
+def y_steps(low: float, high: float) -> list[tuple[float, str]]:
+    size = round_size(high - low, 5)
+    decimals = max(0, -math.floor(math.log10(size)))
+    return [(tick, f"{tick:.{decimals}f}") for tick in steps(low, high, size)]
+
+
+def whiskers(rows: Sequence[tuple[float, float | None]]) -> list[Whisker]:
+    """Return one whisker a row of (value, standard error), all on one scale."""
+    ends = [(value - 1.96 * (stderr or 0), value, value + 1.96 * (stderr or 0)) for value, stderr in rows]
+    if not ends:
+        return []
+    low, high = padded(min(end[0] for end in ends), max(end[2] for end in ends))
+    return [Whisker(*(round(100 * (x - low) / (high - low), 2) for x in end)) for end in ends]

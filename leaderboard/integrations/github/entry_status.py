@@ -1,0 +1,238 @@
+"""Where an entry stands, in the words of its pull request: one line, and what to do next.
+
+Read off the rows each time. The comment and the check say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from leaderboard.formatting import share
+from leaderboard.job_handlers import smoke_tests
+from leaderboard.models import Entry, Run
+from leaderboard.rankings import confirmations, explanations, standings
+from leaderboard.rankings.standings import Row, Standings
+from leaderboard.schedule.start_estimates import departures
+
+Conclusion = Literal["success", "failure", "neutral", "cancelled", "action_required"]
+PROGRESS = 10
+"""Steps in which a running training is told."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What is said of an entry."""
+
+    title: str
+    """A few words: of the check."""
+    line: str
+    """One sentence."""
+    todo: str = ""
+    """What to do next, and who."""
+    begun: bool = False
+    conclusion: Conclusion | None = None
+    """Of the check; None while there is none."""
+
+
+def of(entry: Entry, now: datetime) -> State:
+    """Return where an entry stands. It should have its track (with season) and smoke job."""
+    if entry.state == Entry.State.REJECTED:
+        return State(
+            "Not approved",
+            f"Not approved: {entry.reason}",
+            "A maintainer has written why. A push is looked at anew.",
+            conclusion="failure",
+        )
+    if entry.state == Entry.State.WITHDRAWN:
+        return State("Withdrawn", f"Withdrawn: {entry.reason}", conclusion="cancelled")
+    runs = list(entry.runs.select_related("track", "season", "job", "entry").order_by("pk"))
+    if any(is_verdict(run) for run in runs):
+        return arrived(entry, runs)
+    on_its_way = any(run.state in (Run.State.QUEUED, *Run.LIVE) for run in runs)
+    if not on_its_way and (state := of_smoke(entry)):
+        return state
+    if entry.state != Entry.State.APPROVED:
+        return waits_for_approval(entry)
+    return of_runs(entry, runs, now)
+
+
+def is_verdict(run: Run) -> bool:
+    """Whether the run is on the board."""
+    return run.state == Run.State.FINISHED and run.bits_per_byte is not None and run.budget == run.track.budget
+
+
+# --- before anything trains ------------------------------------------------------------------------------------------
+
+
+def of_smoke(entry: Entry) -> State | None:
+    """Return what a smoke run has to say; None where it is in nobody's way."""
+    if smoke_tests.under_way(entry):
+        return State(
+            "Smoke run",
+            f"The smoke run of commit `{entry.sha[:8]}` is under way: a few minutes on a CPU, before any GPU.",
+            "nothing, its result comes by itself.",
+            begun=True,
+        )
+    if entry.smoke.get("passed") is False:
+        return State(
+            "Smoke run failed",
+            f"The smoke run failed: {entry.smoke_sentence}{where(entry)}",
+            "Push a commit that puts it right. "
+            f"`dailytrain smoke {entry.architecture}` finds the same on your own machine.",
+            conclusion="failure",
+        )
+    return None
+
+
+def where(entry: Entry) -> str:
+    """Return where it failed, as far as anybody can say."""
+    file, line, code = (entry.smoke.get(name) for name in ("file", "line", "code"))
+    return f" It is in `{file}`, line {line}: `{str(code).replace('`', '')}`." if file and line else ""
+
+
+def waits_for_approval(entry: Entry) -> State:
+    smoke = f" {entry.smoke_sentence}" if entry.smoke_sentence else ""
+    first = " Before that, `/train smoke` by a maintainer starts the smoke run."
+    unsmoked = entry.kind in smoke_tests.KINDS and not entry.smoke
+    return State(
+        "Waits for approval",
+        f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}",
+        f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
+        f"{first if unsmoked else ''}",
+    )
+
+
+# --- the runs --------------------------------------------------------------------------------------------------------
+
+
+def of_runs(entry: Entry, runs: Sequence[Run], now: datetime) -> State:
+    """Return the state of an approved entry that has no verdict yet."""
+    if not runs:
+        return State("Approved", f"Commit `{entry.sha[:8]}` is approved.", "nothing, its run comes by itself.")
+    for state, say in (
+        ([Run.State.TRAINING, Run.State.PAUSED], training),
+        ([Run.State.SCORING], scoring),
+        ([Run.State.QUEUED, Run.State.WAITING], queued),
+    ):
+        if mine := [run for run in runs if run.state in state]:
+            return say(mine[-1], now)
+    return ended(runs[-1])
+
+
+def queued(run: Run, now: datetime) -> State:
+    leaves = departures([run], now)[0]
+    place = f", number {leaves.position} in the queue" if leaves.position else ""
+    when = f" It leaves at about {clock(leaves.leaves_at, now)}." if leaves.leaves_at else ""
+    why = "" if leaves.leaves_at else f" {leaves.reason}".rstrip()
+    return State(
+        "Waits for a node", f"Run {run.pk} waits for a node{place}.{when}{why}", "nothing, it leaves by itself."
+    )
+
+
+def training(run: Run, now: datetime) -> State:
+    if run.state == Run.State.PAUSED:
+        return State(
+            "Delayed",
+            f"Run {run.pk} lost its node. {run.reason}",
+            "nothing, it goes on from its last checkpoint by itself.",
+            begun=True,
+        )
+    done = f", {int(run.fraction * PROGRESS) * 100 // PROGRESS} % of the way" if run.fraction * PROGRESS >= 1 else ""
+    return State(
+        f"Training{done}",
+        f"Run {run.pk} trains on {run.node_name} since {clock(run.started_at, now)}{done}.",
+        "nothing, the verdict comes by itself. The curve is live on the run's page.",
+        begun=True,
+    )
+
+
+def scoring(run: Run, now: datetime) -> State:
+    return State(
+        "Being scored",
+        f"Run {run.pk} is trained and is being scored on text that the model has not seen.",
+        "nothing, the verdict comes by itself.",
+        begun=True,
+    )
+
+
+def ended(run: Run) -> State:
+    """Return the state of an entry whose last run is over, without a place on the board."""
+    if run.state == Run.State.FINISHED and run.bits_per_byte is None:
+        return State("Arrived", f"Run {run.pk} is done.", "its page has what it left.", conclusion="success")
+    if run.state == Run.State.FINISHED:
+        return State(
+            "Arrived",
+            f"Run {run.pk} had {share(run.part)} and reached {run.bits_per_byte:.4f} bits per byte; "
+            "the board compares whole budgets only.",
+            "A maintainer's `/rerun` gives it the whole budget.",
+            conclusion="success",
+        )
+    if run.state == Run.State.CANCELLED:
+        return State(
+            "Cancelled", f"Run {run.pk} was cancelled: {run.reason}", "`/rerun` starts another.", conclusion="cancelled"
+        )
+    if run.cause == "infrastructure":
+        return State(
+            "Failed on our side", f"Run {run.pk} failed: {run.reason}", "`/rerun` lets it go on.", conclusion="neutral"
+        )
+    return State(
+        "Failed",
+        f"Run {run.pk} failed: {run.reason}",
+        "Push a commit that puts it right: it is a new entry.",
+        conclusion="failure",
+    )
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An entry's multiplier, as the board has it."""
+
+    row: Row
+    standings: Standings
+    record: Row | None
+    """Who holds the record, if somebody else does."""
+
+
+def compared(entry: Entry) -> Compared | None:
+    """Return where an entry stands on its track; None while none of its runs is judged."""
+    table = standings.of(entry.track)
+    row = table.row(entry.pk)
+    if row is None:
+        return None
+    holder = confirmations.holder(entry.track)
+    return Compared(row, table, table.row(holder) if holder is not None and holder != entry.pk else None)
+
+
+def arrived(entry: Entry, runs: Sequence[Run]) -> State:
+    found = compared(entry)
+    if found is None:  # of another season
+        last = [run for run in runs if is_verdict(run)][-1]
+        line = f"Run {last.pk} reached {last.bits_per_byte:.4f} bits per byte, in {last.season}."
+        return State("Arrived", line, conclusion="success")
+    more = sum(not run.is_over for run in runs)
+    also = f" {more} more run{'' if more == 1 else 's'} of it {'is' if more == 1 else 'are'} under way." if more else ""
+    todo = f"{explanations.next_step(found.row, found.standings)}{also}".strip()
+    line = explanations.standing(found.row, found.standings)
+    return State(short(found), line, todo or "nothing, it has arrived.", conclusion="success")
+
+
+def short(found: Compared) -> str:
+    """1.031 ± 2.2 %"""
+    estimate = found.row.estimate
+    if estimate is None or estimate.cm is None:
+        return f"{found.row.bits_per_byte:.4f} bits per byte"
+    return f"Multiplier {explanations.multiplier(estimate)} {explanations.interval(estimate)}".strip()
+
+
+def clock(at: datetime | None, now: datetime) -> str:
+    """20:10 UTC, or 22 November, 20:10 UTC where that is not today."""
+    if at is None:
+        return "a moment ago"
+    day = "" if at.date() == now.date() else f"{at.day} {at:%B}, "
+    return f"{day}{at:%H:%M} UTC"

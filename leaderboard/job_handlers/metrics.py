@@ -1,0 +1,176 @@
+"""Lines of `metrics.jsonl` become curve points and samples. A stranger's process wrote them: advisory, and checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from django.db.models import F
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leaderboard.charts import downsampling
+from leaderboard.models import CurvePoint, Run, Sample
+from leaderboard.sanitize import MAX_INTEGER, plain_text
+
+logger = logging.getLogger(__name__)
+
+MAX_POINTS = 20_000
+"""Per run and series; of a longer curve those stay that its picture needs most (`leaderboard.charts.downsampling`)."""
+MAX_SAMPLES = 300
+PROMPT_LENGTH = 500
+TEXT_LENGTH = 4000
+
+Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, le=1e40)]
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    step: Whole
+
+
+class Point(Line):
+    """A line of kind `train` or `dev`. NaN and infinity never get in: such a run fails by itself."""
+
+    kind: Literal["train", "dev"]
+    fraction: Amount = 0
+    tokens: Whole = 0
+    flops: Amount = 0
+    seconds: Amount = 0
+    loss: Amount
+    bits_per_byte: Amount | None = None
+    learning_rate: Amount | None = None
+    gradient_norm: Amount | None = None
+    tokens_per_second: Amount | None = None
+    mfu: Amount | None = None
+    memory_bytes: Whole | None = None
+
+
+class Text(Line):
+    """A line of kind `sample`."""
+
+    kind: Literal["sample"]
+    prompt: str
+    text: str
+
+
+POINT_FIELDS = [field for field in Point.model_fields if field not in ("kind", "step", "fraction")]
+
+
+def store(run: Run, rows: Sequence[dict[str, Any]], temperature: float | None = None) -> None:
+    """Write the rows, over what the same steps said before, and bring the run's progress up to date.
+
+    `temperature`, in degrees Celsius, is the agent's word on the node just now: these rows have not said it themselves.
+    """
+    points: dict[tuple[str, int], Point] = {}
+    texts: dict[tuple[int, str], Text] = {}
+    for line in readable(run, rows):
+        if isinstance(line, Point):
+            points[line.kind, line.step] = line
+        else:
+            texts[line.step, plain_text(line.prompt, PROMPT_LENGTH)] = line
+    if not points and not texts:
+        return
+    store_points(run, points, temperature)
+    store_samples(run, texts)
+    advance(run, points.values())
+
+
+def readable(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[Point | Text]:
+    dropped = 0
+    for row in rows:
+        try:
+            yield Text.model_validate(row) if row.get("kind") == "sample" else Point.model_validate(row)
+        except ValidationError:
+            dropped += 1
+    if dropped:
+        logger.warning("Run %s: %d of %d metric lines could not be used.", run.pk, dropped, len(rows))
+
+
+def store_points(run: Run, points: dict[tuple[str, int], Point], temperature: float | None = None) -> None:
+    if not points:
+        return
+    rows = [
+        CurvePoint(
+            run=run,
+            series=series,
+            step=step,
+            temperature_celsius=temperature,
+            **{name: getattr(point, name) for name in POINT_FIELDS},
+        )
+        for (series, step), point in points.items()
+    ]
+    everywhere = {series for series, _ in points}
+    for series in everywhere:
+        relevel(run, series, [row for row in rows if row.series == series])
+    CurvePoint.objects.bulk_create(
+        rows,
+        update_conflicts=True,
+        unique_fields=["run", "series", "step"],
+        update_fields=[*POINT_FIELDS, "temperature_celsius", "level"],
+    )
+    for series in everywhere:
+        thin(run, series, max(step for _, step in points))
+
+
+def relevel(run: Run, series: str, fresh: list[CurvePoint]) -> None:
+    """Give new points their level and take it from those that they outdo. Without new ones: the curve's end was cut."""
+    curve = CurvePoint.objects.filter(run=run, series=series)
+    last = curve.order_by("-step").values_list("step", flat=True).first()
+    since = min(row.step for row in fresh) if fresh else last
+    if since is None:
+        return
+    way_up = downsampling.way_up(since if last is None else min(since, last))
+    points = {row.step: row for row in curve.filter(way_up).only("step", "level", *downsampling.EXTREMES_OF)}
+    known = {step: row.level for step, row in points.items()}
+    points |= {row.step: row for row in fresh}
+    steps = sorted(points)
+    values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
+    for step, level in zip(steps, downsampling.levels(values), strict=True):
+        points[step].level = level
+    outdone = [row for step, row in points.items() if row.pk and row.level != known[step]]
+    CurvePoint.objects.bulk_update(outdone, ["level"], batch_size=400)  # SQLite takes a bounded number of parameters
+
+
+def thin(run: Run, series: str, last_step: int) -> None:
+    """Drop what a curve of this length has no room for; its ends and its extremes stay."""
+    if level := downsampling.level_for(last_step, MAX_POINTS):
+        CurvePoint.objects.filter(run=run, series=series, level__lt=level).delete()
+
+
+def store_samples(run: Run, texts: dict[tuple[int, str], Text]) -> None:
+    room = MAX_SAMPLES - Sample.objects.filter(run=run).count() if texts else 0
+    Sample.objects.bulk_create(
+        [
+            Sample(run=run, step=step, prompt=prompt, text=plain_text(line.text, TEXT_LENGTH))
+            for (step, prompt), line in list(texts.items())[: max(room, 0)]
+        ],
+        update_conflicts=True,
+        unique_fields=["run", "step", "prompt"],
+        update_fields=["text"],
+    )
+
+
+def advance(run: Run, points: Iterable[Point]) -> None:
+    """Note how far the training process says it is."""
+    latest = max((point for point in points if point.kind == "train"), key=lambda point: point.step, default=None)
+    progress = {}
+    if latest:
+        progress = {
+            "step": latest.step,
+            "fraction": min(latest.fraction, 1.0),
+            "tokens": latest.tokens,
+            "seconds": latest.seconds,
+            "loss": latest.loss,
+        }
+    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **progress)
+
+
+def cut(run: Run, step: int) -> None:
+    """Forget what was said after `step`: the run goes on from there, and may go another way."""
+    CurvePoint.objects.filter(run=run, step__gt=step).delete()
+    for series in CurvePoint.Series.values:
+        relevel(run, series, [])
+    Sample.objects.filter(run=run, step__gt=step).delete()

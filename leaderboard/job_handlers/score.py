@@ -1,0 +1,46 @@
+"""Jobs of kind `score`: a finished run's, or a release's. To a node they are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leaderboard.job_handlers.release_scores import ScoringRelease
+from leaderboard.job_handlers.train import Scoring
+from leaderboard.models import Publication
+from scheduler.job_kinds import About, Kind
+from scheduler.models import Checkpoint, Job, Lease
+from trainer import protocol
+
+
+def handler(job: Job) -> Kind:
+    return ScoringRelease() if Publication.objects.filter(score_job=job).exists() else Scoring()
+
+
+class Scorings:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
+        return handler(job).order(job, resume)
+
+    def leased(self, job: Job, lease: Lease) -> None:
+        handler(job).leased(job, lease)
+
+    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        handler(job).metrics(job, rows)
+
+    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+        handler(job).checkpoint(job, checkpoint)
+
+    def requeued(self, job: Job, reason: str) -> None:
+        handler(job).requeued(job, reason)
+
+    def done(self, job: Job, result: dict[str, Any]) -> None:
+        handler(job).done(job, result)
+
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        handler(job).failed(job, cause, reason)
+
+    def cancelled(self, job: Job, reason: str) -> None:
+        handler(job).cancelled(job, reason)
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        return {**Scoring().about(jobs), **ScoringRelease().about(jobs)}

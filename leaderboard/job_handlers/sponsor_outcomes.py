@@ -1,0 +1,47 @@
+"""What came of the work that a node did, told to the sponsor who lent it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leaderboard.models import Replay, Run
+from scheduler.job_kinds import About
+from scheduler.models import Job
+
+
+def outcome(run: Run) -> str:
+    """1.0412 bits per byte, scored"""
+    if run.state == Run.State.FINISHED and run.bits_per_byte is not None:
+        return f"{run.bits_per_byte:.4f} bits per byte, {run.get_trust_display().lower()}"
+    return run.reason or run.get_state_display().lower()
+
+
+def of_training(jobs: Sequence[Job]) -> dict[int, About]:
+    runs = Run.objects.filter(job__in=jobs).select_related("entry")
+    return {
+        run.job_id: About(run.entry.title, run.get_absolute_url(), outcome(run))
+        for run in runs
+        if run.job_id is not None
+    }
+
+
+def of_scoring(jobs: Sequence[Job]) -> dict[int, About]:
+    runs = Run.objects.filter(score_job__in=jobs).select_related("entry")
+    return {
+        run.score_job_id: About(f"Scoring of {run.entry.title}", run.get_absolute_url(), outcome(run))
+        for run in runs
+        if run.score_job_id is not None
+    }
+
+
+def of_replays(jobs: Sequence[Job]) -> dict[int, About]:
+    replays = Replay.objects.filter(job__in=jobs).select_related("run__entry")
+    return {
+        replay.job_id: About(
+            f"Spot check of {replay.run.entry.title}",
+            replay.run.get_absolute_url(),
+            replay.sentence or replay.get_state_display().lower(),
+        )
+        for replay in replays
+        if replay.job_id is not None
+    }

@@ -1,0 +1,96 @@
+"""Jobs of kinds `swarm`, the one that leads a run many machines train together, and `seat`, a place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leaderboard import runs
+from leaderboard.job_handlers import swarm_runs
+from leaderboard.job_handlers.train import Training
+from leaderboard.models import Run, Seat
+from scheduler import transitions as jobs
+from scheduler.job_kinds import About
+from scheduler.models import Checkpoint, Job, Lease
+from trainer import protocol
+
+ENDS = ("The run is finished.", "The run has been stopped.")
+"""What a coordinator sends everybody home with, which a seat may tell before the coordinator itself."""
+AWAY = "The run waits for a coordinator."
+
+
+class Coordinating(Training):
+    """A training, as far as the run is concerned; its seats come and go with it."""
+
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:  # type: ignore[override]
+        return swarm_runs.order(Run.objects.with_entry().get(job=job), resume)
+
+    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        super().metrics(job, [row for row in rows if row.get("kind") != "swarm"])
+        run = Run.objects.with_entry().get(job=job)
+        told = [row for row in rows if row.get("kind") == "swarm"]
+        if told and run.state == Run.State.TRAINING:
+            swarm_runs.take(run, told)
+
+    def requeued(self, job: Job, reason: str) -> None:
+        super().requeued(job, reason)
+        swarm_runs.call_off(Run.objects.get(job=job), AWAY)
+
+    def done(self, job: Job, result: dict[str, Any]) -> None:
+        super().done(job, result)
+        swarm_runs.call_off(Run.objects.get(job=job), "The run is finished.")
+
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        super().failed(job, cause, reason)
+        swarm_runs.call_off(Run.objects.get(job=job), "The run has failed.")
+
+    def cancelled(self, job: Job, reason: str) -> None:
+        super().cancelled(job, reason)
+        swarm_runs.call_off(Run.objects.get(job=job), "The run was cancelled.")
+
+
+class Seats:
+    """Places in a swarm. One that is lost is given up, and another is queued."""
+
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SeatOrder:
+        seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)
+        return swarm_runs.seat_order(seat)
+
+    def leased(self, job: Job, lease: Lease) -> None:
+        Seat.objects.filter(job=job).update(node=lease.node, name=lease.node.name)
+        self.another(job)
+
+    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
+        swarm_runs.take_of_seat(job.seat, [row for row in rows if row.get("kind") == "seat"])
+
+    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
+        """Nothing: it leaves none."""
+
+    def requeued(self, job: Job, reason: str) -> None:
+        jobs.cancel(job, runs.SITE, f"Its machine has left: {reason}")
+        self.another(job)
+
+    def done(self, job: Job, result: dict[str, Any]) -> None:
+        swarm_runs.take_of_seat(job.seat, [result])
+        if result.get("why") not in ENDS:
+            self.another(job)
+
+    def failed(self, job: Job, cause: protocol.Cause, reason: str) -> None:
+        self.another(job)
+
+    def cancelled(self, job: Job, reason: str) -> None:
+        """Nothing: the site itself has taken it away."""
+
+    def another(self, job: Job) -> None:
+        swarm_runs.top_up(swarm_runs.of(job.seat.swarm.run))
+
+    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+        seats = Seat.objects.filter(job__in=jobs).select_related("swarm__run__entry")
+        return {
+            seat.job_id: About(
+                f"A seat in {seat.swarm.run.entry.title}",
+                seat.swarm.run.get_absolute_url(),
+                f"{seat.rows} rows of text computed",
+            )
+            for seat in seats
+        }

@@ -1,0 +1,52 @@
+"""Who wants to hear of what, and where."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+
+class SubscriptionQuerySet(models.QuerySet["Subscription"]):
+    def listening(self) -> SubscriptionQuerySet:
+        """Return those that get notices: confirmed, of people who may still sign in, not given up."""
+        return self.filter(confirmed_at__isnull=False, stopped_at=None, user__is_active=True).select_related("user")
+
+
+class Subscription(models.Model):
+    """A place to which notices go, and which ones its owner has chosen."""
+
+    class Kind(models.TextChoices):
+        """One file each in `leaderboard/notifications/channels/`."""
+
+        DISCORD = "discord", "Discord"
+        SLACK = "slack", "Slack"
+        EMAIL = "email", "E-mail"
+        WEBHOOK = "webhook", "Webhook"
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="subscriptions")
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    address = models.CharField(max_length=500)
+    """Who knows a Discord or Slack address may write there: it is never shown again, to anybody."""
+    secret = models.CharField(max_length=64, blank=True)
+    """Of a webhook: what its deliveries are signed with."""
+    topics = models.JSONField(default=list, blank=True)
+    """Keys of `leaderboard.notifications.topics.TOPICS`."""
+    created_at = models.DateTimeField(default=timezone.now)
+    confirmed_at = models.DateTimeField(null=True, blank=True)
+    """Null until whoever reads an e-mail address has said that he wants this; the other kinds need no word."""
+    stopped_at = models.DateTimeField(null=True, blank=True)
+    """When the place turned notices away for good; `problem` says how."""
+    problem = models.CharField(max_length=300, blank=True)
+    sent_at = models.DateTimeField(null=True, blank=True)
+
+    objects = SubscriptionQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["user", "kind", "address"], name="one_subscription_per_address"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} of {self.user}"

@@ -1,0 +1,43 @@
+"""An e-mail address, through the site's own SMTP server (`MAIL_URL`). Nothing is sent to one that has not said yes."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from apprise.plugins.email import NotifyEmail
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+
+from leaderboard.models import Subscription
+from leaderboard.notifications import email_links
+from leaderboard.notifications.channels import apprise_channel
+from leaderboard.notifications.message import Message
+
+ADDRESS = "Address: a letter asks it first whether it wants this"
+
+
+def is_there() -> bool:
+    return bool(settings.MAIL_URL)
+
+
+def cleaned(address: str) -> str:
+    address = address.strip()
+    try:
+        validate_email(address)
+    except ValidationError:
+        raise ValueError("That is not an e-mail address.") from None
+    return address
+
+
+def shown(address: str) -> str:
+    name, _, host = address.partition("@")
+    return f"{name[:2]}…@{host}"
+
+
+def send(message: Message, subscription: Subscription, delivery: int) -> None:
+    more = "&" if "?" in settings.MAIL_URL else "?"
+    address = f"{settings.MAIL_URL}{more}to={quote(subscription.address)}&format=text"
+    foot = f"\n--\n{settings.SITE_NAME}. To stop these letters: {email_links.stop_address(subscription)}"
+    body = "\n\n".join([*message.lines, message.url, foot])
+    apprise_channel.notify(NotifyEmail, address, " ".join(message.title.split()), body, message.files)

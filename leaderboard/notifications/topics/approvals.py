@@ -1,0 +1,51 @@
+"""An entry waits for approval: told to those who may give it."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.auth.models import User
+
+from leaderboard import permissions
+from leaderboard.models import Entry
+from leaderboard.notifications.message import Message
+
+LABEL = "Waiting for approval"
+HINT = "An entry has passed its smoke run, or needs none, and waits for somebody who may approve it."
+
+
+def may_choose(user: User) -> bool:
+    return bool(permissions.roles(user) & set(permissions.STAFF))
+
+
+def concerns(user: User, about: str) -> bool:
+    entry = entry_of(about)
+    return entry is not None and permissions.may_approve(user, entry)
+
+
+def compose(about: str) -> Message | None:
+    entry = entry_of(about)
+    if entry is None or not waits(entry):
+        return None
+    by = f" by {entry.author}" if entry.author else ""
+    hypothesis = (f"Its hypothesis: {' '.join(entry.hypothesis.split())[:300]}",) if entry.hypothesis else ()
+    smoke = (entry.smoke_sentence,) if entry.smoke_sentence else ()
+    return Message(
+        title=f"Waits for approval: {entry.title}",
+        lines=(f"{entry.architecture}{by}, commit {entry.sha[:8]}, for {entry.track.name}.", *hypothesis, *smoke),
+        url=settings.SITE_URL + entry.get_absolute_url(),
+        facts={"entry": entry.pk, "sha": entry.sha, "track": entry.track.slug, "author": entry.author},
+    )
+
+
+def waits(entry: Entry) -> bool:
+    """Whether nothing but somebody's word is missing."""
+    return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
+
+
+def about(entry: Entry) -> str:
+    """Return what this waiting is known by: it begins anew after each smoke run."""
+    return f"{entry.pk}.{entry.smoke_job_id or 0}"
+
+
+def entry_of(about: str) -> Entry | None:
+    return Entry.objects.select_related("track").filter(pk=int(about.partition(".")[0])).first()

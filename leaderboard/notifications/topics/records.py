@@ -1,0 +1,48 @@
+"""A record has been confirmed, and perhaps a bounty with it."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.auth.models import User
+
+from leaderboard.models import Entry
+from leaderboard.notifications.message import Message
+from leaderboard.rankings import explanations, standings
+
+LABEL = "A record"
+HINT = "A record has been confirmed, or a bounty claimed."
+
+
+def may_choose(user: User) -> bool:
+    return True
+
+
+def concerns(user: User, about: str) -> bool:
+    return True
+
+
+def compose(about: str) -> Message | None:
+    """`about`: the entry that holds it."""
+    entry = Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
+    if entry is None:
+        return None
+    by = f" by {entry.author}" if entry.author else ""
+    table = standings.of(entry.track)
+    row = table.row(entry.pk)
+    standing = (explanations.standing(row, table),) if row else ()
+    claimed = list(entry.bounties.all())
+    return Message(
+        title=f"A record on {entry.track.name}: {entry.title}{by}",
+        lines=(
+            *standing,
+            "Confirmed by fresh seeds on trusted nodes that have nothing to do with it.",
+            *(f"It claims the bounty {bounty.goal}: {bounty.reward}" for bounty in claimed),
+        ),
+        url=settings.SITE_URL + entry.get_absolute_url(),
+        facts={
+            "entry": entry.pk,
+            "track": entry.track.slug,
+            "multiplier": row.estimate.cm if row and row.estimate else None,
+            "bounties": [bounty.pk for bounty in claimed],
+        },
+    )

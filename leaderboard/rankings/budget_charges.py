@@ -1,0 +1,63 @@
+"""What a judged run is charged: not less than its budget, and only what metered time can explain.
+
+The scorer's figures of compute rest on what the training process said of itself (tokens, seconds). Here they meet what
+the process could not touch: its budget, and the seconds that the agent metered, lease by lease.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Count, Sum
+
+from leaderboard.models import Run
+from leaderboard.rankings.score_validation import Verdict
+from trainer.accounting import plausibility
+from trainer.accounting.budget import Budget
+
+
+def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
+    """Return the fields of a run's compute: as the scorer has them, at least the budget, void where implausible."""
+    floor = floors(Budget.parse(run.budget), verdict.flops_per_token)
+    flops = max(verdict.train_flops, floor.get("flops", 0.0))
+    seconds = max(verdict.train_seconds, floor.get("seconds", 0.0))
+    metered, leases = meter(run)
+    void = {"flops_void": verdict.flops_void, "seconds_void": run.seconds_void}
+    if metered > 0:
+        working = max(seconds, metered - leases * plausibility.SETUP_SECONDS)
+        peak = plausibility.lookup_node_peak_flops(run.node_class)
+        void["flops_void"] = void["flops_void"] or plausibility.explain_implausible_flops(
+            flops, working, peak, usual(run)
+        )
+        void["seconds_void"] = void["seconds_void"] or plausibility.explain_implausible_seconds(
+            seconds, metered, leases
+        )
+    return {"train_flops": flops, "train_seconds": seconds, **void}
+
+
+def floors(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
+    """Return what a budget costs at least, as far as that can be known without believing anybody."""
+    if budget.kind in ("flops", "seconds"):
+        return {budget.kind: budget.amount}
+    if budget.kind == "tokens" and flops_per_token is not None:
+        return {"flops": budget.amount * flops_per_token}
+    return {}
+
+
+def meter(run: Run) -> tuple[float, int]:
+    """Return (seconds that agents metered, leases) of the run's training."""
+    if run.job is None:
+        return 0.0, 0
+    found = run.job.leases.filter(seconds__gt=0).aggregate(seconds=Sum("seconds"), leases=Count("pk"))
+    return found["seconds"] or 0.0, found["leases"]
+
+
+def usual(run: Run) -> float | None:
+    """Return the baseline's seconds a FLOP on the same track, season and class of node; None where none was judged."""
+    ladder = Run.objects.filter(
+        track=run.track_id, season=run.season_id, purpose=Run.Purpose.LADDER, state=Run.State.FINISHED
+    )
+    found = ladder.filter(node_class=run.node_class, seconds_void="", flops_void="").aggregate(
+        seconds=Sum("train_seconds"), flops=Sum("train_flops")
+    )
+    return found["seconds"] / found["flops"] if found["flops"] and found["seconds"] else None

@@ -1,0 +1,78 @@
+"""The trusted scorer's answer, checked before it stands on the board."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leaderboard.models import Run, Score
+from leaderboard.sanitize import plain_json, plain_text
+
+MAX_SCORES = 300
+MAX_BITS_PER_BYTE = 64.0
+"""Far worse than drawing bytes at random (8); whatever is beyond is a mistake, not a model."""
+
+Count = Annotated[int, Field(gt=0, le=2**53)]
+Finite = Annotated[float, Field(ge=0, le=1e40, allow_inf_nan=False)]
+
+
+class Verdict(BaseModel):
+    """JSON of `dailytrain score`, as far as the board keeps it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    bits_per_byte: Annotated[float, Field(gt=0, le=MAX_BITS_PER_BYTE, allow_inf_nan=False)]
+    nats_per_token: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+    stderr: Finite
+    """Of bits_per_byte."""
+    tokens: Count
+    bytes: Count
+    documents: Count
+    parameters: Count
+    parameters_embedding: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    train_flops: Finite
+    """Counted by the scorer, as far as the count is not void."""
+    flops_per_token: Finite | None = None
+    flops_void: Annotated[str, Field(max_length=300)] = ""
+    train_seconds: Finite
+    checks: dict[str, Any] = {}
+    suite: dict[str, dict[str, Any]] = {}
+    suite_missing: list[str] = []
+
+    def run_fields(self) -> dict[str, Any]:
+        return {
+            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte_stderr": self.stderr,
+            "parameters": self.parameters,
+            "parameters_embedding": self.parameters_embedding,
+            "checks": plain_json(self.checks),
+            "suite_missing": [plain_text(name, 100) for name in self.suite_missing[:100]],
+        }
+
+    def scores(self, run: Run) -> list[Score]:
+        """Return the rows, unsaved: the two held-out numbers and what can be read of the suite."""
+        rows = {
+            "bits_per_byte": Score(run=run, name="bits_per_byte", value=self.bits_per_byte, stderr=self.stderr),
+            "nats_per_token": Score(run=run, name="nats_per_token", value=self.nats_per_token),
+        }
+        for row in rows.values():
+            row.count = self.tokens
+        for name, value, stderr in self.suite_numbers():
+            rows.setdefault(name, Score(run=run, name=name, value=value, stderr=stderr))
+        return list(rows.values())[:MAX_SCORES]
+
+    def suite_numbers(self) -> Iterator[tuple[str, float, float | None]]:
+        for task, metrics in self.suite.items():
+            for metric, answer in metrics.items():
+                value, stderr = answer if isinstance(answer, list) and len(answer) == 2 else (answer, None)
+                if (number := finite(value)) is not None:
+                    yield plain_text(f"{task}/{metric}", 120), number, finite(stderr)
+
+
+def finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value) if abs(value) <= 1e12 else None

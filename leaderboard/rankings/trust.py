@@ -1,0 +1,112 @@
+"""How far a run's result can be relied on, and what changes that. Another thing than its state.
+
+    provisional   nothing but the word of a node that nobody vouches for: such a run is shown and does not count
+    scored        a trusted node scored the checkpoint, and whoever trained it is trusted, is vetted by BOINC's rule
+                  (`scheduler.node_vetting`), or had a stretch of this very run replayed elsewhere with the same outcome
+    replicated    the entry's confirmation, on unrelated trusted nodes, agrees with it
+    record        a confirmation run of the entry that holds the record
+    disputed      a replay or the confirmation contradicts it: it does not count until a maintainer has looked
+
+All changes are conditional UPDATEs with an event, and nothing but a maintainer's word leads away from `disputed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+
+from leaderboard.models import Entry, Replay, Run
+from scheduler import node_vetting
+from scheduler.models import Event, Job, Lease, Node
+
+COUNTS = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
+"""Trust of runs that a multiplier may be made of."""
+BELOW = {
+    Run.Trust.SCORED: (Run.Trust.PROVISIONAL,),
+    Run.Trust.REPLICATED: (Run.Trust.SCORED, Run.Trust.RECORD),
+    Run.Trust.RECORD: (Run.Trust.SCORED, Run.Trust.REPLICATED),
+    Run.Trust.DISPUTED: (Run.Trust.PROVISIONAL, *COUNTS),
+}
+"""From where each is reached."""
+
+
+def change(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
+    """Change a run's trust if the rules lead there from where it is; return whether this call did."""
+    return move(run, to, BELOW[to], actor, sentence)
+
+
+def settle(run: Run, actor: str) -> bool:
+    """A maintainer has looked into a dispute and found the run in order."""
+    return move(run, Run.Trust.SCORED, (Run.Trust.DISPUTED,), actor, "The dispute is settled: the result counts again.")
+
+
+@transaction.atomic
+def move(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sentence: str) -> bool:
+    moved = Run.objects.filter(pk=run.pk, trust__in=since).update(trust=to, revision=F("revision") + 1)
+    run.refresh_from_db(fields=["trust", "revision"])
+    if moved and sentence:
+        Event.record(actor, run, sentence)
+    return moved == 1
+
+
+# --- who may check whom ---------------------------------------------------------------------------------------------
+
+
+def related_nodes(entry: Entry) -> list[int]:
+    """Return the ids of the nodes that trained the entry, confirmations aside."""
+    trained = entry.runs.exclude(purpose=Run.Purpose.CONFIRMATION).values("job")
+    return sorted(Lease.objects.filter(job__in=trained).values_list("node", flat=True).distinct())
+
+
+def related_people(entry: Entry) -> list[int]:
+    """Return the user ids of its author, of who entered it, and of those who lent what trained it."""
+    people = User.objects.filter(
+        Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=related_nodes(entry))
+    )
+    return sorted(people.values_list("pk", flat=True).distinct())
+
+
+def on_unrelated(entry: Entry) -> dict[str, Any]:
+    """Return the fields of a job that only trusted nodes may do which have nothing to do with the entry."""
+    return {
+        "needs_trusted": True,
+        "excluded_nodes": related_nodes(entry),
+        "excluded_owners": related_people(entry),
+    }
+
+
+def unrelated_nodes(entry: Entry) -> QuerySet[Node]:
+    """Return the nodes that may confirm the entry."""
+    nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=related_nodes(entry))
+    return nodes.filter(Q(owner=None) | ~Q(owner__in=related_people(entry)))
+
+
+# --- provisional or scored -------------------------------------------------------------------------------------------
+
+
+def trained_on(job: Job) -> QuerySet[Node]:
+    """Return the nodes whose work is in the job's checkpoints."""
+    return Node.objects.filter(leases__checkpoints__job=job).distinct()
+
+
+def is_proven(run: Run) -> bool:
+    """Whether its training can be relied on."""
+    if run.replays.filter(state=Replay.State.AGREED).exists():
+        return True
+    return run.job is not None and all(node_vetting.counts(node) for node in trained_on(run.job))
+
+
+def scored(run: Run) -> bool:
+    """Let a run that has its verdict count, if its training can be relied on; else say what it waits for.
+
+    No event where it counts: its verdict, or the replay's, says it.
+    """
+    if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
+        return False
+    if is_proven(run):
+        return move(run, Run.Trust.SCORED, BELOW[Run.Trust.SCORED], "site", "")
+    Event.record("site", run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed.")
+    return False

@@ -1,0 +1,145 @@
+"""The season and the track that a new site begins with, and every number of theirs. Changing one is a new season."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from leaderboard import runs
+from leaderboard.models import Entry, Season, Track
+from leaderboard.schedule import nightly
+from leaderboard.submissions import intake
+from scheduler.models import Event
+
+SEASON: dict[str, Any] = {
+    "corpus": "python-library",
+    "tokenizer": "bpe:8192",
+    "limit_bytes": 16 * 2**20,  # what `dailytrain train` takes for a short CPU run: one preparation serves both
+}
+SEASON_NAME = "Season 0"
+TRACK: dict[str, Any] = {
+    "name": "Ten teraFLOPs on two cores",
+    "description": "Small enough for any laptop: the documentation and sources that every Python carries, learned from "
+    "scratch in under two minutes. Gains at this size shrink with scale: read it as a rehearsal.",
+    "budget": "1e13flops",
+    "expected_seconds": 110.0,
+    "config": {
+        "threads": 2,
+        "model": {"depth": 2},
+        "train": {"sequence_length": 256, "batch": 8, "precision": "fp32", "compile": False},
+    },
+    "ladder": {"rungs": [1 / 8, 1 / 4, 1 / 2, 1, 2], "seeds": 3},  # 12 full budgets: under half an hour of two cores
+    "seeds": 3,
+    "suite": ["blimp"],
+    "suite_limit": 10,  # of each of its 67 paradigms: a few seconds
+    "limits": {"memory_bytes": 4 * 2**30, "disk_bytes": 2 * 2**30},
+    # A laptop that somebody else uses too: short probes, and tolerances that only gross changes are outside of.
+    "probe_seconds": 1.0,
+    "kappa_tolerance": 0.15,
+    "drift_tolerance": 0.1,
+    "is_default": True,
+    "nightly": True,
+}
+TRACK_SLUG = "small"
+OUTSIDERS = {
+    # architecture: title, hypothesis
+    "smear": ("Smeared keys", "A key mixed with the one before it finds induction patterns one block earlier."),
+    "litgpt": ("Pythia, by litgpt", "How far has the baseline come from GPT-NeoX as Pythia trained it?"),
+    "nanogpt": ("GPT-2, as nanoGPT writes it", "How far has the baseline come from GPT-2?"),
+}
+PREPARE_SECONDS = 3600.0
+
+
+class SetupError(RuntimeError):
+    """The site cannot be set up here; the message is a sentence for its operator."""
+
+
+def first_season() -> Season:
+    """Return the present season; a new site gets its first one."""
+    season = Season.objects.current()
+    if season is None:
+        season, _ = Season.objects.get_or_create(name=SEASON_NAME, defaults=SEASON)
+    return season
+
+
+def prepare(season: Season, *, show_progress: bool = True) -> bool:
+    """Build the season's dataset in a process of its own and pin its hash; return whether the hash is new.
+
+    A dataset that was pinned before must come out the same: otherwise this machine's corpus is another one.
+    """
+    made = build(season, show_progress)
+    if season.dataset_hash and made != season.dataset_hash:
+        raise SetupError(
+            f"{season.corpus} makes dataset {made[:12]} here, but {season} is pinned to {season.dataset_hash[:12]}: "
+            "another Python version or corpus. Go back to it, or begin a new season."
+        )
+    with transaction.atomic():
+        pinned = Season.objects.filter(pk=season.pk, dataset_hash="").update(dataset_hash=made)
+        season.refresh_from_db()
+        if pinned:
+            Event.record(runs.SITE, season, f"Dataset prepared and pinned: {made[:12]}.")
+    runs.queue_waiting(season)
+    return pinned == 1
+
+
+def build(season: Season, show_progress: bool) -> str:
+    """Return the hash of the season's dataset. The site itself imports neither torch nor tokenizers."""
+    command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
+    command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
+    if season.limit_bytes is not None:
+        command += ["--limit-bytes", str(season.limit_bytes)]
+    if not show_progress:
+        command.append("--quiet")
+    shown = None if show_progress else subprocess.PIPE
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=PREPARE_SECONDS)
+    said = (done.stderr or "").strip().splitlines()
+    if done.returncode != 0:
+        raise SetupError(said[-1] if said else f"The dataset of {season} could not be prepared (see above).")
+    made = str(json.loads(done.stdout)["hash"])
+    assert re.fullmatch("[0-9a-f]{64}", made), made
+    return made
+
+
+def first_track(season: Season) -> Track:
+    track, _ = Track.objects.get_or_create(slug=TRACK_SLUG, defaults={**TRACK, "season": season})
+    return track
+
+
+def set_up(*, main_only: bool = False) -> Track:
+    """Bring a new site to its first departure: main tonight, two more architectures behind it. Safe to repeat."""
+    track = first_track(first_season())
+    if not track.nights.exists():
+        nightly.tonight(timezone.now())
+        pin_baseline(track)
+    if not main_only:
+        for architecture in OUTSIDERS:
+            invite(track, architecture)
+    return track
+
+
+def pin_baseline(track: Track) -> None:
+    """Make the first main that was trained the commit that everything is compared with."""
+    main = Entry.objects.filter(track=track, kind=Entry.Kind.MAIN).order_by("pk").first()
+    if main is None:
+        night = track.nights.first()
+        raise SetupError(night.sentence if night else "No night has begun.")
+    pinned = Season.objects.filter(pk=track.season_id, baseline=None).update(baseline=main)
+    if pinned:
+        Event.record(runs.SITE, track.season, f"Baseline pinned: {main}.")
+
+
+def invite(track: Track, architecture: str) -> None:
+    """Enter an architecture of our own main beside the baseline, once per track."""
+    baseline = Season.objects.select_related("baseline").get(pk=track.season_id).baseline
+    if baseline is None or Entry.objects.filter(track=track, architecture=architecture).exists():
+        return
+    title, hypothesis = OUTSIDERS[architecture]
+    entry = intake.enter(settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis)
+    intake.approve(entry, entry.sha, None, sentence="Approved by the site: it is part of main, which was reviewed.")

@@ -1,0 +1,57 @@
+"""When will what waits leave? The queue's own outlook, told for the runs of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.utils import timezone
+
+from leaderboard.models import Run
+from scheduler.estimates import Outlook
+from scheduler.models import Job
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A line of the timetable."""
+
+    run: Run
+    leaves_at: datetime | None
+    """None where nobody can say: it waits for approval, or no node fits that is online."""
+    reason: str
+    position: int | None = None
+    """Among all that waits for a node, on whatever track; None where it does not wait in the queue, or far back."""
+    arrives_at: datetime | None = None
+    next_free: datetime | None = None
+    """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
+
+
+def departures(waiting: Sequence[Run], now: datetime, outlook: Outlook | None = None) -> list[Departure]:
+    """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
+
+    Whoever has looked at the queue already brings that along.
+    """
+    if outlook is None and any(in_queue(run) for run in waiting):
+        outlook = Outlook(now)
+    return [departure(run, outlook) for run in waiting]
+
+
+def departure_of(run: Run) -> Departure | None:
+    """Return when a run leaves or goes on that waits for a node, for what it waits, and when it arrives."""
+    return departures([run], timezone.now())[0] if in_queue(run) else None
+
+
+def in_queue(run: Run) -> bool:
+    return run.job is not None and run.job.state == Job.State.QUEUED
+
+
+def departure(run: Run, outlook: Outlook | None) -> Departure:
+    if run.state == Run.State.WAITING:
+        return Departure(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
+    if run.job is None or outlook is None:
+        return Departure(run, None, run.reason)
+    prospect = outlook.of(run.job)
+    reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
+    return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)

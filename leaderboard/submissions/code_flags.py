@@ -1,0 +1,215 @@
+"""What a reviewer should look at in Python that a stranger adds: found in its syntax tree, never by running it.
+
+A flag is no verdict: opening a file can be honest. Nor is the lack of one: whoever hides what he does (getattr of a
+string that is put together) is not found. The sandbox is what protects; this saves the reader time. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from leaderboard.submissions.diffs import is_hiding
+
+KINDS = {
+    "network": "Talks to a network",
+    "process": "Starts or steers processes",
+    "files": "Reads or writes files",
+    "native": "Loads machine code",
+    "code": "Makes code while it runs",
+    "surroundings": "Looks at what runs around it",
+    "others": "Changes other modules",
+    "hidden": "Hard to read",
+    "import": "Imports something new",
+}
+"""Worst first; the words are for the page."""
+
+NAMES: dict[str, str] = {
+    "network": """
+        socket ssl urllib urllib3 http httpx requests aiohttp ftplib smtplib poplib imaplib telnetlib xmlrpc websockets
+        websocket paramiko asyncio selectors socketserver huggingface_hub datasets wandb boto3 webbrowser torch.hub
+        torch.distributed.rpc torch.distributed.TCPStore
+        """,
+    "process": """
+        subprocess multiprocessing pty signal resource sched os.system os.popen os.fork os.forkpty os.kill os.killpg
+        os.posix_spawn os.posix_spawnp os.startfile os.setuid os.setgid os.nice torch.multiprocessing
+        concurrent.futures.ProcessPoolExecutor
+        """,
+    "files": """
+        open io.open io.FileIO os.open os.read os.write os.remove os.unlink os.rename os.replace os.rmdir os.mkdir
+        os.makedirs os.listdir os.scandir os.walk os.chmod os.chown os.link os.symlink os.truncate os.path pathlib
+        shutil tempfile glob fileinput mmap sqlite3 zipfile tarfile safetensors torch.save torch.load torch.from_file
+        numpy.load numpy.save numpy.savez numpy.memmap numpy.fromfile
+        """,
+    "native": "ctypes cffi _ctypes cupy torch.utils.cpp_extension torch.ops.load_library torch.classes.load_library",
+    "code": """
+        eval exec compile __import__ importlib pkgutil runpy pickle cPickle dill cloudpickle marshal shelve code codeop
+        types.CodeType types.FunctionType builtins base64 zlib codecs bz2 lzma gzip
+        """,
+    "surroundings": """
+        os.environ os.environb os.getenv os.putenv os.getpid os.uname sys._getframe sys.modules sys.settrace sys.path
+        sys.setprofile sys.meta_path sys.argv inspect gc traceback atexit threading platform getpass pwd faulthandler
+        tracemalloc weakref globals locals vars
+        """,
+}
+"""What does what. The longest name that fits decides."""
+MODULES = {name: kind for kind, names in NAMES.items() for name in names.split()}
+BUILT_IN = frozenset({"open", "eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
+PREFIXES = {"os.exec": "process", "os.spawn": "process"}
+USUAL = frozenset(
+    """
+    __future__ abc bisect collections contextlib copy dataclasses enum fractions functools heapq itertools math numbers
+    operator random re statistics string textwrap types typing typing_extensions warnings torch trainer einops
+    """.split()  # noqa: SIM905
+)
+"""Imports that say nothing."""
+INSIDES = frozenset(
+    {"__globals__", "__code__", "__closure__", "__builtins__", "__subclasses__", "__mro__", "__bases__", "__loader__"}
+)
+LONG_TEXT = 1000
+SOURCE_LENGTH = 400_000
+
+
+@dataclass(frozen=True, order=True)
+class Flag:
+    path: str
+    line: int
+    kind: str
+    what: str
+    """The name in the code, or a few words."""
+
+    @property
+    def label(self) -> str:
+        return KINDS[self.kind]
+
+
+def found(path: str, source: str, before: str, added: frozenset[int]) -> list[Flag]:
+    """Return the flags of the added lines of a Python file; `before` is what it said on main, or empty."""
+    hidden = [
+        Flag(path, number, "hidden", "characters that are not seen")
+        for number, line in enumerate(source.split("\n"), 1)
+        if number in added and is_hiding(line)
+    ]
+    tree = parsed(source)
+    if tree is None:
+        return [*hidden, Flag(path, 0, "hidden", "it cannot be read as Python, so nothing was looked for")]
+    known = frozenset(imports(parsed(before) or ast.Module([], [])))
+    own = {flag for flag in of_tree(path, tree, known) if flag.line in added}
+    most = {flag for flag in own if not any(says_more(other, flag) for other in own)}
+    return sorted({*hidden, *most}, key=lambda flag: (flag.line, list(KINDS).index(flag.kind), flag.what))
+
+
+def says_more(one: Flag, other: Flag) -> bool:
+    """Whether the first is about `os.path.join` where the second, on the same line, is about `os.path`."""
+    return one.line == other.line and one.kind == other.kind and one.what.startswith(f"{other.what}.")
+
+
+def parsed(source: str) -> ast.Module | None:
+    if len(source) > SOURCE_LENGTH:
+        return None
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the full names of the modules that are imported anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+
+
+def of_tree(path: str, tree: ast.Module, known: frozenset[str]) -> Iterator[Flag]:
+    names = local_names(tree)
+    for node in ast.walk(tree):
+        for kind, what in (*of_import(node, known), *of_use(node, names), *of_change(node, names)):
+            yield Flag(path, getattr(node, "lineno", 0), kind, what)
+
+
+def local_names(tree: ast.Module) -> dict[str, str]:
+    """Return what the imported names of a file stand for: `r` -> subprocess.run."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                names[alias.asname or root] = alias.name if alias.asname else root
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def of_import(node: ast.AST, known: frozenset[str]) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Import):
+        brought = [(alias.name, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        brought = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
+    else:
+        return
+    for module, name in brought:
+        if kind := kind_of(name):
+            yield kind, name
+        elif module not in known and module.split(".")[0] not in USUAL:
+            yield "import", module
+
+
+def of_use(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+        name = full_name(node, names)
+        if (is_imported(node, names) or name in BUILT_IN) and (kind := kind_of(name)):
+            yield kind, name
+    if isinstance(node, ast.Attribute) and node.attr in INSIDES:
+        yield "surroundings", node.attr
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and is_packed(node.value):
+        yield "hidden", f"a text of {len(node.value):,} characters without words"
+
+
+def is_packed(text: str | bytes) -> bool:
+    """Whether it is long, and nothing that a person would write: the words of a language are shorter."""
+    return len(text) >= LONG_TEXT and len(text.split()) < len(text) / 40
+
+
+def of_change(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield where an attribute of something imported is set: what others call becomes something else."""
+    for target in targets(node):
+        if isinstance(target, ast.Attribute) and (name := full_name(target, names)) and is_imported(target, names):
+            yield "others", f"{name} is set"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+        on = [given for given in node.args[:1] if is_imported(given, names)]
+        yield from (("others", f"{node.func.id} of {full_name(given, names)}") for given in on)
+
+
+def targets(node: ast.AST) -> Iterable[ast.expr]:
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
+
+
+def is_imported(node: ast.expr, names: Mapping[str, str]) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def full_name(node: ast.expr, names: Mapping[str, str]) -> str:
+    """Return `subprocess.run` for whatever it is called in the file; empty for what is no plain name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([names.get(node.id, node.id), *reversed(parts)])
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of the longest known name that this one begins with; empty for what is of no interest."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if kind := MODULES.get(".".join(parts[:length])):
+            return kind
+    return next((kind for prefix, kind in PREFIXES.items() if name.startswith(prefix)), "")

@@ -1,0 +1,93 @@
+"""A page's other forms, at the same address: `?format=csv`, `?format=json` and `?embed=1`.
+
+`also` is put around a page in `urls.py`, so that the page itself knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404
+from django.views.decorators.http import conditional_page, require_safe
+
+from leaderboard import exports
+from leaderboard.exports import Table
+from leaderboard.models import Entry, Run, Track
+from leaderboard.rankings import standings
+from leaderboard.reference_runs import numbers
+from leaderboard.views.rate_limits import refusal
+from leaderboard.views.results import axis_of
+
+View = Callable[..., HttpResponseBase]
+FORMATS = {
+    "csv": (exports.csv, "text/csv; charset=utf-8"),
+    "json": (exports.json, "application/json"),
+}
+
+
+def also(page: View, *, table: Callable[..., Table] | None = None, embed: View | None = None) -> View:
+    """Return a view that answers with the page unless the address asks for its table or for its chart alone."""
+
+    @wraps(page)
+    def either(request: HttpRequest, **place: Any) -> HttpResponseBase:
+        if embed is not None and request.GET.get("embed") == "1":
+            return embed(request, **place)
+        form = request.GET.get("format", "")
+        if table is not None and form in FORMATS:
+            return as_table(request, form, table, place)
+        return page(request, **place)
+
+    return either
+
+
+@require_safe
+@conditional_page
+def as_table(request: HttpRequest, form: str, table: Callable[..., Table], place: dict[str, Any]) -> HttpResponse:
+    if (refused := refusal(request, "read")) is not None:
+        return refused
+    write, kind = FORMATS[form]
+    found = table(request, **place)
+    name = {"Content-Disposition": f'inline; filename="{found.name}.{form}"'}
+    return HttpResponse(write(found), content_type=kind, headers=name)
+
+
+# --- which table a page has ------------------------------------------------------------------------------------------
+
+
+def board(request: HttpRequest) -> Table:
+    return board_of(request, Track.objects.default())
+
+
+def track(request: HttpRequest, slug: str) -> Table:
+    return board_of(request, get_object_or_404(Track.objects.select_related("season"), slug=slug))
+
+
+def board_of(request: HttpRequest, track: Track | None) -> Table:
+    return exports.board(standings.of(track, axis_of(request))) if track else Table("board", [])
+
+
+def entry(request: HttpRequest, entry_id: int) -> Table:
+    return exports.of_entry(get_object_or_404(Entry, pk=entry_id))
+
+
+def run(request: HttpRequest, run_id: int) -> Table:
+    return exports.of_run(get_object_or_404(Run, pk=run_id))
+
+
+def compare(request: HttpRequest) -> Table:
+    """The runs of `?runs=1,2`, in the order named; numbers that are no run's are left out."""
+    named = numbers(request.GET.getlist("runs"))
+    found = {run.pk: run for run in Run.objects.with_entry().filter(pk__in=named)}
+    return exports.of_runs([found[pk] for pk in named if pk in found], "compare")
+
+
+def queue(request: HttpRequest) -> Table:
+    return exports.queue()
+
+
+def nodes(request: HttpRequest) -> Table:
+    return exports.nodes()

@@ -1,0 +1,123 @@
+"""A person's notices: where they go, which ones, and the links in letters."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from leaderboard.models import Subscription
+from leaderboard.notifications import email_links, subscriptions
+from leaderboard.notifications.channels import CHANNELS
+from leaderboard.notifications.topics import choosable
+
+
+class NoticesForm(forms.Form):
+    """A new place for notices."""
+
+    kind = forms.ChoiceField(label="Where", widget=forms.RadioSelect)
+    address = forms.CharField(
+        label="Address",
+        max_length=500,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+    )
+    topics = forms.MultipleChoiceField(label="What", widget=forms.CheckboxSelectMultiple)
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        known = [(kind.value, kind.label) for kind in Subscription.Kind if CHANNELS[kind].is_there()]
+        self.fields["kind"].choices = known  # type: ignore[attr-defined]
+        self.fields["topics"].choices = [(key, topic.LABEL) for key, topic in choosable(user).items()]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        said = super().clean() or {}
+        if "kind" in said and "address" in said:
+            try:
+                said["address"] = CHANNELS[said["kind"]].cleaned(said["address"])
+            except ValueError as error:
+                self.add_error("address", str(error))
+        return said
+
+
+@never_cache
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def mine(request: HttpRequest) -> HttpResponse:
+    user = cast(User, request.user)
+    first = {"kind": Subscription.Kind.DISCORD, "topics": ["morning", "record"]}
+    form = NoticesForm(request.POST or None, user=user, initial=first)
+    if request.method == "POST" and form.is_valid():
+        said = form.cleaned_data
+        try:
+            made = subscriptions.subscribe(user, said["kind"], said["address"], said["topics"])
+        except subscriptions.SubscriptionError as error:
+            form.add_error(None, str(error))
+        else:
+            if made.secret:
+                return page(request, NoticesForm(user=user, initial=first), new=made)  # the one time that it is shown
+            return redirect("notices")
+    return page(request, form)
+
+
+def page(request: HttpRequest, form: NoticesForm, new: Subscription | None = None) -> HttpResponse:
+    user = cast(User, request.user)
+    offered = choosable(user)
+    context = {
+        "form": form,
+        "new": new,
+        "subscriptions": [
+            (
+                one,
+                CHANNELS[one.kind].shown(one.address),
+                [(key, topic, key in one.topics) for key, topic in offered.items()],
+            )
+            for one in Subscription.objects.filter(user=user)
+        ],
+        "channels": [
+            (kind.value, kind.label, CHANNELS[kind].ADDRESS) for kind in Subscription.Kind if CHANNELS[kind].is_there()
+        ],
+        "topics": offered.items(),
+    }
+    return render(request, "leaderboard/notices.html", context)
+
+
+@login_required
+@require_POST
+def act(request: HttpRequest, subscription_id: int, wish: str) -> HttpResponse:
+    """Choose other topics, send a trial, try a stopped address again, or end it."""
+    user = cast(User, request.user)
+    subscription = get_object_or_404(Subscription, pk=subscription_id, user=user)
+    if wish == "topics":
+        subscriptions.choose(subscription, request.POST.getlist("topics"))
+    elif wish == "trial":
+        subscriptions.trial(subscription)
+    elif wish == "resume":
+        subscriptions.resume(subscription)
+    elif wish == "end":
+        subscriptions.end(subscription)
+    else:
+        raise Http404
+    return redirect("notices")
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def letter(request: HttpRequest, word: str, token: str) -> HttpResponse:
+    """What a link in a letter leads to. Following it changes nothing: mail programs do that too. The button does."""
+    if word not in email_links.WORDS:
+        raise Http404
+    subscription = email_links.read(word, token)
+    if subscription and request.method == "POST":
+        (subscriptions.confirm if word == "confirm" else subscriptions.end)(subscription)
+    return render(
+        request,
+        "leaderboard/letter.html",
+        {"word": word, "subscription": subscription, "done": request.method == "POST"},
+        status=200 if subscription else 404,
+    )

@@ -1,0 +1,183 @@
+"""The pool and the queue in the admin. States change only through the actions, never by editing a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from scheduler import pool, transitions
+from scheduler.admin.audit_log import EventAdmin
+from scheduler.admin.base import ReadOnly, each, name_of
+from scheduler.campaigns.admin import ADMINS
+from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
+from scheduler.node_api import auth
+
+admin.site.register(Event, EventAdmin)
+for of_model, packets_admin in ADMINS.items():
+    admin.site.register(of_model, packets_admin)
+
+
+@admin.register(Node)
+class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ["name", "owner", "state", "trusted", "labels", "valid_in_a_row", "quota", "last_seen", "failures"]
+    list_filter = ["state", "trusted"]
+    search_fields = ["name"]
+    readonly_fields = ["state", "reason", "trusted", "valid_in_a_row", "quota", "hardware", "last_seen", "rest_until"]
+    fields = ["name", "owner", "labels", *readonly_fields]
+    actions = ["trust", "distrust", "drain", "pause", "resume", "ban", "revoke", "renew"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # nodes join by themselves
+
+    @admin.action(description="Trust: may score", permissions=["change"])
+    def trust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.trust(node, name_of(request)), "Trusted")
+
+    @admin.action(description="Trust no longer", permissions=["change"])
+    def distrust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.distrust(node, name_of(request)), "No longer trusted")
+
+    @admin.action(description="Drain: finish this job, take no more", permissions=["change"])
+    def drain(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.drain(node, name_of(request)), "Draining")
+
+    @admin.action(description="Pause: hand the job back at its next checkpoint", permissions=["change"])
+    def pause(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.pause(node, name_of(request)), "Paused")
+
+    @admin.action(description="Resume", permissions=["change"])
+    def resume(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.resume(node, name_of(request)), "Resumed")
+
+    @admin.action(description="Ban", permissions=["change"])
+    def ban(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: pool.ban(node, name_of(request)), "Banned")
+
+    @admin.action(description="Revoke the token", permissions=["change"])
+    def revoke(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        each(self, request, nodes, lambda node: auth.revoke(node, name_of(request)), "Revoked")
+
+    @admin.action(description="Make a token to join again with", permissions=["change"])
+    def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
+        for node in nodes:
+            token = auth.new_join_token(renews=node)
+            self.message_user(request, f"{node.name} joins again with {token} (shown only now).", messages.WARNING)
+
+
+@admin.register(Sponsor)
+class SponsorAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ["name", "user", "link", "since"]
+    list_select_related = ["user"]
+    readonly_fields = ["user", "since"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # whoever lends becomes one
+
+
+class JoinTokenForm(forms.ModelForm):  # type: ignore[type-arg]
+    hours = forms.FloatField(
+        initial=auth.JOIN_TOKEN_HOURS, min_value=0.1, max_value=24 * 90, help_text="Valid so long."
+    )
+
+    class Meta:
+        model = JoinToken
+        fields = ["owner", "labels", "trusted"]
+
+
+@admin.register(JoinToken)
+class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    form = JoinTokenForm
+    list_display = ["created_at", "expires_at", "owner", "labels", "trusted", "used_by"]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
+        """Show the token once; what is kept is its hash."""
+        token = auth.new_token("join")
+        obj.token_hash = auth.digest(token)
+        obj.expires_at = auth.expiry(form.cleaned_data["hours"])
+        super().save_model(request, obj, form, change)
+        self.message_user(request, f"The token, shown only now: {token}", messages.WARNING)
+
+
+@admin.register(Job)
+class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = [
+        "id",
+        "kind",
+        "state",
+        "reason",
+        "priority",
+        "impact",
+        "author",
+        "attempts",
+        "failures",
+        "queued_at",
+    ]
+    list_filter = ["state", "kind", "priority"]
+    fields = ["kind", "state", "reason", "cause", "priority", "impact", "expected_seconds", "author", "max_attempts"]
+    readonly_fields = ["kind", "state", "reason", "cause", "author"]
+    actions = ["cancel", "hold", "queue", "hand_back", "raise_priority"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @admin.action(description="Cancel", permissions=["change"])
+    def cancel(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        reason = f"{name_of(request)} cancelled it."
+        each(self, request, rows, lambda job: transitions.cancel(job, name_of(request), reason), "Cancelled")
+
+    @admin.action(description="Hold: keep back until queued again", permissions=["change"])
+    def hold(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        reason = f"{name_of(request)} holds it back."
+        each(self, request, rows, lambda job: transitions.hold(job, name_of(request), reason), "Held")
+
+    @admin.action(description="Queue what is held", permissions=["change"])
+    def queue(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        each(self, request, rows, lambda job: transitions.queue(job, name_of(request)), "Queued")
+
+    @admin.action(description="Take back from its node at the next checkpoint, and queue", permissions=["change"])
+    def hand_back(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        reason = f"{name_of(request)} asked for it back."
+        each(self, request, rows, lambda job: transitions.hand_back(job, name_of(request), reason), "Asked for")
+
+    @admin.action(description="Raise the priority by one step", permissions=["change"])
+    def raise_priority(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
+        each(self, request, rows, lambda job: transitions.raise_priority(job, name_of(request)), "Raised")
+
+
+@admin.register(Lease)
+class LeaseAdmin(ReadOnly):
+    list_display = ["id", "job", "node", "attempt", "state", "reason", "phase", "seconds", "started_at", "expires_at"]
+    list_filter = ["state"]
+    list_select_related = ["job", "node"]
+    exclude = ["token_hash", "uploads"]
+
+
+@admin.register(Judgement)
+class JudgementAdmin(ReadOnly):
+    list_display = ["at", "node", "valid", "sentence", "job"]
+    list_filter = ["valid"]
+    list_select_related = ["node", "job"]
+    ordering = ["-pk"]
+
+
+@admin.register(Checkpoint)
+class CheckpointAdmin(ReadOnly):
+    list_display = ["job", "step", "created_at"]
+    list_select_related = ["job"]
+    exclude = ["blobs"]
+
+
+@admin.register(Blob)
+class BlobAdmin(ReadOnly):
+    list_display = ["sha256", "size", "created_at"]
+    search_fields = ["sha256"]

@@ -1,0 +1,71 @@
+"""What a job says while it runs: metrics by sequence number, log by offset. Saying it again changes nothing."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.db.models import F
+
+from scheduler.errors import OutOfOrder, Over
+from scheduler.job_kinds import kind_of
+from scheduler.models import Lease, LogChunk
+from trainer import protocol
+
+LOG_BYTES = 8 * 2**20
+"""Kept of one lease's output; the rest is counted and dropped."""
+
+
+@transaction.atomic
+def metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
+    """Take a batch, if it is the next one, and hand its rows to the job's kind."""
+    taken = (
+        Lease.objects.active(lease)
+        .filter(metrics_received=message.sequence - 1)
+        .update(metrics_received=message.sequence)
+    )
+    if taken:
+        kind_of(lease.job).metrics(lease.job, message.rows)
+        return protocol.Acknowledgment(received=message.sequence)
+    require_active(lease)
+    if message.sequence > lease.metrics_received:
+        raise OutOfOrder(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
+    return protocol.Acknowledgment(received=lease.metrics_received)
+
+
+@transaction.atomic
+def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
+    """Take a stretch of output. Of one that overlaps what is here only the new part is kept."""
+    lease.refresh_from_db(fields=["state", "log_received"])
+    content = message.text.encode("utf-8", "replace")
+    end = message.offset + len(content)
+    received = lease.log_received
+    if message.offset > received:
+        require_active(lease)
+        raise OutOfOrder(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
+    if end <= received:
+        require_active(lease)
+        return protocol.Acknowledgment(received=received)
+    taken = (
+        Lease.objects.active(lease)
+        .filter(log_received=received)
+        .update(log_received=F("log_received") + end - received)
+    )
+    if not taken:
+        require_active(lease)
+        return protocol.Acknowledgment(received=lease.log_received)
+    keep(lease, received, content[received - message.offset :].decode("utf-8", "replace"))
+    return protocol.Acknowledgment(received=end)
+
+
+def keep(lease: Lease, offset: int, text: str) -> None:
+    """Store the text, unless there is too much already; the first that is dropped says so."""
+    if offset < LOG_BYTES:
+        too_much = offset + len(text.encode()) >= LOG_BYTES
+        notice = f"\n[the log is longer than {LOG_BYTES // 2**20} MB; the rest was dropped]\n" if too_much else ""
+        LogChunk.objects.create(lease=lease, offset=offset, text=text + notice)
+
+
+def require_active(lease: Lease) -> None:
+    """Read the lease again; raise Over when it has ended."""
+    lease.refresh_from_db()
+    if lease.state != Lease.State.ACTIVE:
+        raise Over

@@ -1,0 +1,215 @@
+"""What nodes send to stay: files, the checkpoints and job files made of them. And which files a node may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import BigIntegerField, Q, Sum
+
+from scheduler import storage
+from scheduler.checkpoints import delete_superseded
+from scheduler.errors import Forbidden, Missing, Over, TooLarge, Unacceptable
+from scheduler.job_kinds import kind_of
+from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
+from scheduler.node_api import resumable_uploads
+from scheduler.prepared import Later, Prepared
+from trainer import protocol
+
+MAX_FILES = 256
+"""In one message; a checkpoint has a handful."""
+
+
+def wanted(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
+    """Return which files have to be sent.
+
+    A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
+    """
+    with limit_recorded(lease):
+        check_files(message.files)
+    here = possessed(lease.job, message.files)
+    return protocol.MissingBlobs(
+        sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here))
+    )
+
+
+def take_in(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
+    """Store one file of this lease; raise TooLarge, Over, or Unacceptable for another hash."""
+    limit = room(lease, length)
+    blob = storage.receive(sha256, read, limit)
+    with transaction.atomic():
+        require_active(lease)
+        lease.uploads.add(blob)
+    return blob
+
+
+def take_in_piece(lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.Span) -> int:
+    """Keep a piece of a file; return how far the file is here. With its last byte it is stored as by `take_in`.
+
+    Raise as that does, and Elsewhere if something before the piece is missing.
+    """
+    room(lease, span.total, resumable_uploads.held(lease.pk, beside=sha256))
+    with resumable_uploads.opened(lease.pk, sha256, span.total) as file:
+        received = how_far(lease, sha256)
+        if received < span.total:
+            received = resumable_uploads.write(file, span, read)
+        if received < span.total:
+            return received
+        path = resumable_uploads.place(lease.pk, sha256, span.total)
+        if not lease.uploads.filter(pk=sha256).exists():  # else it became whole while this piece waited for its turn
+            blob = resumable_uploads.finish(sha256, path)
+            with transaction.atomic():
+                require_active(lease)
+                lease.uploads.add(blob)
+        path.unlink(missing_ok=True)
+    return span.total
+
+
+def how_far(lease: Lease, sha256: str) -> int:
+    """Return how many bytes of a file have come under this lease."""
+    blob = lease.uploads.filter(pk=sha256).first()
+    return resumable_uploads.received(lease.pk, sha256) if blob is None else blob.size
+
+
+def room(lease: Lease, length: int, under_way: int = 0) -> int:
+    """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended.
+
+    Only what is kept under the lease counts: files of superseded checkpoints do not.
+    """
+    if not Lease.objects.active(lease).exists():
+        raise Over
+    kept = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
+    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - kept - under_way))
+    with limit_recorded(lease):
+        if length > limit:
+            raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+    return limit
+
+
+@contextmanager
+def limit_recorded(lease: Lease) -> Iterator[None]:
+    """Record on the lease that a limit of the site refused a file, so that its node is not blamed."""
+    try:
+        yield
+    except TooLarge:
+        Lease.objects.filter(pk=lease.pk).update(limit_exceeded=True)
+        raise
+
+
+@transaction.atomic
+def checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
+    """Record a checkpoint and the files that came with it, and delete the files of those that it supersedes.
+
+    The same one again changes nothing. Another one of the same step is refused, and so is one older than the newest:
+    it would come between the ends of a stretch that is kept for a replay.
+    """
+    require_active(lease)
+    attach(lease, files)
+    job = lease.job
+    manifest = message.model_dump(mode="json")
+    known = job.checkpoints.filter(step=message.step).first()
+    if known is not None:
+        if known.manifest != manifest:
+            raise Unacceptable(f"This job has another checkpoint of step {message.step} already; the first one counts.")
+        return
+    last = job.checkpoints.last()
+    if last is not None and message.step < last.step:
+        raise Unacceptable(
+            f"This job has a checkpoint of step {last.step} already: one of step {message.step} is too old."
+        )
+    blobs = complete(job, message.files)
+    made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
+    made.blobs.set(blobs)
+    Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
+    kind_of(job).checkpoint(job, made)
+    delete_superseded(job)
+
+
+def attach(lease: Lease, files: Sequence[protocol.FileRef]) -> None:
+    """Keep small files with the job. Bring a transaction."""
+    blobs = {blob.sha256: blob for blob in complete(lease.job, files)}
+    for file in files:
+        JobFile.objects.update_or_create(job=lease.job, path=file.path, defaults={"blob": blobs[file.sha256]})
+
+
+def readable(lease: Lease, sha256: str) -> Blob:
+    """Return a file that this lease's spec names; raise Over, Forbidden or Missing."""
+    if lease.state != Lease.State.ACTIVE:
+        raise Over
+    if sha256 not in {file.sha256 for file in named(protocol.JobSpec.model_validate_json(lease.spec))}:
+        raise Forbidden("This file does not belong to this lease's job.")
+    blob = Blob.objects.filter(sha256=sha256).first()
+    if blob is None:
+        raise Missing("The site has lost this file; its people have to be told.")
+    return blob
+
+
+def named(message: Any) -> Iterator[protocol.FileRef]:
+    """Yield every file that a message names. Not what only looks like one: free-form parts are an author's words."""
+    if isinstance(message, protocol.FileRef):
+        yield message
+    elif isinstance(message, protocol.Message):
+        for name in type(message).model_fields:
+            yield from named(getattr(message, name))
+    elif isinstance(message, tuple):
+        for item in message:
+            yield from named(item)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+ACTIVE = Prepared(
+    lambda: (
+        Lease.objects.filter(pk=Later("lease", BigIntegerField()), state=Lease.State.ACTIVE)
+        .order_by()
+        .select_for_update()
+        .values_list("pk")
+    )
+)
+
+
+def require_active(lease: Lease) -> None:
+    """Raise Over when the lease has ended. Bring a transaction: the row is locked, where the database can."""
+    if not ACTIVE.tuples(lease=lease.pk):
+        raise Over
+
+
+def possessed(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
+    """Return those of the files that were sent for this job before, under any of its leases."""
+    if not files:
+        return {}
+    blobs = Blob.objects.filter(sha256__in={file.sha256 for file in files}).filter(
+        Q(uploaded_under__job=job) | Q(checkpoints__job=job) | Q(pk__in=JobFile.objects.filter(job=job).values("blob"))
+    )
+    return {blob.sha256: blob for blob in blobs}
+
+
+def complete(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
+    """Return the blobs of all files; raise Unacceptable when one is missing, or is not what was said."""
+    check_files(files)
+    here = possessed(job, files)
+    for file in files:
+        if file.sha256 not in here:
+            raise Unacceptable(f"{file.path} has not been sent: upload it first, then say so again.")
+        if here[file.sha256].size != file.size:
+            raise Unacceptable(f"{file.path} has {here[file.sha256].size:,} bytes and not {file.size:,}.")
+    return list(here.values())
+
+
+def check_files(files: Sequence[protocol.FileRef]) -> None:
+    """Refuse a list that no honest node sends: it may be laid out as a folder on somebody else's machine."""
+    if len(files) > MAX_FILES:
+        raise Unacceptable(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")
+    paths = [file.path for file in files]
+    if len(set(paths)) != len(paths):
+        raise Unacceptable("Two of the files have the same path.")
+    for path in paths:
+        if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise Unacceptable(f"{path!r} is no path inside a folder.")
+    for file in files:
+        if file.size > settings.BLOB_MAX_BYTES:
+            raise TooLarge(f"{file.path} has {file.size:,} bytes; one file may have {settings.BLOB_MAX_BYTES:,}.")

@@ -1,0 +1,60 @@
+"""A database in memory, for this thread, until the simulation is over. The site's own is not opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from django.apps import apps
+from django.contrib.auth.models import Group, Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+from django.db.utils import load_backend
+from django.test.utils import override_settings
+
+from scheduler import job_groups
+from scheduler.node_api import polls
+
+KIND = "scheduler.simulation.job_kind.Simulated"
+SETTINGS = {
+    "JOB_KINDS": {"train": KIND, "score": KIND},
+    "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
+    "LEASE_SECONDS": 60.0,
+    "QUEUE_READ_SECONDS": 180.0,
+}
+"""Those of a real site, but for the last: its nodes ask more often in a second than these in minutes."""
+JOB_LASTS = timedelta(seconds=5)
+"""As in `lines.Reader`; so a whole queue is read about once in a simulated hour."""
+
+
+@contextmanager
+def throwaway_database() -> Iterator[None]:
+    """Let every query of this thread go to a new SQLite database in memory with the site's tables."""
+    address = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    configured = connections.configure_settings(address)["default"]
+    own = connections["default"]
+    fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
+    connections["default"] = fresh
+    reader, job_groups.READER = job_groups.READER, job_groups.Reader(JOB_LASTS)
+    patrol, polls.PATROL = polls.PATROL, polls.Patrol()
+    try:
+        with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
+            make_tables(fresh)
+            yield
+    finally:
+        connections["default"] = own
+        job_groups.READER, polls.PATROL = reader, patrol
+        fresh.close()
+
+
+def make_tables(database: BaseDatabaseWrapper) -> None:
+    """Make what the pool's rows need, as the models say: the migrations of the whole site would take seconds."""
+    with database.schema_editor() as editor:
+        models: list[type[Model]] = [ContentType, Permission, Group, User]
+        for model in (*models, *apps.get_app_config("scheduler").get_models()):
+            editor.create_model(model)

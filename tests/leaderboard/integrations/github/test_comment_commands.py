@@ -1,0 +1,84 @@
+"""What a comment asks: which lines are commands, and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leaderboard.integrations.github import command_parser
+from leaderboard.integrations.github.command_parser import Misread, Said
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("/train smoke", Said("smoke")),
+        ("/Train  SMOKE ", Said("smoke")),
+        ("/train day", Said("track", "day")),
+        ("/train 0.5h", Said("hours", number=0.5)),
+        ("/train seeds 2", Said("seeds", number=2)),
+        ("/cancel", Said("cancel")),
+        ("/rerun", Said("rerun")),
+        ("/priority -3", Said("priority", number=-3)),
+        ("/approve", Said("approve")),
+        ("/approve `1A2B3C4`", Said("approve", "1a2b3c4")),
+        ("/help", Said("help")),
+    ],
+)
+def test_each_command_is_understood(line: str, meant: Said) -> None:
+    (said,) = command_parser.read(f"Thank you.\r\n\r\n{line}\r\n")
+    assert isinstance(said, Said)
+    assert (said.does, said.word, said.number) == (meant.does, meant.word, meant.number)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("/train", "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`."),
+        ("/train smoke please", "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`."),
+        ("/train 0h", "Hours are more than 0 and at most 744."),
+        ("/train seeds 99", "The number of seeds is a whole number from 1 to 20."),
+        ("/train seeds ²", "The number of seeds is a whole number from 1 to 20."),
+        ("/train seeds", "Say how many seeds: `/train seeds 2`."),
+        ("/cancel it", "It stands alone on its line."),
+        ("/priority high", "The impact is a whole number from -1000 to 1000."),
+        ("/priority", "It takes one number: `/priority 5`."),
+        ("/approve all", "It takes nothing, or the commit: 7 to 40 hexadecimal digits."),
+    ],
+)
+def test_one_that_is_not_understood_says_why(line: str, why: str) -> None:
+    (said,) = command_parser.read(line)
+    assert said == Misread(line, why)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Please /cancel it",
+        "> /cancel",
+        "```\n/cancel\n```",
+        "~~~~\n```\n/cancel\n~~~~",
+        "    /cancel",
+        "<!-- /cancel -->",
+        "<!--\n/cancel",
+        "/lgtm",
+        "/etc/passwd",
+        "/",
+    ],
+)
+def test_what_is_quoted_code_or_for_others_asks_nothing(text: str) -> None:
+    assert command_parser.read(text) == []
+
+
+def test_several_are_read_in_their_order_up_to_a_limit() -> None:
+    said = command_parser.read("/priority 5\n/approve\n" + "/cancel\n" * 9)
+    assert [one.does for one in said if isinstance(one, Said)] == ["priority", "approve", "cancel", "cancel", "cancel"]
+
+
+@given(st.text(max_size=300))
+def test_any_comment_is_read_without_an_accident(text: str) -> None:
+    command_parser.read(text)
+    for name in command_parser.COMMANDS:
+        assert len(command_parser.read(f"{name} {text}")) <= command_parser.MOST

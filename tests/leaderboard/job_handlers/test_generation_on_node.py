@@ -1,0 +1,115 @@
+"""A real site on a socket, a real agent, bubblewrap, a model: a visitor's prompt is answered, twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as configured
+from django.test import Client
+
+from leaderboard.models import Generation, Run, Season
+from scheduler import storage
+from scheduler.models import Blob, Checkpoint, Job, JobFile
+from scheduler.node_api import auth
+from tests.support import scene
+from trainer.sandbox import get_driver
+
+SECONDS = 180
+TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
+
+
+def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
+    """Return run.json, the files of a checkpoint and the tokenizer of a model as small as can be."""
+    from trainer.checkpoint.store import write_checkpoint
+    from trainer.data.tokenizer import train_bpe
+    from trainer.models import load_architecture
+
+    tokenizer = train_bpe([TEXT], 280)
+    tokenizer.save(folder / "tokenizer.json")
+    module = load_architecture("gpt")
+    sizes = {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32, "depth": 1, "width": 16, "heads": 1}
+    write_checkpoint(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
+    record = json.dumps({"format": 1, "arch": "gpt", "model": sizes}).encode()
+    return record, sorted((folder / "step-00000003").iterdir()), (folder / "tokenizer.json").read_bytes()
+
+
+def blob_of(path: Path) -> Blob:
+    return storage.keep(path.read_bytes())
+
+
+def arrived(record: bytes, files: list[Path]) -> Run:
+    """A finished run with these weights."""
+    run = scene.run(scene.entry(scene.track(), "Tiny"), state=Run.State.FINISHED, bits_per_byte=2.5)
+    run.job = scene.job(run, state=Job.State.DONE)
+    JobFile.objects.create(job=run.job, path="run.json", blob=storage.keep(record))
+    parts = [storage.reference(blob_of(path), path.name).model_dump() for path in files]
+    run.checkpoint = Checkpoint.objects.create(job=run.job, step=3, manifest={"step": 3, "files": parts})
+    run.checkpoint.blobs.set([blob_of(path) for path in files])
+    run.save()
+    return run
+
+
+def lay_out_dataset(home: Path, tokenizer: bytes) -> None:
+    """The node has the season's dataset already: to make one takes a while."""
+    name = hashlib.sha256(tokenizer).hexdigest()
+    Season.objects.update(dataset_hash=name)
+    folder = home / "datasets" / name
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    (folder / "manifest.json").write_text(json.dumps({"hash": name}))
+
+
+def answered(client: Client, prompt: str, run: Run) -> Generation:
+    page = client.post("/try/", {"run": run.pk, "prompt": prompt, "tokens": "50"})
+    assert page.status_code == 302, page.content.decode()
+    token = page["Location"].strip("/").rpartition("/")[2]
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        asked = Generation.objects.select_related("job").get(token=token)
+        if asked.is_over:
+            return asked
+        time.sleep(0.2)
+    raise AssertionError("nobody answered")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
+    site: Any, live_server: Any, client: Client, tmp_path: Path
+) -> None:
+    if (reason := get_driver("bubblewrap").find_problem()) is not None:
+        pytest.skip(reason)
+    home = tmp_path / "agent"
+    record, files, tokenizer = trained(tmp_path)
+    run = arrived(record, files)
+    lay_out_dataset(home, tokenizer)
+    command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
+    words = ["--token", auth.new_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
+    said = tmp_path / "agent.log"
+    with said.open("wb") as log:
+        agent = subprocess.Popen(
+            [*command, *words], cwd=configured.BASE_DIR, env={**os.environ}, stdout=log, stderr=log
+        )
+        try:
+            first = answered(client, "The <b>train</b>", run)
+            kept = {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
+            second = answered(client, "The", run)
+        finally:
+            agent.terminate()
+            agent.wait(30)
+    assert first.job.state == Job.State.DONE, (first.job.reason, said.read_text()[-3000:])
+    assert first.text
+    assert first.written is not None
+    assert 0 < first.written <= 50
+    assert second.job.state == Job.State.DONE
+    assert kept == {path.name: path.stat().st_ino for path in (home / "weights").iterdir()}
+    assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name != "optimizer.pt"} == set(kept)
+    page = client.get(first.get_absolute_url()).content.decode()
+    assert "The &lt;b&gt;train&lt;/b&gt;" in page

@@ -1,0 +1,263 @@
+"""The calendar says what the schedule does: tonight, the weeks to come, the hours, the nights that were."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+from django_celery_beat.tzcrontab import TzAwareCrontab
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from icalendar import Calendar
+from pytest_django import DjangoAssertNumQueries
+
+from dailytrain import schedule
+from leaderboard.models import Month, Night, Run, Track
+from leaderboard.schedule import calendar, nightly
+from leaderboard.views.calendar import Bar, bars
+from scheduler.models import Node
+from tests.leaderboard.conftest import Repository
+from tests.support import scene
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def beat(db: None) -> None:
+    schedule.install()
+
+
+def reschedule(task: str, **fields: Any) -> None:
+    PeriodicTask.objects.filter(task=task).update(**{"crontab": None, "interval": None, **fields})
+
+
+# --- what is due -----------------------------------------------------------------------------------------------------
+
+
+def test_the_nightly_is_due_every_day_at_its_hour(beat: None, track: Track) -> None:
+    due = calendar.upcoming(NOW)
+    assert [one.begins for one in due] == [NOW.replace(hour=20) + number * DAY for number in range(35)]
+    assert {one.title for one in due} == {"Nightly train of main, Small"}
+    assert due[0].ends - due[0].begins == timedelta(seconds=track.expected_seconds)
+
+
+def test_a_night_that_has_been_is_not_announced_again(beat: None, track: Track) -> None:
+    Night.objects.create(date=NOW.date(), track=track, sentence="It departed.")
+    assert calendar.upcoming(NOW)[0].begins == NOW.replace(hour=20) + DAY
+
+
+def test_it_follows_what_a_maintainer_sets(beat: None, track: Track) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    berlin = CrontabSchedule.objects.create(minute="30", hour="22", day_of_week="1-5", timezone=zone)
+    reschedule(calendar.NIGHTLY, crontab=berlin)
+    first, _, friday, monday, *_ = (one.begins for one in calendar.upcoming(NOW))
+    assert first == NOW.replace(hour=21, minute=30)
+    assert (friday - first, monday - friday) == (2 * DAY, 3 * DAY), "no weekend"
+    PeriodicTask.objects.filter(task=calendar.NIGHTLY).update(enabled=False)
+    assert calendar.upcoming(NOW) == []
+
+
+def test_asked_for_every_few_minutes_there_is_one_a_day_all_the_same(beat: None, track: Track) -> None:
+    every, _ = IntervalSchedule.objects.get_or_create(every=20, period=IntervalSchedule.MINUTES)
+    reschedule(calendar.NIGHTLY, interval=every, last_run_at=NOW - timedelta(minutes=5))
+    begins = [one.begins for one in calendar.upcoming(NOW)]
+    assert begins[0] == NOW + timedelta(minutes=15)
+    assert len({at.date() for at in begins}) == len(begins) > 25, "as far as 2000 askings reach"
+
+
+def test_the_monthly_is_due_on_the_first_where_a_track_has_one(beat: None, track: Track) -> None:
+    Track.objects.update(monthly=2, nightly=False)
+    (one,) = calendar.upcoming(NOW)
+    assert one.begins == datetime(2026, 4, 1, 21, tzinfo=UTC)
+    assert one.ends - one.begins == timedelta(seconds=7 * track.expected_seconds)
+    Month.objects.create(date=datetime(2026, 4, 1).date(), track=track, sentence="It departed.")
+    assert calendar.upcoming(NOW) == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    minute=st.integers(0, 59),
+    hour=st.integers(0, 23),
+    days=st.sampled_from(["*", "1-5", "0", "sat,sun"]),
+    dates=st.sampled_from(["*", "1", "29", "*/7"]),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York"]),
+    now=st.datetimes(datetime(2026, 1, 1), datetime(2027, 6, 1), timezones=st.just(UTC)),
+)
+def test_the_next_time_is_the_one_at_which_celery_runs_it(
+    minute: int, hour: int, days: str, dates: str, zone: str, now: datetime
+) -> None:
+    crontab = TzAwareCrontab(f"{minute}", f"{hour}", days, dates, "*", tz=ZoneInfo(zone))
+    now = now.replace(second=30, microsecond=0)
+    mine = next(calendar.crontab_times(crontab, now, now + timedelta(days=400)), None)
+    assume(mine is not None)
+    local = now.astimezone(crontab.tz)
+    last, delta, _ = crontab.remaining_delta(local)
+    theirs = (last.replace(tzinfo=None) + delta).replace(tzinfo=crontab.tz).astimezone(UTC)
+    assert mine is not None
+    assert abs(mine - theirs) in (timedelta(), timedelta(hours=1)), "an hour where the clocks change"
+
+
+# --- what stands in the way ------------------------------------------------------------------------------------------
+
+
+def page(client: Client) -> str:
+    return " ".join(client.get("/calendar/").content.decode().split())
+
+
+def test_with_a_node_that_fits_it_leaves_on_time(beat: None, track: Track, able: Node, client: Client) -> None:
+    said = page(client)
+    assert "is-due-leaves" in said
+    assert "1 node online can take it." in said
+
+
+def test_no_fitting_node_is_online(beat: None, track: Track, able: Node, client: Client) -> None:
+    Track.objects.update(needs_labels=["1x80gb"])
+    said = page(client)
+    assert "is-due-waits" in said
+    assert "Needs a node with a GPU of 80 GB, and none is online. It will wait, and leave as soon as one is." in said
+
+
+def test_last_night_still_runs(beat: None, track: Track, able: Node, client: Client) -> None:
+    (night,) = nightly.tonight(timezone.now() - DAY)
+    Run.objects.filter(pk=night.run_id).update(state=Run.State.TRAINING, fraction=0.5, seconds=60.0)
+    said = page(client)
+    assert "is-due-stays" in said
+    assert f'<a href="/runs/{night.run_id}/">The train of an earlier night</a> is still training' in said
+    assert "no second one departs before it has arrived" in said
+
+
+def test_main_is_broken(beat: None, track: Track, able: Node, main: Repository, client: Client) -> None:
+    main.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
+    nightly.tonight(timezone.now() - DAY)
+    said = page(client)
+    assert "is-due-baseline" in said
+    assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in said
+
+
+def test_without_a_schedule_it_says_how_to_make_one(track: Track, client: Client) -> None:
+    assert "No nightly train is scheduled" in page(client)
+
+
+# --- the weeks, the hours, the diary ---------------------------------------------------------------------------------
+
+
+class MonthTable(HTMLParser):
+    """The table of weeks as a browser parses it: rows of (tag, text) cells."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.rows: list[list[tuple[str, str]]] = []
+        self._is_open = False
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self._is_open = dict(attrs).get("class") == "month"
+        elif self._is_open and tag == "tr":
+            self.rows.append([])
+        elif self._is_open and tag in ("th", "td"):
+            self.rows[-1].append((tag, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self._is_open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open and self.rows and self.rows[-1]:
+            tag, text = self.rows[-1][-1]
+            self.rows[-1][-1] = tag, text + data
+
+
+def test_calendar_page_weeks_are_table_rows(beat: None, track: Track, client: Client) -> None:
+    content = client.get("/calendar/").content.decode()
+    header, *weeks = MonthTable(content).rows
+    assert [(tag, text.strip()) for tag, text in header] == [
+        ("th", name) for name in ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+    ]
+    assert [[tag for tag, _ in week] for week in weeks] == [["td"] * 7] * 5
+    monday = timezone.now().date() - timedelta(days=timezone.now().weekday() + 7)
+    numbers = [int(text.split()[0]) for week in weeks for _, text in week]
+    assert numbers == [(monday + number * DAY).day for number in range(35)]
+    assert "&lt;" not in content, "markup that was escaped shows up as text"
+
+
+def test_nights_that_were_stand_on_their_day_with_their_result(beat: None, client: Client) -> None:
+    night = scene.night()
+    today = timezone.now().date()
+    Night.objects.create(date=today - DAY, track=night["track"], run=night["best"], sentence="main has moved.")
+    Night.objects.create(date=today - 2 * DAY, track=night["track"], sentence="Nothing is trained.")
+    said = page(client)
+    assert f'<a href="/runs/{night["best"].pk}/">2.0412</a>' in said
+    assert "Nothing is trained." in said
+    assert said.count("is-today") == 1
+
+
+def test_the_page_costs_the_same_whatever_it_shows(
+    beat: None, client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    night = scene.night()
+    for number in range(12):
+        date = timezone.now().date() - number * DAY
+        run = scene.run(night["main"], seed=500 + number, state="finished", bits_per_byte=2.0)
+        Night.objects.create(date=date, track=night["track"], run=run, sentence="main has moved.")
+        Month.objects.create(date=date.replace(day=1) - number * DAY, track=night["track"], sentence="x").runs.add(run)
+    with django_assert_max_num_queries(24):
+        client.get("/calendar/")
+
+
+def test_hours_are_drawn_over_the_week(beat: None, track: Track, client: Client) -> None:
+    Track.objects.update(kind=Track.Kind.COMMUNITY, nightly=False)
+    over_sunday = track.hours.create(weekday=6, start=time(22), end=time(6))
+    assert bars(over_sunday) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
+    whole = track.hours.create(weekday=2, start=time(0), end=time(0))
+    assert bars(whole) == [Bar(28.571, 14.286)]
+    said = page(client)
+    assert "Hours of community and playground" in said
+    assert said.count("<rect") == 3
+    assert "Sunday, 22:00 to 06:00" in said
+
+
+# --- the feed --------------------------------------------------------------------------------------------------------
+
+
+def test_the_feed_is_a_calendar_that_others_can_read(
+    beat: None, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django.conf.settings.SITE_URL", "https://train.example.org")
+    night = scene.night()
+    yesterday = timezone.now().date() - DAY
+    Night.objects.create(date=yesterday, track=night["track"], run=night["best"], sentence="main; has moved, " * 20)
+    Night.objects.create(date=yesterday - DAY, track=night["track"], sentence="No train.")
+    answer = client.get("/calendar.ics")
+    assert answer["Content-Type"] == "text/calendar; charset=utf-8"
+    assert max(len(line) for line in answer.content.split(b"\r\n")) <= 75
+    events = {str(event["UID"]): event for event in Calendar.from_ical(answer.content).walk("VEVENT")}
+    arrived = events[f"nightly-three-minutes-{yesterday:%Y%m%d}T0000@train.example.org"]
+    assert arrived["SUMMARY"] == "Three minutes on a CPU: Smeared keys, 2.0412 bits per byte"
+    assert arrived["DESCRIPTION"] == "main; has moved, " * 20
+    assert arrived["URL"] == f"https://train.example.org/runs/{night['best'].pk}/"
+    (cancelled,) = (event for event in events.values() if event.get("STATUS") == "CANCELLED")
+    assert cancelled["SUMMARY"] == "Three minutes on a CPU: no train departed"
+    coming = [event for event in events.values() if event["SUMMARY"] == "Nightly train of main, Three minutes on a CPU"]
+    assert len(coming) == 35
+    assert all(event["DTEND"].dt - event["DTSTART"].dt == timedelta(seconds=180) for event in coming)
+
+
+def test_a_night_keeps_its_identity_from_announcement_to_result(beat: None, track: Track, client: Client) -> None:
+    def uids() -> set[str]:
+        return {str(event["UID"]) for event in Calendar.from_ical(client.get("/calendar.ics").content).walk("VEVENT")}
+
+    before = uids()
+    first = calendar.upcoming(timezone.now())[0].begins
+    (night,) = nightly.tonight(first)
+    Night.objects.filter(pk=night.pk).update(date=timezone.now().date())
+    assert f"nightly-small-{timezone.now():%Y%m%d}T0000@127.0.0.1" in uids()
+    assert len(before - uids()) <= 1

@@ -1,0 +1,220 @@
+"""What a maintainer is shown of a commit: nothing of it can hide, and nothing of it runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leaderboard.models import Track
+from leaderboard.submissions import code_flags, diffs, intake, notebook_cells
+from leaderboard.submissions import review as vetting
+from leaderboard.submissions.notebook_cells import NotebookError
+from tests.leaderboard.conftest import Repository
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 20).decode()
+
+
+# --- the difference --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    made = Repository(tmp_path_factory.mktemp("diffs"))
+    made.git("init", "--quiet", "-b", "main")
+    return made
+
+
+def unified(repository: Repository, before: dict[str, list[str]], after: dict[str, list[str]]) -> str:
+    shas = []
+    for files in (before, after):
+        for path in repository.path.glob("*"):
+            if path.name != ".git":
+                path.unlink()
+        shas.append(repository.commit("x", {name: "\n".join(lines).encode() for name, lines in files.items()}))
+    return repository.git("diff", "--no-renames", *shas)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a.py": ["1", "2", "3"]}, {"a.py": ["1", "diff --git a/other b/other", "@@ -1 +1 @@", "3"]}),
+        ({"é b.py": ["1"]}, {"é b.py": ["--- a/x", "+++ b/x", "\u2028\x0c"], 'q"\\.py': ["new"]}),
+        ({"gone": ["1", "2"]}, {"came": ["-1", "+2", "", "x"]}),
+    ],
+)
+def test_files_and_lines_are_gits(
+    folder: Repository, before: dict[str, list[str]], after: dict[str, list[str]]
+) -> None:
+    shown = diffs.parse(unified(folder, before, after))
+    assert {file.path for file in shown} == {name for name in before | after if before.get(name) != after.get(name)}
+    for file in shown:
+        new, old = set(after.get(file.path, [])), set(before.get(file.path, []))
+        assert {line.text for line in file.lines() if line.kind == "added"} >= new - old
+        assert {line.text for line in file.lines() if line.kind == "removed"} >= old - new
+
+
+@given(st.text("+- @\\\ndifgab/123,\x00\u202e", max_size=300))
+def test_any_text_is_read(text: str) -> None:
+    for file in diffs.parse(f"diff --git a/x b/x\n{text}"):
+        assert all(diffs.visible(line.text) == line.shown for line in file.lines())
+
+
+def test_a_difference_that_was_cut_off_says_so() -> None:
+    (file,) = diffs.parse("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
+    assert (file.is_cut, file.added, file.added_lines()) == (True, 1, {2})
+
+
+def test_what_turns_text_around_is_written_out() -> None:
+    assert diffs.visible("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
+
+
+# --- what stands out -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "what"),
+    [
+        ("import socket", "network", "socket"),
+        ("from urllib import request as r", "network", "urllib.request"),
+        ("import torch; torch.hub.load('a')", "network", "torch.hub.load"),
+        ("from subprocess import run as go; go(['ls'])", "process", "subprocess.run"),
+        ("import os; os.execvp('a', [])", "process", "os.execvp"),
+        ("open('x')", "files", "open"),
+        ("import torch; torch.load('x')", "files", "torch.load"),
+        ("import ctypes as c; c.CDLL('x')", "native", "ctypes.CDLL"),
+        ("eval('1')", "code", "eval"),
+        ("import os; os.environ['A']", "surroundings", "os.environ"),
+        ("x = ().__class__.__subclasses__()", "surroundings", "__subclasses__"),
+        (
+            "import torch.nn.functional as F; F.cross_entropy = None",
+            "others",
+            "torch.nn.functional.cross_entropy is set",
+        ),
+        ("import torch; setattr(torch, 'x', 1)", "others", "setattr of torch"),
+        (f"x = '{'a1' * 600}'", "hidden", "a text of 1,200 characters without words"),
+        ("import somebodys_package", "import", "somebodys_package"),
+        ("x = 1 # \u202e", "hidden", "characters that are not seen"),
+        ("x = = 1", "hidden", "it cannot be read as Python, so nothing was looked for"),
+    ],
+)
+def test_a_flag_is_raised(line: str, kind: str, what: str) -> None:
+    assert (kind, what) in {(flag.kind, flag.what) for flag in code_flags.found("a.py", line, "", frozenset({1}))}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch.nn.functional as F; F.relu(x)",
+        "signal = model(x); signal.open = 1; self.eval()",
+        "from trainer.models.base import LanguageModel",
+        "x = 'words of a docstring, as people write them. ' * 2",
+        "code = platform = 3",
+    ],
+)
+def test_what_every_model_does_is_no_flag(line: str) -> None:
+    assert code_flags.found("a.py", line, "", frozenset({1})) == []
+
+
+def test_only_added_lines_and_new_imports_are_flagged() -> None:
+    before = "import einx\nopen('x')\n"
+    after = "import einx\nopen('x')\nimport einx.deep\nimport einx\nopen('y')\n"
+    found = code_flags.found("a.py", after, before, frozenset({3, 4, 5}))
+    assert [(flag.line, flag.what) for flag in found] == [(3, "einx.deep"), (5, "open")]
+
+
+# --- notebooks -------------------------------------------------------------------------------------------------------
+
+
+def notebook(*cells: dict[str, object]) -> bytes:
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}).encode()
+
+
+def code(source: str, *outputs: dict[str, object]) -> dict[str, object]:
+    return {"cell_type": "code", "source": source, "outputs": list(outputs)}
+
+
+def test_text_cells_bring_no_html_no_pictures_and_no_scripts() -> None:
+    text = "# A <b onclick=x>title</b>\n\n![p](https://elsewhere/p.png) [go](javascript:alert(1)) <script>x</script>"
+    (cell,) = notebook_cells.cells(notebook({"cell_type": "markdown", "source": [text]}))
+    assert "<h1>A &lt;b onclick=x&gt;title&lt;/b&gt;</h1>" in cell.html
+    assert not any(word in cell.html for word in ("<img", "<script", "<b ", 'href="javascript'))
+
+
+def test_answers_are_shown_as_text_and_as_pictures_that_are_ones() -> None:
+    outputs: list[dict[str, object]] = [
+        {"output_type": "stream", "text": ["\x1b[31mred\x1b[0m\n", "\u202e"]},
+        {"output_type": "display_data", "data": {"image/png": PNG, "text/plain": "<Figure>"}},
+        {"output_type": "display_data", "data": {"image/png": base64.b64encode(b"<svg>").decode(), "text/plain": "f"}},
+        {"output_type": "execute_result", "data": {"text/html": "<script>x</script>"}},
+        {"output_type": "error", "ename": "E", "evalue": "e", "traceback": ["\x1b[0;31mE\x1b[0m: e"]},
+    ]
+    (cell,) = notebook_cells.cells(notebook(code("1", *outputs)))
+    assert [(output.kind, output.text) for output in cell.outputs] == [
+        ("text", "red\n⟨U+202E⟩"),
+        ("picture", f"data:image/png;base64,{PNG}"),
+        ("text", "f"),
+        ("unshown", "text/html"),
+        ("error", "E: e"),
+    ]
+
+
+def test_shell_lines_and_magics_are_flagged_and_the_rest_is_still_read() -> None:
+    first, second = notebook_cells.cells(notebook(code("if x:\n    !curl evil\nimport socket"), code("%%bash\nls")))
+    assert [(flag.line, flag.kind) for flag in first.flags] == [(2, "process"), (3, "network")]
+    assert [flag.what for flag in second.flags] == ["the magic %%bash"]
+
+
+@pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
+def test_what_is_no_notebook_is_refused_with_a_sentence(contents: bytes) -> None:
+    with pytest.raises(NotebookError, match="The notebook is not"):
+        notebook_cells.cells(contents)
+
+
+KEYS = ["cell_type", "source", "outputs", "output_type", "text", "data", "traceback", "text/plain", "image/png"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON, max_size=4))
+def test_whatever_stands_where_cells_should_be_is_survived(cells: list[object]) -> None:
+    contents = json.dumps({"nbformat": 4, "cells": cells}).encode()
+    assert all(cell.html is not None for cell in notebook_cells.cells(contents))
+
+
+# --- an entry --------------------------------------------------------------------------------------------------------
+
+
+def test_a_review_puts_what_runs_first_and_flags_it(main: Repository, track: Track) -> None:
+    main.git("checkout", "--quiet", "-b", "idea")
+    main.commit(
+        "Idea",
+        {
+            "trainer/models/gpt.py": "import socket\n",
+            "trainer/train.py": "import os\n",
+            "a.txt": "x\u202e",
+            "notebooks/n.ipynb": notebook(code("!ls")),
+        },
+    )
+    entry = intake.enter(str(main.path), "idea", "Idea", "gpt", track)
+    review = vetting.review(entry)
+    places = [(reviewed.file.path, reviewed.is_open) for reviewed in review.files]
+    assert places == [
+        ("trainer/models/gpt.py", True),
+        ("notebooks/n.ipynb", True),
+        ("trainer/train.py", False),
+        ("a.txt", False),
+    ]
+    assert review.counts == {
+        "Talks to a network": 1,
+        "Starts or steers processes": 1,
+        "Hard to read": 1,
+        "Imports something new": 1,
+    }
+    assert vetting.summary(entry) == vetting.summary(entry)

@@ -1,0 +1,121 @@
+"""Campaigns and volunteers in the admin: made, begun, paused, ended; withdrawn with one button."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from scheduler.models import Campaign, Event, Job, Node, Packet, Rephrasing, Volunteer
+from tests.support.volunteers import echo, make_campaign, produced, sit_down
+
+PAGES = ("campaign", "volunteer", "packet", "rephrasing", "handout", "share", "shard")
+
+
+@pytest.fixture
+def mara(client: Client, db: None) -> Client:
+    client.force_login(User.objects.create_superuser("mara"))
+    return client
+
+
+@pytest.fixture
+def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
+    return produced(make_campaign(settings, tmp_path))
+
+
+def act(client: Client, model: str, action: str, pk: int) -> str:
+    data = {"action": action, "_selected_action": [str(pk)]}
+    return client.post(f"/admin/scheduler/{model}/", data, follow=True).content.decode()
+
+
+def test_all_pages_open(mara: Client, campaign: Campaign) -> None:
+    sit_down("ada").write(2)
+    for name in PAGES:
+        assert mara.get(f"/admin/scheduler/{name}/").status_code == 200, name
+    assert mara.get(f"/admin/scheduler/campaign/{campaign.pk}/change/").status_code == 200
+    assert mara.get("/admin/scheduler/campaign/add/").status_code == 200
+
+
+def test_a_campaign_is_made_and_told_what_stands_against_it(mara: Client) -> None:
+    page = mara.get("/admin/scheduler/campaign/add/")
+    fields = {name: field for name, field in page.context["adminform"].form.initial.items() if field is not None}
+    form = page.context["adminform"].form
+    for name, field in form.fields.items():
+        value = field.initial() if callable(field.initial) else field.initial
+        if value is not None and not isinstance(value, bool):
+            fields.setdefault(name, value)
+    told = {**fields, "name": "Words", "slug": "words", "dataset": "*.jsonl", "styles": '["loud"]', "buckets": "[]"}
+    answer = mara.post("/admin/scheduler/campaign/add/", told)
+    assert "loud" in answer.content.decode()
+    assert not Campaign.objects.exists()
+    answer = mara.post("/admin/scheduler/campaign/add/", {**told, "styles": '["easy"]'})
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    assert Campaign.objects.get().state == "draft"
+
+
+def test_what_it_is_made_with_is_fixed_once_it_has_begun(mara: Client, campaign: Campaign) -> None:
+    page = mara.get(f"/admin/scheduler/campaign/{campaign.pk}/change/").content.decode()
+    assert 'name="low_mark"' in page
+    assert 'name="model"' not in page
+    assert 'name="styles"' not in page
+
+
+def test_it_is_paused_goes_on_and_is_done(mara: Client, campaign: Campaign) -> None:
+    ada = sit_down("ada")
+    packets = ada.take(1)
+    act(mara, "campaign", "pause", campaign.pk)
+    assert Campaign.objects.get().state == "paused"
+    assert set(Job.objects.filter(kind="rephrase").values_list("state", flat=True)) == {"leased", "cancelled"}
+    assert ada.take() == ()
+    assert "is paused" in ada.last.done
+    assert [verdict.state for verdict in ada.hand_in(ada.result(packets[0]))] == ["taken"], "it is still taken"
+    ada.work.finish("done")
+    assert "Started" in act(mara, "campaign", "start", campaign.pk)
+    assert len(sit_down("bob").take(1)) == 1
+    assert "Done" in act(mara, "campaign", "finish", campaign.pk)
+    assert "Nothing to do" in act(mara, "campaign", "finish", campaign.pk)
+    sentences = list(Event.objects.about(campaign).order_by("pk").values_list("sentence", flat=True))
+    assert [sentence.split(":")[0] for sentence in sentences] == [
+        "Small has begun.",
+        "Small is paused",
+        "Small goes on.",
+        "Small is done",
+    ]
+
+
+def test_one_button_withdraws_all_of_a_volunteers_work(mara: Client, campaign: Campaign) -> None:
+    sit_down("eve").write(3)
+    eve = Volunteer.objects.get()
+    assert "Withdrawn" in act(mara, "volunteer", "withdraw", eve.pk)
+    eve.refresh_from_db()
+    assert (eve.state, eve.reason) == ("barred", "mara withdrew what they wrote.")
+    assert set(Rephrasing.objects.values_list("state", flat=True)) == {"withdrawn"}
+    assert set(campaign.packets.values_list("state", flat=True)) == {"waiting"}
+    act(mara, "volunteer", "pardon", eve.pk)
+    act(mara, "volunteer", "believe", eve.pk)
+    assert Volunteer.objects.get().state == "known"
+
+
+def test_packets_that_were_set_aside_are_tried_again(mara: Client, campaign: Campaign) -> None:
+    Campaign.objects.update(tries=1)
+    ada = sit_down("ada")
+    [packet] = ada.take(1)
+    ada.hand_in(ada.result(packet, echo))
+    assert "copied" in mara.get("/admin/scheduler/packet/?state=aside").content.decode()
+    assert "1 wait again" in act(mara, "packet", "try_again", packet.packet)
+    row = Packet.objects.get(pk=packet.packet)
+    assert (row.state, row.tries) == ("waiting", 0)
+
+
+def test_an_owner_lends_a_machine_for_packets_too(db: None, client: Client) -> None:
+    from tests.scheduler.sponsors.test_lending import FORM
+
+    client.force_login(User.objects.create_user("ada"))
+    assert "Packets of the dataset swarm?" in client.get("/sponsors/lend/").content.decode()
+    client.post("/sponsors/lend/", {**FORM, "packets": "between"})
+    assert Node.objects.get().packets == "between"
+    client.post("/sponsors/lend/", {**FORM, "name": "other"})
+    assert Node.objects.get(name="other").packets == "never"

@@ -1,0 +1,160 @@
+"""Whoever may not is refused, with a sentence, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from pytest_django import Settings
+
+from scheduler import lease_sweeper, pool, rate_limits
+from scheduler.models import Job, Lease, Node
+from scheduler.node_api import auth
+from tests.support.pool import HARDWARE, Agent, Work, make_job, make_node, reference, sentence
+from trainer import protocol
+
+HEARTBEAT = protocol.Heartbeat(phase="running", seconds=1)
+
+
+@pytest.fixture
+def work(agent: Agent) -> Work:
+    make_job()
+    return agent.work()
+
+
+@pytest.fixture
+def other() -> Agent:
+    return Agent(make_node("other")[1])
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", "dtn_node_" + "x" * 43])
+def test_an_unknown_token_gets_nothing(agent: Agent, token: str) -> None:
+    make_job()
+    stranger = Agent(token or "Bearer")
+    assert stranger.poll().status_code == 401
+    assert "token" in sentence(stranger.poll())
+    assert not Lease.objects.exists()
+
+
+def test_no_token_at_all_is_told_what_is_missing(agent: Agent) -> None:
+    answer = agent.client.post("/api/node/v1/poll", "{}", content_type="application/json")
+    assert answer.status_code == 401
+    assert "Authorization: Bearer" in sentence(answer)
+
+
+def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
+    auth.revoke(work.row.node, "admin")
+    for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.put(b"x"), work.finish()):
+        assert answer.status_code == 401
+        assert "revoked" in sentence(answer)
+    assert work.job.state == Job.State.LEASED  # until the lease has run out
+
+
+def test_a_banned_node_is_refused_everywhere_and_told_why(work: Work) -> None:
+    pool.ban(work.row.node, "admin", "It sent garbage.")
+    for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.finish(), work.get("0" * 64)):
+        assert answer.status_code == 403
+        assert "It sent garbage." in sentence(answer)
+
+
+def test_the_token_of_another_node_does_not_open_a_lease(work: Work, other: Agent) -> None:
+    path = f"/leases/{work.lease.lease}/heartbeat"
+    assert other.call(path, HEARTBEAT).status_code == 403
+    assert "the token of the lease" in sentence(other.call(path, HEARTBEAT))
+
+
+def test_not_even_the_nodes_own_token_does(work: Work) -> None:
+    assert work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT).status_code == 403
+
+
+def test_the_token_of_another_lease_does_not(work: Work, other: Agent) -> None:
+    make_job()
+    theirs = other.work()
+    answer = other.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, theirs.lease.token)
+    assert answer.status_code == 403
+    assert sentence(answer) == "This token belongs to another lease."
+
+
+def test_an_invented_lease_token_does_not(work: Work) -> None:
+    answer = work.agent.call(f"/leases/{work.lease.lease}/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
+    assert answer.status_code == 401
+    answer = work.agent.call("/leases/999999/heartbeat", HEARTBEAT, "dtn_lease_" + "x" * 43)
+    assert answer.status_code == 401
+
+
+def test_a_lease_token_does_not_ask_for_work(work: Work) -> None:
+    assert Agent(work.lease.token).poll().status_code == 403
+
+
+def test_a_lease_that_is_over_takes_nothing_more(work: Work) -> None:
+    assert work.put(b"sent in time").status_code == 200
+    Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    lease_sweeper.sweep()
+    answers = [
+        work.heartbeat(),
+        work.metrics(1),
+        work.log(0, "late"),
+        work.put(b"late"),
+        work.uploaded(5, reference(b"sent in time")),
+        work.finish(),
+        work.get(work.spec.release.sha256),
+    ]
+    for answer in answers:
+        assert answer.status_code == 409
+        assert "over" in sentence(answer)
+    assert work.job.state == Job.State.QUEUED
+    assert not work.job.checkpoints.exists()
+
+
+def test_another_version_of_the_protocol_is_told_to_update(agent: Agent) -> None:
+    body = {"version": 2, "hardware": {"something": "new"}, "and": "more"}
+    answer = agent.call("/poll", json.dumps(body))
+    assert answer.status_code == 426
+    assert "update" in sentence(answer)
+    token = auth.new_join_token()
+    assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
+
+
+def test_a_message_that_cannot_be_right_is_named(agent: Agent) -> None:
+    answer = agent.call("/poll", json.dumps({"hardware": {}}))
+    assert answer.status_code == 422
+    assert "hardware.hostname" in sentence(answer)
+    assert agent.call("/poll", "{").status_code == 400
+    assert agent.call("/poll", "[]").status_code == 422
+
+
+def test_a_message_that_is_too_large_is_refused(work: Work, settings: Settings) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    answer = work.metrics(1, [{"text": "x" * 2000}])
+    assert answer.status_code == 413
+    assert "less at a time" in sentence(answer)
+
+
+def test_a_node_gone_wild_is_slowed_down(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
+    monkeypatch.setattr(rate_limits.time, "time", lambda: 1e9)  # one and the same minute
+    assert [agent.poll().status_code for _ in range(4)] == [200, 200, 429, 429]
+    assert agent.poll()["Retry-After"] == "20"
+    assert Agent(make_node("calm")[1]).poll().status_code == 200
+
+
+def test_a_node_that_was_removed_is_unknown(agent: Agent) -> None:
+    Node.objects.all().delete()
+    assert agent.poll().status_code == 401
+    assert agent.poll(hardware=HARDWARE).status_code == 401
+
+
+def test_what_a_newer_agent_says_beyond_our_words_is_refused_with_a_sentence(agent: Agent) -> None:
+    words = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
+    answer = agent.call("/poll", json.dumps(words))
+    assert answer.status_code == 422
+    assert sentence(answer) == "The message says mood, which this site does not know: is the agent newer?"
+
+
+def test_a_kind_of_job_that_an_older_agent_does_not_know_waits_for_another(agent: Agent) -> None:
+    make_job(kind="train")
+    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).lease is None
+    assert "up to date" in agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score",)})).reason
+    assert agent.ask(hardware=HARDWARE.model_copy(update={"kinds": ("score", "train")})).lease is not None

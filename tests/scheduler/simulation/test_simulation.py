@@ -1,0 +1,122 @@
+"""The simulator: the same seed, the same outcome; its sums add up; the site's own database is left alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from scheduler.models import Job, Lease, Node
+from scheduler.simulation.charts import draw
+from scheduler.simulation.clock import START, virtual_time
+from scheduler.simulation.engine import simulate
+from scheduler.simulation.nodes import DAY, FLEET, fleet
+from scheduler.simulation.statistics import Outcome, jain, shares
+from scheduler.simulation.workload import CLASSES
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def outcome(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> Outcome:
+    with django_db_blocker.unblock():  # type: ignore[attr-defined]
+        return simulate(20, 2, 7)
+
+
+def test_the_sums_add_up(outcome: Outcome) -> None:
+    assert 0.5 < outcome.utilisation <= 1
+    assert 0 <= outcome.lost_work < 0.2
+    assert outcome.starved == 0
+    assert sum(outcome.ends.values()) <= outcome.leases <= sum(outcome.ends.values()) + 20, "the others still run"
+    assert outcome.ends["done"] == outcome.jobs_done > 20
+    assert outcome.ends.get("model failed", 0) == outcome.jobs_failed
+    assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
+    for day in range(2):
+        assert sum(shares[day] for shares in outcome.used_by_day.values()) <= 1 + 1e-9
+    assert 0 < outcome.fairness <= 1
+
+
+def test_a_seed_decides_everything() -> None:
+    outcome = simulate(8, 0.7, 7)
+    assert simulate(8, 0.7, 7) == outcome
+    assert simulate(8, 0.7, 8) != outcome
+
+
+def test_what_is_promised_of_every_class_is_reported(outcome: Outcome) -> None:
+    report = outcome.report()
+    assert list(report) == ["utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done"]
+    assert set(outcome.waits) <= set(CLASSES)
+    assert {"community", "ci", "ladder", "score"} <= set(outcome.waits)
+
+
+def test_the_picture_is_an_image_with_its_numbers_in_words(outcome: Outcome) -> None:
+    root = ElementTree.fromstring(draw(outcome))  # noqa: S314  (our own)
+    assert root.tag.endswith("svg")
+    assert "20 nodes, 2 days, seed 7" in (root[0].text or "")
+
+
+def test_the_site_keeps_its_rows_its_clock_and_its_kinds() -> None:
+    before = timezone.now()
+    simulate(5, 0.1, 1)
+    assert timezone.now() >= before
+    assert not Node.objects.exists()
+    assert not Job.objects.exists()
+    assert not Lease.objects.exists()
+
+
+def test_the_virtual_clock_is_what_rows_are_stamped_with() -> None:
+    with virtual_time() as clock:
+        clock.seconds = 3 * DAY
+        assert timezone.now() == Node(name="new").registered_at == clock.now
+        assert (timezone.now() - START).days == 3
+
+
+def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    printed = StringIO()
+    picture = tmp_path / "pool.svg"
+    call_command("simulate", nodes=5, days=0.1, seed=3, json=True, picture=picture, stdout=printed)
+    assert set(json.loads(printed.getvalue())) == {
+        *("utilisation", "lost_work", "starved", "wait_p95_hours", "jobs_done")
+    }
+    assert picture.read_text().startswith("<svg")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"days": -1.0}, "--days is -1"),
+        ({"days": float("nan")}, "--days is nan"),
+        ({"picture": Path("/nowhere/at/all.svg")}, "there is no such folder"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_in_a_line(wrong: dict[str, object], sentence: str) -> None:
+    with pytest.raises(CommandError, match=sentence) as refused:
+        call_command("simulate", **wrong)
+    assert refused.value.returncode == 2
+    assert "\n" not in str(refused.value)
+
+
+def test_words_for_numbers_are_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        call_command("simulate", "--nodes", "many")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_fleet_keeps_its_shares() -> None:
+    hundred = fleet(100)
+    assert len(hundred) == 100
+    assert [hundred.count(hardware) for hardware in FLEET] == [round(100 * hardware.share) for hardware in FLEET]
+
+
+def test_a_fair_share_is_no_more_than_was_asked_for() -> None:
+    assert shares([(1, 1), (4, 2), (10, 6)]) == [1, 4, 4]
+    assert jain([1, 1, 1]) == 1
+    assert jain([1, 0, 0]) == pytest.approx(1 / 3)

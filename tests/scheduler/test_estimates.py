@@ -1,0 +1,179 @@
+"""Position, reason and time: what somebody who waits is told."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pytest_django import DjangoAssertNumQueries
+
+from scheduler import leases
+from scheduler.estimates import Outlook, Prospect, of
+from scheduler.models import Job, Lease, Node
+from tests.support.pool import HARDWARE, Agent, make_job, make_node
+from trainer import protocol
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+def online(name: str, *memory_gb: int, **wishes: Any) -> Agent:
+    details = tuple(protocol.Gpu(name="GPU", memory_bytes=size * 10**9) for size in memory_gb)
+    hardware = HARDWARE.model_copy(update={"gpus": tuple(gpu.name for gpu in details), "gpu_details": details})
+    _, token = make_node(name, hardware=dict(hardware), state=Node.State.ONLINE, **wishes)
+    return Agent(token)
+
+
+def works(name: str, hours: float, done: float = 0, **needs: Any) -> None:
+    """A node is at work on a job of so many hours, so many of them done."""
+    job = make_job(state=Job.State.LEASED, expected_seconds=hours * 3600, **needs)
+    Lease.objects.create(
+        job=job,
+        node=Node.objects.get(name=name),
+        attempt=1,
+        token_hash=f"{job.pk}",
+        expires_at=timezone.now() + HOUR,
+        seconds=done * 3600,
+    )
+
+
+def about(at: datetime | None, hours: float, now: datetime) -> bool:
+    return at is not None and abs(at - now - hours * HOUR) < timedelta(seconds=5)
+
+
+def test_where_a_node_is_free_the_first_goes_at_once_and_the_second_when_it_is_done() -> None:
+    online("one")
+    first, second = make_job(expected_seconds=7200), make_job(expected_seconds=7200)
+    now = timezone.now()
+    outlook = Outlook(now)
+    assert outlook.of(first) == Prospect(1, "The next free node takes it.", now, now + 2 * HOUR)
+    assert outlook.of(second) == Prospect(
+        2, "Waits for a node that fits; others go before it.", now + 2 * HOUR, now + 4 * HOUR
+    )
+
+
+def test_what_it_waits_for_how_many_are_in_use_and_when_the_next_is_free() -> None:
+    online("small")
+    online("first", 25)
+    online("second", 25)
+    works("first", 3, done=1)
+    works("second", 8)
+    job = make_job(needs_labels=["1x24gb"], expected_seconds=3600)
+    now = timezone.now().replace(hour=1, minute=40, second=0, microsecond=0)
+    prospect = of(job, now)
+    assert prospect.sentence(now) == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
+    assert about(prospect.begins_at, 2, now)
+    assert about(prospect.ends_at, 3, now)
+
+
+def test_how_long_it_takes_is_learned_from_what_such_jobs_took() -> None:
+    online("one")
+    for _ in range(3):
+        done = make_job(state=Job.State.DONE, track="small", expected_seconds=1000, finished_at=timezone.now())
+        for part in (500, 1500):
+            Lease.objects.create(
+                job=done, node=Node.objects.get(), attempt=1, state=Lease.State.FINISHED, seconds=part,
+                token_hash=f"{done.pk}-{part}", expires_at=timezone.now(),
+            )  # fmt: skip
+    now = timezone.now()
+    slow, other = make_job(track="small", expected_seconds=3600), make_job(track="other", expected_seconds=3600)
+    outlook = Outlook(now)
+    lengths = [outlook.of(job).ends_at - outlook.of(job).begins_at for job in (slow, other)]  # type: ignore[operator]
+    assert lengths == [2 * HOUR, HOUR]
+
+
+def test_what_no_node_here_can_do_is_said_so() -> None:
+    online("small")
+    job = make_job(needs_labels=["8x80gb"])
+    assert of(job, timezone.now()) == Prospect(
+        1, "Waits for a node with 8 GPUs of 80 GB: none is online. It leaves as soon as one is."
+    )
+
+
+def test_wishes_count_for_the_outlook_too() -> None:
+    online("core", serves="core")
+    now = timezone.now()
+    assert of(make_job(), now).begins_at is None
+    assert of(make_job(from_core=True), now).begins_at == now
+
+
+def test_a_node_whose_burst_ends_before_its_job_does_is_not_counted_on() -> None:
+    online("weekend", available="until", available_until=timezone.now() + HOUR)
+    works("weekend", 3)
+    assert of(make_job(), timezone.now()).reason == "Waits for a node that fits: when one is lent again is not known."
+
+
+def test_the_order_is_that_of_the_queue_with_fair_shares_between_authors() -> None:
+    online("one")
+    mine = [make_job(author="ada", expected_seconds=3600) for _ in range(3)]
+    hers = make_job(author="bob", expected_seconds=3600)
+    tonight = make_job(author="", priority=Job.Priority.NIGHTLY)
+    outlook = Outlook(timezone.now())
+    assert [outlook.of(job).position for job in (tonight, mine[0], hers, mine[1], mine[2])] == [1, 2, 3, 4, 5]
+
+
+def test_what_does_not_wait_has_its_reason() -> None:
+    held = make_job(state=Job.State.HELD, reason="ada holds it back.")
+    assert of(held, timezone.now()) == Prospect(None, "ada holds it back.")
+
+
+needs = st.fixed_dictionaries(
+    {
+        "author": st.sampled_from(["ada", "bob", "cem"]),
+        "needs_gpus": st.integers(0, 3),
+        "priority": st.sampled_from([30, 40]),
+        "impact": st.integers(0, 1),
+        "expected_seconds": st.sampled_from([600.0, 3600.0, 40000.0]),
+        "age": st.integers(0, 50),
+    }
+)
+
+
+@example(
+    gpus=0,
+    queue=[
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 0, "expected_seconds": 600.0, "age": 0},
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 0, "expected_seconds": 600.0, "age": 0},
+        {"author": "bob", "needs_gpus": 0, "priority": 30, "impact": 1, "expected_seconds": 3600.0, "age": 0},
+        {"author": "ada", "needs_gpus": 0, "priority": 30, "impact": 1, "expected_seconds": 3600.0, "age": 0},
+    ],
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(gpus=st.integers(0, 4), queue=st.lists(needs, max_size=8))
+def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, queue: list[dict[str, Any]]) -> None:
+    with transaction.atomic():
+        now = timezone.now()
+        online("free", *[24] * gpus)
+        for fields in queue:
+            make_job(queued_at=now - fields["age"] * HOUR, **{name: fields[name] for name in fields if name != "age"})
+        outlook = Outlook(now)
+        foretold = [pk for pk, found in outlook.prospects.items() if found.begins_at and found.begins_at <= now]
+        granted = leases.claim(Node.objects.get(name="free"))
+        taken = [Lease.objects.get(pk=granted.lease).job_id] if granted else []
+        assert foretold == taken
+        transaction.set_rollback(True)
+
+
+def test_a_machine_of_many_gpus_is_foretold_for_what_needs_many() -> None:
+    online("large", *[24] * 4)
+    single, whole = make_job(needs_gpus=1, expected_seconds=3600), make_job(needs_gpus=4, expected_seconds=7200)
+    now = timezone.now()
+    outlook = Outlook(now)
+    assert outlook.of(whole).begins_at == now
+    assert outlook.of(single).begins_at == now + 2 * HOUR
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_an_outlook_takes_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+    for number in range(size):
+        online(f"node-{number}", 24)
+        make_job(author=f"author-{number}", track=f"track-{number}", needs_labels=["1x24gb"])
+    rows = list(Job.objects.all())
+    with django_assert_num_queries(6):
+        outlook = Outlook(timezone.now())
+        assert all(outlook.of(job).position for job in rows)

@@ -1,0 +1,75 @@
+"""A machine whose results do not agree gets less and less; one whose results agree gets it back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import DjangoAssertNumQueries
+
+from scheduler import node_quota, node_vetting
+from scheduler.models import Lease, Node
+from scheduler.node_quota import FIRST_CUT, FULL
+from tests.support.pool import Agent, make_job, make_node
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_it_stays_between_one_and_full_and_never_grows_on_a_wrong_result(results: list[bool]) -> None:
+    now = FULL
+    for valid in results:
+        then, now = now, node_quota.after(now, valid)
+        assert 1 <= now <= FULL
+        assert (now >= then) if valid else (now < then or now == 1)
+
+
+def test_it_shrinks_quickly_and_grows_back_with_as_many_right_results() -> None:
+    shrinking, value = [], FULL
+    for _ in range(6):
+        value = node_quota.after(value, False)
+        shrinking.append(value)
+    assert shrinking == [16, 8, 4, 2, 1, 1]
+    growing = []
+    for _ in range(5):
+        value = node_quota.after(value, True)
+        growing.append(value)
+    assert growing == [2, 4, 8, FIRST_CUT, FULL]
+
+
+def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None:
+    node, token = make_node()
+    agent = Agent(token)
+    for number in range(6):
+        node_vetting.judge(node, make_job(author=f"check-{number}"), False, "It differs.", actor="site")
+    node.refresh_from_db()
+    assert (node.quota, node.valid_in_a_row) == (1, 0)
+    agent.work().finish("done")
+    refused = agent.ask()
+    assert refused.action == "idle"
+    assert refused.reason.startswith(
+        "Results of this node did not agree with others: it gets one job a day until they do"
+    )
+    Lease.objects.update(started_at=timezone.now() - timedelta(hours=25))
+    agent.work().finish("done")
+    node_vetting.judge(node, make_job(author="check-again"), True, "It agrees.", actor="site")
+    agent.work()
+
+
+def test_who_is_trusted_has_no_quota_and_a_sound_node_pays_no_query(
+    db: None, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    now = timezone.now()
+    with django_assert_num_queries(0):
+        assert node_quota.exhausted_until(Node(quota=1, trusted=True), now) is None
+        assert node_quota.exhausted_until(Node(), now) is None
+
+
+@pytest.mark.django_db
+def test_a_comparison_told_twice_counts_once() -> None:
+    node, job = make_node()[0], make_job()
+    assert node_vetting.judge(node, job, False, "It differs.", actor="site")
+    assert not node_vetting.judge(node, job, False, "It differs.", actor="site")
+    node.refresh_from_db()
+    assert node.quota == FIRST_CUT

@@ -1,0 +1,250 @@
+"""Signing in: with GitHub, as it speaks over a socket, or with a password where the site allows local accounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from allauth.mfa.totp.internal.auth import TOTP
+from allauth.socialaccount.models import SocialAccount, SocialToken
+from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
+from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import Client
+from pytest_django import Settings
+
+from dailytrain import sign_in as sign_in_module
+from tests.support.github_oauth import CLIENT_ID, SECRET, GitHub
+
+pytestmark = pytest.mark.django_db
+
+LOGIN = "/accounts/login/?next=/sponsors/lend/"
+
+
+@pytest.fixture(autouse=True)
+def _quick_hashes(settings: Settings) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture
+def github(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHub]:
+    """A site that has GitHub configured, and no local accounts."""
+    made = GitHub()
+    for name, path in (("authorize", "/login/oauth/authorize"), ("access_token", "/login/oauth/access_token")):
+        monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", made.address + path)
+    monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{made.address}/user")
+    app = {"client_id": CLIENT_ID, "secret": SECRET}
+    settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
+    settings.LOCAL_ACCOUNTS = False
+    yield made
+    made.close()
+
+
+def sign_in(client: Client) -> HttpResponse:
+    """Press the button, follow the redirects through GitHub as a browser does; return the site's answer."""
+    leave = client.post("/accounts/github/login/?process=login&next=/sponsors/lend/")
+    assert leave.status_code == 302, leave.content
+    back = httpx.get(leave["Location"]).headers["Location"]
+    return client.get(f"{urlsplit(back).path}?{urlsplit(back).query}")
+
+
+def who(client: Client) -> str:
+    """Return the name in the masthead; empty for nobody."""
+    user = client.get("/sponsors/").context["user"]
+    return str(user.get_username())
+
+
+def test_somebody_whom_github_knows_gets_an_account_and_goes_on_where_they_were(client: Client, github: GitHub) -> None:
+    assert "Sign in with GitHub" in client.get(LOGIN).content.decode()
+
+    answer = sign_in(client)
+
+    assert (answer.status_code, answer["Location"]) == (302, "/sponsors/lend/")
+    assert who(client) == "octocat"
+    assert github.asked[0].get("scope", "") == "", "the public profile is enough"
+
+
+def test_the_second_time_it_is_the_same_account_even_under_a_new_name(client: Client, github: GitHub) -> None:
+    sign_in(client)
+    client.post("/accounts/logout/")
+    assert who(client) == ""
+    github.person["login"] = "hexacat"
+
+    sign_in(client)
+
+    assert who(client) == "octocat"
+    assert (User.objects.count(), SocialAccount.objects.count(), SocialToken.objects.count()) == (1, 1, 0)
+
+
+def test_a_name_that_is_taken_here_is_not_taken_over(client: Client, github: GitHub) -> None:
+    User.objects.create_superuser("octocat", password="a password of this test only")
+
+    sign_in(client)
+
+    assert who(client).startswith("octocat")
+    assert who(client) != "octocat"
+    assert not User.objects.get(username=who(client)).is_staff
+
+
+def test_nobody_is_called_as_the_site_calls_itself_in_the_audit_log(client: Client, github: GitHub) -> None:
+    github.person["login"] = "site"
+
+    sign_in(client)
+
+    assert who(client) not in ("", "site")
+
+
+def test_who_turns_back_at_github_is_not_signed_in(client: Client, github: GitHub) -> None:
+    github.says_yes = False
+
+    answer = sign_in(client)
+
+    assert "You turned back at GitHub" in client.get(answer["Location"]).content.decode()
+    assert who(client) == ""
+
+
+def test_an_answer_to_a_question_that_was_never_asked_lets_nobody_in(client: Client, github: GitHub) -> None:
+    answer = client.get("/accounts/github/login/callback/?code=code-1&state=invented")
+
+    assert answer.status_code == 401
+    assert "Signing in did not work" in answer.content.decode()
+    assert who(client) == ""
+
+
+def test_a_code_meant_for_another_browser_lets_nobody_in(client: Client, github: GitHub) -> None:
+    sign_in(Client())
+    stolen = github.authorize({**github.asked[0]})
+
+    answer = client.get(f"{urlsplit(stolen).path}?{urlsplit(stolen).query}")
+
+    assert answer.status_code == 401
+    assert who(client) == ""
+
+
+def test_a_wrong_secret_is_a_page_and_not_a_crash(client: Client, github: GitHub, settings: Settings) -> None:
+    app = {"client_id": CLIENT_ID, "secret": "another"}
+    settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
+
+    assert "Signing in did not work" in sign_in(client).content.decode()
+
+
+def test_with_github_there_are_no_local_accounts(client: Client, github: GitHub) -> None:
+    User.objects.create_user("ada", password="a password of this test only")
+    page = client.get(LOGIN).content.decode()
+
+    assert "password" not in page
+    answer = client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
+    assert answer.status_code == 403
+    assert "No new accounts" in client.get("/accounts/signup/").content.decode()
+
+
+def test_signup_with_github_only_creates_no_account(client: Client, github: GitHub) -> None:
+    password = "a password of this test only"
+
+    client.post("/accounts/signup/", {"username": "ada", "password1": password, "password2": password})
+
+    assert not User.objects.exists()
+
+
+@pytest.mark.parametrize("is_staff", [False, True])
+@pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
+@pytest.mark.parametrize("two_steps", [False, True])
+def test_password_login_with_github_only_signs_nobody_in(
+    client: Client, github: GitHub, settings: Settings, path: str, is_staff: bool, two_steps: bool
+) -> None:
+    settings.STAFF_TWO_STEP = two_steps
+    password = "a password of this test only"
+    User.objects.create_user("ada", password=password, is_staff=is_staff)
+
+    for headers in ({}, {"X-Requested-With": "XMLHttpRequest"}):
+        client.post(path, {"login": "ada", "username": "ada", "password": password}, headers=headers)
+
+    assert "_auth_user_id" not in client.session
+
+
+def test_staff_with_github_only_needs_the_second_step(client: Client, github: GitHub, settings: Settings) -> None:
+    settings.STAFF_TWO_STEP = True
+    sign_in(client)
+    User.objects.update(is_staff=True)
+    setup = client.get("/admin/")["Location"]
+    assert setup.startswith("/accounts/two-step/app/?next=%2Fadmin")
+    assert client.get(setup).status_code == 200, "no password is asked for: there is none"
+    TOTP.activate(User.objects.get(), "JBSWY3DPEHPK3PXP")
+    client.post("/accounts/logout/")
+
+    answer = sign_in(client)
+
+    assert answer["Location"].startswith("/accounts/two-step/code/")
+    assert who(client) == "", "GitHub alone is not enough"
+    assert client.get("/admin/")["Location"].startswith("/admin/login/")
+
+
+def test_the_sign_in_page_alone_may_lead_to_github(client: Client, github: GitHub) -> None:
+    assert f"form-action 'self' {github.address};" in client.get(LOGIN)["Content-Security-Policy"]
+    assert "form-action 'self';" in client.get("/sponsors/")["Content-Security-Policy"]
+    assert "unsafe" not in client.get(LOGIN)["Content-Security-Policy"]
+
+
+# --- local accounts --------------------------------------------------------------------------------------------------
+
+
+def test_without_github_a_name_and_a_password_do(client: Client) -> None:
+    page = client.get(LOGIN).content.decode()
+    assert "GITHUB_CLIENT_ID" in page, "it says how to add GitHub"
+    assert "Sign in with GitHub" not in page
+    password = {"password1": "a password of this test only", "password2": "a password of this test only"}
+
+    answer = client.post("/accounts/signup/", {"username": "ada", "next": "/sponsors/lend/", **password})
+
+    assert (answer.status_code, answer["Location"]) == (302, "/sponsors/lend/")
+    assert who(client) == "ada"
+    client.post("/accounts/logout/")
+    client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
+    assert who(client) == "ada"
+
+
+def test_a_wrong_password_keeps_the_name_that_was_typed(client: Client) -> None:
+    User.objects.create_user("ada", password="a password of this test only")
+
+    page = client.post("/accounts/login/", {"login": "ada", "password": "wrong"}).content.decode()
+
+    assert 'value="ada"' in page
+    assert "problems" in page
+    assert who(client) == ""
+
+
+def test_nobody_guesses_passwords_for_long(client: Client) -> None:
+    User.objects.create_user("ada", password="a password of this test only")
+    for _ in range(5):
+        client.post("/accounts/login/", {"login": "ada", "password": "wrong"})
+
+    client.post("/accounts/login/", {"login": "ada", "password": "a password of this test only"})
+
+    assert who(client) == ""
+
+
+# --- what `manage.py check` says -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("there", "missing"), [("ID", "SECRET"), ("SECRET", "ID")])
+def test_half_a_configuration_is_told(settings: Settings, there: str, missing: str) -> None:
+    setattr(settings, f"GITHUB_CLIENT_{there}", "x")
+
+    (warning,) = sign_in_module.half_configured(None)
+
+    assert f"Set GITHUB_CLIENT_{missing}, too" in str(warning.hint)
+    assert settings.SITE_URL + "/accounts/github/login/callback/" in str(warning.hint)
+
+
+def test_a_whole_one_and_none_are_fine(settings: Settings) -> None:
+    assert sign_in_module.half_configured(None) == []
+    settings.GITHUB_CLIENT_ID = settings.GITHUB_CLIENT_SECRET = "x"
+    assert sign_in_module.half_configured(None) == []
+
+
+def test_open_doors_are_told_before_a_site_goes_public(settings: Settings) -> None:
+    assert [warning.id for warning in sign_in_module.open_doors(None)] == ["dailytrain.W002"]
+    settings.LOCAL_ACCOUNTS = False
+    assert sign_in_module.open_doors(None) == []
