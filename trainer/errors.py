@@ -15,8 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
-MAX_REASON = 400
-"""Characters of a reason: a sentence, not a traceback."""
+MAX_REASON = 400  # characters of a reason: a sentence, not a traceback
 CRASH_SIGNALS = {
     132: "an illegal instruction",
     134: "an abort",
@@ -31,13 +30,10 @@ class ExitCode(IntEnum):
     """Exit codes of all commands."""
 
     OK = 0
-    INFRASTRUCTURE = 1
-    """Our fault or the machine's: the job may be retried."""
+    INFRASTRUCTURE = 1  # our fault or the machine's: the job may be retried
     USER_ERROR = 2
-    MODEL_ERROR = 3
-    """The architecture's or its recipe's fault."""
-    INTERRUPTED = 130
-    """Stopped by a signal."""
+    MODEL_ERROR = 3  # the architecture's or its recipe's fault
+    INTERRUPTED = 130  # stopped by a signal
 
 
 class UserError(ValueError):

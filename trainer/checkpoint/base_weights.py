@@ -35,17 +35,13 @@ class BaseCheckpoint:
     """What a checkpoint says about itself."""
 
     folder: Path
-    name: str
-    """For `run.json`: the run's folder and the checkpoint's, without their location."""
+    name: str  # for `run.json`: the run's folder and the checkpoint's, without their location
     arch: str
-    model: dict[str, Any]
-    """The fields of its architecture's Config."""
+    model: dict[str, Any]  # the fields of its architecture's Config
     step: int
-    tokens: int
-    """Tokens trained on up to here, including those of the checkpoints it started from."""
+    tokens: int  # tokens trained on up to here, including those of the checkpoints it started from
     tokenizer: Path | None
-    tokenizer_sha256: str | None
-    """None where the checkpoint has no tokenizer and does not name one."""
+    tokenizer_sha256: str | None  # None where the checkpoint has no tokenizer and does not name one
     is_litgpt: bool
 
     def load_tensors(self) -> dict[str, Tensor]:

@@ -78,8 +78,7 @@ class CheckpointSnapshot:
     """A copy of weights and momenta in main memory, so that training can continue while it is written."""
 
     weights: dict[str, Tensor]
-    other_names: dict[str, str]
-    """Alias -> name under which the tensor is stored: each tensor is stored once."""
+    other_names: dict[str, str]  # alias -> name under which the tensor is stored: each tensor is stored once
     optimizers: list[dict[str, Any]]
 
 

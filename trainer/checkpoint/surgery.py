@@ -24,12 +24,9 @@ from trainer.models.rwkv5 import HEAD, Config
 
 Tensors = dict[str, Tensor]
 
-OPEN = 1.2784645427610738
-"""silu of this is 1."""
-CONSTANT = 0.02
-"""Minimum constant part of LN1's output, relative to a channel's standard deviation of 1."""
-SMALLEST = 1e-2
-"""Minimum magnitude of a weight of LN1, since the gate divides by it."""
+OPEN = 1.2784645427610738  # silu of this is 1
+CONSTANT = 0.02  # minimum constant part of LN1's output, relative to a channel's standard deviation of 1
+SMALLEST = 1e-2  # minimum magnitude of a weight of LN1, since the gate divides by it
 
 
 def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:

@@ -20,13 +20,10 @@ from trainer.errors import ExitCode, print_error
 class Command(NamedTuple):
     """A command of `dailytrain`."""
 
-    entry_point: str
-    """MODULE:FUNCTION, called with the arguments; returns the exit code."""
+    entry_point: str  # MODULE:FUNCTION, called with the arguments; returns the exit code
     help: str
-    extra: str = "training"
-    """What to install, as in `pip install 'dailytrain[training]'`, if a package is missing."""
-    package: str = ""
-    """A package that must be installed although the module imports it late."""
+    extra: str = "training"  # what to install, as in `pip install 'dailytrain[training]'`, if a package is missing
+    package: str = ""  # a package that must be installed although the module imports it late
 
 
 class CommandGroup(NamedTuple):

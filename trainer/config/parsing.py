@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 FROM_HELP = """Weights to start from: a run, one of its checkpoints, or a checkpoint folder of litgpt's. It brings its
 architecture, row length and tokenizer along, where nothing else is given."""
-TEXT_FIELDS = ("corpus", "tokenizer", "limit_bytes")
-"""What a prepared dataset replaces."""
+TEXT_FIELDS = ("corpus", "tokenizer", "limit_bytes")  # what a prepared dataset replaces
 
 
 def parse_config(argv: Sequence[str], prog: str = "dailytrain train") -> TrainConfig:

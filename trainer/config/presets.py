@@ -20,10 +20,8 @@ class UnknownPresetError(UserError):
 
 @dataclass(frozen=True)
 class Preset:
-    description: str
-    """One sentence for `dailytrain presets`."""
-    values: Mapping[str, Any]
-    """Names and values as in a configuration file, names of tables in front."""
+    description: str  # one sentence for `dailytrain presets`
+    values: Mapping[str, Any]  # names and values as in a configuration file, names of tables in front
 
 
 PRESETS = {

@@ -28,8 +28,7 @@ class ResolvedConfig:
 
     device: Literal["cpu", "cuda"]
     devices: int
-    depth: int
-    """Sizes the model, except for the fields of the model that are given."""
+    depth: int  # sizes the model, except for the fields of the model that are given
     sequence_length: int
     batch: int
     micro_batch: int
@@ -43,8 +42,7 @@ class ResolvedConfig:
     evaluations: int
     dev_tokens: int
     sample_tokens: int
-    chunk: int = 0
-    """Tokens; 0 for whole rows."""
+    chunk: int = 0  # tokens; 0 for whole rows
     chunk_gradients: Literal["truncated", "through"] = "truncated"
 
     @property

@@ -25,8 +25,7 @@ from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, ge
 from trainer.models.base import LanguageModel
 from trainer.protocol import GenerateOrder, GenerateResult
 
-LINE_SECONDS = 0.2
-"""Text generated within this time becomes one line."""
+LINE_SECONDS = 0.2  # text generated within this time becomes one line
 
 NO_ROOM = "The model needs more memory than it may have."
 

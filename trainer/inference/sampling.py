@@ -23,10 +23,8 @@ PROMPTS = ("The ", "In the beginning", "def ")
 class Sampler:
     """Draws the next token with its own random generator: the same logits give the same tokens."""
 
-    temperature: float = 0.8
-    """Logits are divided by it. 0 takes the most likely token each time."""
-    top_k: int | None = None
-    """Draw among this many of the most likely tokens. None: among all."""
+    temperature: float = 0.8  # logits are divided by it. 0 takes the most likely token each time.
+    top_k: int | None = None  # draw among this many of the most likely tokens. None: among all.
     top_p: float = 1.0
     """Draw among the most likely tokens that together have this probability (nucleus sampling, arXiv 1904.09751)."""
     seed: int = 0
@@ -71,8 +69,7 @@ class TextGenerator:
         self.context = context
         self.device = next(model.parameters()).device
         self.state: Any = None
-        self.text: list[int] = []
-        """The visible tokens. The last `unread` of them are not in the state yet."""
+        self.text: list[int] = []  # the visible tokens. The last `unread` of them are not in the state yet.
         self.unread = 0
 
     def add(self, tokens: Sequence[int]) -> None:

@@ -25,8 +25,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from trainer.training.objective import Objective
 
-FAN = 16
-"""States that are kept on one level: 256 chunks take two levels, 4096 three."""
+FAN = 16  # states that are kept on one level: 256 chunks take two levels, 4096 three
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], state: Any) -> Any:

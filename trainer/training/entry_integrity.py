@@ -50,8 +50,7 @@ EVENTS = {
 """Audit events that no architecture causes, and what is said of each
 (https://docs.python.org/3/library/audit_events.html)."""
 
-FAMILIES = {"socket": NETWORK, "ctypes": MACHINE_CODE}
-"""The same for all events of a module."""
+FAMILIES = {"socket": NETWORK, "ctypes": MACHINE_CODE}  # the same for all events of a module
 
 OWN_HAND = {"sys._getframe": OBJECTS, "object.__setattr__": OBJECTS, "object.__delattr__": OBJECTS}
 """Events that libraries cause for honest reasons (dataclasses look at frames): only where the architecture itself did
@@ -68,8 +67,7 @@ LIBRARIES = (
 """What compilers do, and what happens while a library is imported, is not the architecture's doing. What the loop
 itself was called by is nobody's."""
 
-SOURCES = (".py", ".pyc")
-"""Reading these is harmless: tracebacks, warnings and torch's script compiler do."""
+SOURCES = (".py", ".pyc")  # reading these is harmless: tracebacks, warnings and torch's script compiler do
 
 OUTSIDE: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "time", "process_time")),
@@ -82,10 +80,8 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
 )
 """What the loop uses of others."""
 
-BASE = "trainer.models.base"
-"""Stands in for an architecture that does not exist."""
-LOOKS = 3
-"""At random moments of a run."""
+BASE = "trainer.models.base"  # stands in for an architecture that does not exist
+LOOKS = 3  # at random moments of a run
 
 
 def check_early_flops(flops: float, flops_per_step: float) -> None:
@@ -106,8 +102,7 @@ class EntryIntegrity:
         assert spec is not None
         assert spec.origin is not None
         self.folder = str(Path(spec.origin).parent) + os.sep
-        self.stopped = ""
-        """What it tried first."""
+        self.stopped = ""  # what it tried first
         self._classes: tuple[type, ...] = ()
         self._kept: dict[str, Any] = {}
         self._looks = sorted(random.SystemRandom().random() for _ in range(LOOKS))

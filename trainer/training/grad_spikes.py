@@ -11,13 +11,10 @@ from typing import Any, Literal
 
 from trainer.errors import ModelError
 
-FACTOR = 20.0
-"""A norm this many times the median of the last `WINDOW` is a spike. A guess on the careful side."""
+FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike. A guess on the careful side.
 WINDOW = 100
-FEWEST = 20
-"""Norms to have seen before anything is called unusual."""
-IN_A_ROW = 10
-"""So many spikes one after another are no spikes any more."""
+FEWEST = 20  # norms to have seen before anything is called unusual
+IN_A_ROW = 10  # so many spikes one after another are no spikes any more
 
 
 @dataclass

@@ -41,8 +41,7 @@ from trainer.training.run import MetricsWindow, Run
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-TRAIN_LINES = 200
-"""Train lines over a whole run, fewer if it has fewer steps."""
+TRAIN_LINES = 200  # train lines over a whole run, fewer if it has fewer steps
 
 
 def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:

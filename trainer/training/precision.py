@@ -23,11 +23,9 @@ from trainer.accounting import flops
 from trainer.config.train_config import ConfigError
 from trainer.training.random_state import get_random_state, restore_random_state
 
-WORTHWHILE = 1.5
-"""Times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU."""
+WORTHWHILE = 1.5  # times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU
 WIDTH, POSITIONS, REPEATS = 256, 512, 4
-SQUARE = 1024
-"""Size of the matrices whose product a CPU's peak is measured by."""
+SQUARE = 1024  # size of the matrices whose product a CPU's peak is measured by
 
 
 @lru_cache

@@ -9,8 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-QUIET_SECONDS = 10
-"""Between two lines of a log."""
+QUIET_SECONDS = 10  # between two lines of a log
 
 
 class TrainingProgress:

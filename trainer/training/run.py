@@ -44,30 +44,24 @@ class Run:
     fabric: Fabric
     dataset: Dataset
     raw_model: LanguageModel
-    objective: Objective
-    """The model with its loss."""
-    model: nn.Module
-    """The objective as wrapped by Fabric: what training and evaluation call."""
+    objective: Objective  # the model with its loss
+    model: nn.Module  # the objective as wrapped by Fabric: what training and evaluation call
     optimizers: list[Optimizer]
     recipe: Recipe
     flop_count: FlopCount
     integrity: EntryIntegrity
     spike_filter: GradientSpikeFilter
     loader: PrefetchLoader
-    identity: dict[str, Any]
-    """See `trainer.training.identity`."""
-    lineage: dict[str, Any] | None = None
-    """The base checkpoint, see `trainer.training.finetune`."""
+    identity: dict[str, Any]  # see `trainer.training.identity`
+    lineage: dict[str, Any] | None = None  # the base checkpoint, see `trainer.training.finetune`
     peak_flops: float | None = None
     """FLOP/s that one device can do at most, see `trainer.training.precision`; None where it is unknown."""
-    compile_seconds: float = 0.0
-    """Spent by torch.compile before training, by this process and those before it."""
+    compile_seconds: float = 0.0  # spent by torch.compile before training, by this process and those before it
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
     last_checkpoint: Path | None = None
     usage: Usage = field(default_factory=Usage)
     window: MetricsWindow = field(default_factory=MetricsWindow)
-    dev: dict[str, float] = field(default_factory=dict)
-    """The last evaluation."""
+    dev: dict[str, float] = field(default_factory=dict)  # the last evaluation
     step_microseconds: list[int] = field(default_factory=list)
     """What each step was charged, if the budget is in seconds. A replay needs it."""
 

@@ -187,8 +187,7 @@ class BuiltModel:
     model: LanguageModel
     recipe: Recipe
     lineage: dict[str, Any] | None
-    flops: float
-    """What the architecture computed meanwhile."""
+    flops: float  # what the architecture computed meanwhile
 
 
 def build_model(

@@ -49,8 +49,7 @@ AROUND = {
     "gpt.transformer.ln_f.bias": "gpt_neox.final_layer_norm.bias",
     "head.weight": "embed_out.weight",
 }
-CUT = ("gpt.transformer.wte.weight", "head.weight")
-"""Have a row for each token of the vocabulary, and some for padding."""
+CUT = ("gpt.transformer.wte.weight", "head.weight")  # have a row for each token of the vocabulary, and some for padding
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class SafetensorsEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int
-    """From the end of the header, in bytes; so is `end`."""
+    begin: int  # from the end of the header, in bytes; so is `end`
     end: int
 
 

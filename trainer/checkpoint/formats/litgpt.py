@@ -26,8 +26,7 @@ from trainer.errors import to_one_line
 from trainer.models import litgpt
 
 WEIGHTS, DESCRIPTION = "lit_model.pth", "model_config.yaml"
-OURS = {"lm_head.": "head.", "transformer.": "gpt.transformer."}
-"""How names of its tensors begin, and ours."""
+OURS = {"lm_head.": "head.", "transformer.": "gpt.transformer."}  # how names of its tensors begin, and ours
 
 
 def is_litgpt_folder(folder: Path) -> bool:
