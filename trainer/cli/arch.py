@@ -1,11 +1,11 @@
-"""`dailytrain arch list`: what there is to train."""
+"""`dailytrain arch list`: list the architectures."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
 import torch
 
@@ -13,13 +13,7 @@ from trainer.cli.parser import Parser
 from trainer.models import ARCHITECTURES, load_architecture
 
 DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256
-"""The size that parameters are counted at: what a CPU trains by default."""
-
-
-class ArchitectureRow(TypedDict):
-    name: str
-    description: str
-    parameters: int
+"""Parameters are counted at this size, a CPU's default."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def describe_architecture(name: str) -> ArchitectureRow:
+def describe_architecture(name: str) -> dict[str, Any]:
     """Describe an architecture by the first sentence of its file and its size at the default dial."""
     module = load_architecture(name)
     with torch.device("meta"):

@@ -1,12 +1,11 @@
-"""`dailytrain chat RUN`: talk with a trained model, its state kept over the turns.
+"""`dailytrain chat RUN`: chat with a run's model, which keeps its state between turns.
 
-Our models are base models: they continue a text and are not trained to answer. So the conversation is a text, too:
-`User: ...` and `Assistant: ...` in turn. An answer ends where the model begins the user's next line.
+Our models are base models, which continue a text. The conversation is a text of `User: ...` and `Assistant: ...`
+lines. An answer ends where the model begins the user's next line.
 """
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +16,16 @@ from typing import Self
 from trainer.cli.parser import Parser
 from trainer.cli.sample import add_generation_flags, build_sampler, load_generator
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import ExitCode, UserError, print_error
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens
 from trainer.models.base import LanguageModel
 
 USER, ASSISTANT = "User:", "Assistant:"
 
 HELP = """\
-  /reset  forget the conversation
-  /help   this
+  /reset  clear the conversation
+  /help   print this help
   /quit   leave, as does Ctrl-D
-Ctrl-C ends an answer, and leaves at the prompt. This is a base model: it goes on with the text
+Ctrl-C ends an answer, and leaves at the prompt. This is a base model: it continues the text
 "User: ... Assistant: ..." and was not trained to follow instructions.
 """
 
@@ -43,12 +41,12 @@ class Conversation:
         self.reader = TextGenerator(self.model, self.context)
         self.reader.add([self.tokenizer.end_of_text])
 
-    def answer(self, line: str, tokens: int) -> Iterator[str]:
+    def generate_answer(self, line: str, tokens: int) -> Iterator[str]:
         """Add the user's line and yield the answer in pieces. A stopped answer stays in the transcript."""
         opening = "" if self.is_users_turn() else USER if self.is_new() else f"\n{USER}"
         self.reader.add(self.tokenizer.encode(f"{opening} {line}\n{ASSISTANT}"))
-        answered = generate_tokens(self.reader, self.sampler, self.tokenizer.end_of_text, tokens)
-        yield from stop_at(f"\n{USER}", decode_stream(self.tokenizer, answered))
+        answer = generate_tokens(self.reader, self.sampler, self.tokenizer.end_of_text, tokens)
+        yield from stop_at(f"\n{USER}", decode_stream(self.tokenizer, answer))
 
     def is_new(self) -> bool:
         return self.reader.text == [self.tokenizer.end_of_text]
@@ -98,19 +96,17 @@ class InterruptHandler:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer line by line; return 2, with one line on standard error, for a run that cannot be used."""
-    options = parse_arguments(argv)
-    try:
-        sampler = build_sampler(options)
-        model, tokenizer, context = load_generator(options)
-    except UserError as error:
-        return print_error("dailytrain chat", error, ExitCode.USER_ERROR)
-    conversation = Conversation(model, tokenizer, context, sampler)
+    """Answer line by line. Raise `UserError` for a run that cannot be used."""
+    parser = Parser(prog="dailytrain chat", description="Chat with a run's model.", epilog="In it, type /help.")
+    add_generation_flags(parser, max_tokens=200)
+    options = parser.parse_args(argv)
+    sampler = build_sampler(options)
+    conversation = Conversation(*load_generator(options), sampler)
     if sys.stdin.isatty():
-        sys.stderr.write(f"{options.run.name}: a base model, {context} tokens of memory. /help says more.\n")
+        sys.stderr.write(f"{options.run.name}: a base model, {conversation.context} tokens of memory. Type /help.\n")
     with suppress(KeyboardInterrupt, EOFError):
         while (line := read_line()) != "/quit":
-            handle_line(line, conversation, options.tokens)
+            handle_line(line, conversation, options.max_tokens)
     return 0
 
 
@@ -131,15 +127,9 @@ def handle_line(line: str, conversation: Conversation, tokens: int) -> None:
 
 def print_answer(line: str, conversation: Conversation, tokens: int) -> None:
     with InterruptHandler() as interrupt:
-        for number, piece in enumerate(conversation.answer(line, tokens)):
+        for number, piece in enumerate(conversation.generate_answer(line, tokens)):
             sys.stdout.write(piece if number else piece.lstrip())
             sys.stdout.flush()
             if interrupt.is_requested:
                 break
     sys.stdout.write("\n")
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="dailytrain chat", description="Talk with a run's model.", epilog="In it, /help says more.")
-    add_generation_flags(parser, tokens=200)
-    return parser.parse_args(argv)

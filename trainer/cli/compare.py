@@ -8,27 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.errors import ExitCode, UserError, print_error
 from trainer.scoring import items, paired_bootstrap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 compared, 2 bad input."""
+    """Print the differences. Raise `UserError` for files that cannot be compared."""
     parser = Parser(prog="dailytrain compare", description="Compare two scored runs by paired bootstrap over items.")
     parser.add_argument("first", type=Path, metavar="A", help="items.jsonl.gz of a run (`dailytrain score --items`)")
     parser.add_argument("second", type=Path, metavar="B", help="the same file of another run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
-    try:
-        differences = paired_bootstrap.compare_items(items.read_items(options.first), items.read_items(options.second))
-    except UserError as error:
-        return print_error("dailytrain compare", error, ExitCode.USER_ERROR)
+    differences = paired_bootstrap.compare_items(items.read_items(options.first), items.read_items(options.second))
     if options.json:
-        answer = {"differences": [dataclasses.asdict(difference) for difference in differences]}
-        print(json.dumps(answer))  # noqa: T201 (the command's output)
+        content = {"differences": [dataclasses.asdict(difference) for difference in differences]}
+        print(json.dumps(content))  # noqa: T201 (the command's output)
     else:
         print_table(differences)
-    return ExitCode.OK
+    return 0
 
 
 def print_table(differences: Sequence[paired_bootstrap.MetricDifference]) -> None:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from trainer.cli.parser import Parser
-from trainer.errors import ExitCode, print_error
+from trainer.errors import ExitCode, UserError, print_error
 
 
 class Command(NamedTuple):
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
-    """Import the command's module and call it. Report a missing package in one line."""
+    """Import the command's module and call it. Report a missing package or a `UserError` in one line."""
     try:
         if command.package and importlib.util.find_spec(command.package) is None:
             raise ModuleNotFoundError(name=command.package)
@@ -126,7 +126,10 @@ def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
             raise
         message = f"needs the package {package}: pip install 'dailytrain[{command.extra}]'"
         return print_error(prog, message, ExitCode.USER_ERROR)
-    return int(function(argv))
+    try:
+        return int(function(argv))
+    except UserError as error:
+        return print_error(prog, error, ExitCode.USER_ERROR)
 
 
 def load_function(command: Command) -> Callable[[Sequence[str]], int]:

@@ -9,7 +9,7 @@ from trainer.errors import ExitCode, UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """Report a wrong command line in one line, without the usage."""
+    """Reports a wrong command line in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitCode.USER_ERROR, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -13,18 +12,13 @@ from trainer.config.presets import PRESETS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one sentence for each preset, or with --json all of their values."""
-    options = parse_arguments(argv)
-    if options.json:
-        found = [{"name": name, "about": preset.description, **preset.values} for name, preset in PRESETS.items()]
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    parser = Parser(prog="dailytrain presets", description="List the presets of `dailytrain train --preset NAME`.")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every value")
+    if parser.parse_args(argv).json:
+        rows = [{"name": name, "about": preset.description, **preset.values} for name, preset in PRESETS.items()]
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return 0
     width = max(map(len, PRESETS))
     for name, preset in PRESETS.items():
         sys.stdout.write(f"{name:{width}}  {preset.description}\n")
     return 0
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="dailytrain presets", description="List the presets of `dailytrain train --preset NAME`.")
-    parser.add_argument("--json", action="store_true", help="print JSON, with every value")
-    return parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""`dailytrain profile --arch NAME --out FOLDER`: where the time of a training step goes.
+"""`dailytrain profile --arch NAME --out FOLDER`: measure the parts of a training step.
 
-Takes what `dailytrain train` takes, makes a few steps of that run and leaves `trace.json.gz` (for chrome://tracing or
-ui.perfetto.dev) and `profile.json` in the folder.
+Takes the flags of `dailytrain train`, makes a few steps of that run and writes `trace.json.gz` (for chrome://tracing or
+ui.perfetto.dev) and `profile.json` to the folder.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from trainer import errors
 from trainer.bench import machine
 from trainer.bench.profiling import WARM_UP, profile_run
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.cli.parser import Parser
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
-from trainer.errors import ModelError
+from trainer.errors import ExitCode, ModelError, print_error
 from trainer.models import ARCHITECTURES
 from trainer.training import entry_integrity
 from trainer.training.run import Run
@@ -33,44 +32,36 @@ from trainer.training.setup import build_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or JSON; return 2, with one line on standard error, for a run that cannot be."""
-    options, rest = arguments(argv)
+    """Print the table, or JSON. Raise `UserError` for an impossible run."""
+    options, flags = parse_arguments(argv)
     budget = f"{WARM_UP + 3 * options.steps}steps"
+    config = parse_config([*flags, "--out", str(options.out), "--budget", budget])
     try:
-        config = parse_config([*rest, "--out", str(options.out), "--budget", budget])
-        content = profiled(config, options.steps)
-    except ValueError as error:
-        return complain(error, errors.ExitCode.USER_ERROR)
-    except ModelError as failure:
-        return complain(failure, errors.ExitCode.MODEL_ERROR)
+        content = profile_config(config, options.steps)
+    except ModelError as error:
+        return print_error("dailytrain profile", error, ExitCode.MODEL_ERROR)
     atomic_write_json(options.out / "profile.json", content)
     if options.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
-        show(content, Console())
+        print_profile(content, Console())
     return 0
 
 
-def complain(error: Exception, code: int) -> int:
-    sys.stderr.write(f"dailytrain profile: {' '.join(str(error).split())}\n")
-    return code
-
-
-def profiled(config: TrainConfig, steps: int) -> dict[str, Any]:
-    """Set the run up as training does, and measure some steps of it."""
+def profile_config(config: TrainConfig, steps: int) -> dict[str, Any]:
+    """Build the run as training does and measure some of its steps."""
     trace = config.out / "trace.json.gz"
-    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as guard:
-        run = build_run(config, Console(stderr=True), guard)
+    with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as integrity:
+        run = build_run(config, Console(stderr=True), integrity)
         try:
-            return {**described(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}
+            return {**describe_run(run), "steps": steps, **profile_run(run, steps, trace), "trace": str(trace)}
         finally:
             run.loader.close()
 
 
-def described(run: Run) -> dict[str, Any]:
-    device = run.fabric.device
+def describe_run(run: Run) -> dict[str, Any]:
+    device, resolved = run.fabric.device, run.resolved
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    resolved = run.resolved
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe_machine(name, torch.get_num_threads()),
@@ -87,7 +78,7 @@ def described(run: Run) -> dict[str, Any]:
     }
 
 
-def show(content: dict[str, Any], console: Console) -> None:
+def print_profile(content: dict[str, Any], console: Console) -> None:
     mfu = f", MFU {content['mfu']:.1%}" if content["mfu"] else ""
     console.print(
         f"{content['arch']}, {content['rows']} rows of {content['sequence_length']} tokens: "
@@ -109,14 +100,14 @@ def show(content: dict[str, Any], console: Console) -> None:
     console.print(f"trace: {content['trace']} (chrome://tracing, ui.perfetto.dev)", highlight=False, soft_wrap=True)
 
 
-def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Return our own options and those of the run."""
-    about = "Where the time of a training step goes. Other options are those of dailytrain train."
-    parser = Parser(prog="dailytrain profile", description=about, allow_abbrev=False)
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return our own options and the flags of the run."""
+    description = "Measure the parts of a training step. Other options are those of dailytrain train."
+    parser = Parser(prog="dailytrain profile", description=description, allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write: the trace")
     parser.add_argument("--steps", type=int, default=8, help="steps of each measurement (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    options, rest = parser.parse_known_args(argv)
+    options, flags = parser.parse_known_args(argv)
     if options.steps < 1:
         parser.error("--steps must be at least 1")
-    return options, rest
+    return options, flags

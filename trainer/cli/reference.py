@@ -21,6 +21,7 @@ FLAGS_HEADER = """## Flags
 - `--out` names the file or folder that a command writes, `--home` the folder where it keeps files between calls.
 - `--device` is `auto`, `cpu` or `cuda`; `CUDA_VISIBLE_DEVICES` chooses among several GPUs.
 - `--batch` counts rows (sequences) in a step, `--label` marks a node for matching jobs, `--name` is only displayed.
+- `--tokens` is a list of token ids, `--max-tokens` limits the length of generated text, `--keep` counts checkpoints.
 - `train` also takes every field of its configuration, see [training.md](training.md).
 
 | flag | value | meaning | commands |
@@ -51,7 +52,7 @@ def build_flag_rows(commands: Mapping[str, Command]) -> str:
     """Return a row for each flag and meaning, in alphabetical order."""
     users: dict[tuple[str, str, str], list[str]] = {}
     for name, command in commands.items():
-        for action in iterate_flags(find_parser(command)):
+        for action in list_flags(find_parser(command)):
             users.setdefault((describe_flag(action), describe_value(action), describe_meaning(action)), []).append(name)
     return "".join(f"| {' | '.join((*key, ', '.join(users[key])))} |\n" for key in sorted(users))
 
@@ -68,12 +69,19 @@ def find_parser(command: Command) -> argparse.ArgumentParser:
     return parsers[0]
 
 
-def iterate_flags(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield all flags but --help, hidden ones and fields of a configuration (`--train.batch`)."""
-    for action in parser._actions:  # argparse has no public way to list them
-        flags = action.option_strings
-        if flags and flags[0] != "-h" and action.help != argparse.SUPPRESS and "." not in flags[-1]:
-            yield action
+def list_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return all flags but --help, hidden ones and fields of a configuration (`--train.batch`)."""
+    flags: list[argparse.Action] = []
+
+    class FlagRecorder(parser.formatter_class):
+        def add_argument(self, action: argparse.Action) -> None:
+            names = action.option_strings
+            if names and names[0] != "-h" and action.help != argparse.SUPPRESS and "." not in names[-1]:
+                flags.append(action)
+
+    parser.formatter_class = FlagRecorder
+    parser.format_help()
+    return flags
 
 
 def describe_flag(action: argparse.Action) -> str:

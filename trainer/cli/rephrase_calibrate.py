@@ -1,7 +1,7 @@
 """`dailytrain rephrase calibrate SAMPLE.jsonl`: propose thresholds that accept nearly all of a known-good sample.
 
-Each threshold is a quantile of the sample, so that together they reject about the share that `--keep` allows. For
-comparison, each output is also measured against another output's source; most of these pairs should be rejected.
+Each threshold is a quantile of the sample, so that together they accept about `--accepted-share` of it. For comparison,
+each output is also measured against another output's source; most of these pairs should be rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="dailytrain rephrase calibrate", description="Propose thresholds from a good sample.")
     add = parser.add_argument
     add("sample", metavar="SAMPLE.jsonl", help='lines {"source", "style", "output"}; - reads stdin')
-    add("--keep", type=float, default=0.99, help="share of the sample to accept (%(default)s)")
+    add("--accepted-share", type=float, default=0.99, help="share of the sample to accept (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="also write the JSON to this file")
     add("--json", action="store_true", help="print JSON")
     return parser
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return 0, or 2 for a sample that cannot be used."""
     options = build_parser().parse_args(argv)
     try:
-        if not 0.5 <= options.keep < 1:
-            raise UserError(f"--keep must be at least 0.5 and below 1, such as 0.99, not {options.keep}.")
-        report = calibrate_thresholds(read_pairs(options.sample), options.keep)
+        if not 0.5 <= options.accepted_share < 1:
+            raise UserError(f"--accepted-share must be at least 0.5 and below 1, not {options.accepted_share}.")
+        report = calibrate_thresholds(read_pairs(options.sample), options.accepted_share)
         if options.out:
             options.out.write_text(f"{json.dumps(report, indent=2)}\n")
     except (UserError, OSError) as error:

@@ -141,9 +141,6 @@ class Muon(Optimizer):
         self.coefficients = coefficients
         self.precision = precision
 
-    # Torch replaces `step` on the class when the first instance is built. Doing it here keeps the class constant, which
-    # `trainer.training.entry_integrity` checks. It must not unwrap functions: an entry could hide behind a wrapper.
-    @Optimizer.profile_hook_step
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -158,8 +155,6 @@ class Muon(Optimizer):
             for parameters in by_shape.values():
                 self.step_together(parameters, group)
         return loss
-
-    step.hooked = True  # type: ignore[attr-defined]
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one shape together."""

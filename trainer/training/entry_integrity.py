@@ -1,15 +1,14 @@
-"""Is the training loop still ours, although a stranger's code runs in the same process?
+"""Check that an architecture, which is untrusted code in the same process, does not tamper with the training loop.
 
-A `Guard` does two things while it is entered:
+While an `EntryIntegrity` is entered:
 
-- It keeps what the loop consists of (functions, methods, their code; the clock, backward passes, optimizers) and looks
-  whether all of it is still the same: after the architecture was built, at random moments of the run, at the end.
-- Through Python's audit events it stops what no architecture needs: processes, threads, the network, files, machine
-  code, a look at other objects. Where an event has a frame of the architecture's folder on its stack, it raises.
+- It has a snapshot of what the loop consists of (functions, methods, their code; the clock, backward passes,
+  optimizers) and compares it after the model is built, at random moments of the run and at the end.
+- Through Python's audit events it blocks what no architecture needs: processes, threads, the network, files, machine
+  code, access to other objects. It raises if a frame of the architecture's folder is on the stack of such an event.
 
-Not covered: a determined author. Python keeps no secrets from code in the same interpreter. What counts in the end are
-the scorer and the agent's meter, which are other processes, and replays; this here tells an author, at once and in one
-sentence, what an architecture must not do.
+Not covered: a determined author, since code can change anything in its own interpreter. The scorer, the node's meter
+and replays, which are other processes, are what results rest on. This check reports a mistake early.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ from typing import Any, Self
 import torch
 
 from trainer.errors import ModelError
+from trainer.optim.muon import Muon
 
 PROCESS = "The architecture starts a process of its own, which could train past the budget."
-THREAD = "The architecture starts a thread of its own, whose work nobody counts."
-NETWORK = "The architecture tries the network."
-MACHINE_CODE = "The architecture calls machine code past torch, whose work nobody counts."
-MEMORY = "The architecture reaches for the memory of processes."
-FILES = "The architecture opens or changes files, of which it needs none."
-OBJECTS = "The architecture looks for objects of the training loop."
+THREAD = "The architecture starts a thread of its own, whose work is not counted."
+NETWORK = "The architecture uses the network."
+MACHINE_CODE = "The architecture calls machine code outside torch, whose work is not counted."
+MEMORY = "The architecture accesses the memory of processes."
+FILES = "The architecture opens or changes files, and it needs none."
+OBJECTS = "The architecture searches for objects of the training loop."
 CHANGED = "The architecture changed the training loop"
 
 EVENTS = {
@@ -47,16 +47,15 @@ EVENTS = {
     **dict.fromkeys(("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames"), OBJECTS),
     **dict.fromkeys(("sys.settrace", "sys.setprofile", "sys.addaudithook"), OBJECTS),
 }
-"""Audit events that no architecture causes, and what is said of each
-(https://docs.python.org/3/library/audit_events.html)."""
+"""Audit events that no architecture needs -> message (https://docs.python.org/3/library/audit_events.html)."""
 
-FAMILIES = {"socket": NETWORK, "ctypes": MACHINE_CODE}  # the same for all events of a module
+EVENT_MODULES = {"socket": NETWORK, "ctypes": MACHINE_CODE}  # the same for all events of a module
 
-OWN_HAND = {"sys._getframe": OBJECTS, "object.__setattr__": OBJECTS, "object.__delattr__": OBJECTS}
-"""Events that libraries cause for honest reasons (dataclasses look at frames): only where the architecture itself did
-it. The latter two are raised for a function's code and its like, not for ordinary attributes."""
+DIRECT_EVENTS = {"sys._getframe": OBJECTS, "object.__setattr__": OBJECTS, "object.__delattr__": OBJECTS}
+"""Events that libraries also cause (dataclasses read frames): blocked only if the architecture itself is the caller.
+Python raises the latter two for a function's code and the like, not for ordinary attributes."""
 
-LIBRARIES = (
+TRUSTED_CALLERS = (
     "/torch/_dynamo/",
     "/torch/_inductor/",
     "/triton/",
@@ -64,12 +63,11 @@ LIBRARIES = (
     "/trainer/training/loop.py",
     "/trainer/train.py",
 )
-"""What compilers do, and what happens while a library is imported, is not the architecture's doing. What the loop
-itself was called by is nobody's."""
+"""A frame of these ends the search of the stack: compilers, imports of libraries, and the loop itself."""
 
-SOURCES = (".py", ".pyc")  # reading these is harmless: tracebacks, warnings and torch's script compiler do
+SOURCES = (".py", ".pyc")  # may be read: tracebacks, warnings and torch's script compiler read them
 
-OUTSIDE: tuple[tuple[Any, str], ...] = (
+LIBRARY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "time", "process_time")),
     (torch.Tensor, "backward"),
     (torch.autograd, "backward"),
@@ -78,14 +76,14 @@ OUTSIDE: tuple[tuple[Any, str], ...] = (
     (torch.nn.utils, "get_total_norm"),
     (threading.Thread, "start"),
 )
-"""What the loop uses of others."""
+"""Functions of libraries that the loop uses."""
 
 BASE = "trainer.models.base"  # stands in for an architecture that does not exist
-LOOKS = 3  # at random moments of a run
+RANDOM_CHECKS = 3  # in a run
 
 
 def check_early_flops(flops: float, flops_per_step: float) -> None:
-    """Raise `ModelFailure` if an architecture computed more than a training step's worth before the first one."""
+    """Raise `ModelError` if an architecture computed more than one training step before the first one."""
     if flops > flops_per_step:
         raise ModelError(
             f"The architecture computes as much as {flops / flops_per_step:.0f} training steps before the first one: "
@@ -94,139 +92,132 @@ def check_early_flops(flops: float, flops_per_step: float) -> None:
 
 
 class EntryIntegrity:
-    """Watches an architecture. A context manager; enter it before the architecture is imported."""
+    """Context manager that watches an architecture. Enter it before the architecture is imported."""
 
     def __init__(self, module: str) -> None:
-        """`module`: where the architecture is, by its dotted name. Whatever lies in the same folder is its author's."""
+        """`module`: the architecture's. All files in its folder count as the author's."""
         spec = importlib.util.find_spec(module) or importlib.util.find_spec("trainer.models")
         assert spec is not None
         assert spec.origin is not None
         self.folder = str(Path(spec.origin).parent) + os.sep
-        self.stopped = ""  # what it tried first
+        self.first_violation = ""
         self._classes: tuple[type, ...] = ()
-        self._kept: dict[str, Any] = {}
-        self._looks = sorted(random.SystemRandom().random() for _ in range(LOOKS))
+        self._snapshot: dict[str, Any] = {}
+        self._check_fractions = [random.SystemRandom().random() for _ in range(RANDOM_CHECKS)]
 
     def __enter__(self) -> Self:
-        global _hooked
-        if not _hooked:
-            sys.addaudithook(_heard)  # cannot be taken back; without a guard it does nothing
-            _hooked = True
+        global _is_hook_installed
+        if not _is_hook_installed:
+            sys.addaudithook(_audit_hook)  # cannot be removed; does nothing while no check is entered
+            _is_hook_installed = True
         self._start_thread = threading.Thread.start
-        threading.Thread.start = _audited(self._start_thread)  # type: ignore[method-assign]
-        self.keep()
-        _guards.append(self)
+        threading.Thread.start = _add_audit_event(self._start_thread)  # type: ignore[method-assign]
+        Muon([torch.zeros(1, 1)])  # torch wraps a class's `step` when its first instance is built
+        self.extend_snapshot()
+        _active.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _guards.remove(self)
+        _active.remove(self)
         threading.Thread.start = self._start_thread  # type: ignore[method-assign]
 
-    def keep(self, *more: type) -> None:
-        """Take what is new as what it should be: of our modules, of `OUTSIDE`, and of these classes."""
-        self._classes += more
-        self._kept = dict(parts(self._classes)) | self._kept
+    def extend_snapshot(self, *classes: type) -> None:
+        """Add what is new in our modules, in `LIBRARY_FUNCTIONS` and in these classes. Earlier parts stay."""
+        self._classes += classes
+        self._snapshot = dict(iterate_parts(self._classes)) | self._snapshot
 
     def check(self) -> None:
-        """Raise `ModelFailure` if the architecture tried something, or if the loop is no longer the one kept."""
-        if self.stopped:
-            raise ModelError(self.stopped)
-        now = dict(parts(self._classes))
-        for name, part in self._kept.items():
-            if name in now and now[name] is not part:
+        """Raise `ModelError` if an event was blocked earlier or the loop differs from the snapshot."""
+        if self.first_violation:
+            raise ModelError(self.first_violation)
+        current = dict(iterate_parts(self._classes))
+        for name, part in self._snapshot.items():
+            if name in current and current[name] is not part:
                 raise ModelError(f"{CHANGED} ({name}).")
 
     def is_check_due(self, before: float, after: float) -> bool:
-        """Is there a look to take between these used fractions of the budget? Nobody can foresee it."""
-        return any(before < moment <= after for moment in self._looks)
+        """Return whether one of the random checks lies between these used fractions of the budget."""
+        return any(before < fraction <= after for fraction in self._check_fractions)
 
-    def hear(self, event: str, args: tuple[Any, ...], frame: FrameType) -> None:
-        sentence = OWN_HAND.get(event)
-        if sentence is not None:
-            if not frame.f_code.co_filename.startswith(self.folder):
-                return
+    def handle_event(self, event: str, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Raise `ModelError` if the architecture caused the event."""
+        if event in DIRECT_EVENTS:
+            message, is_caused = DIRECT_EVENTS[event], frame.f_code.co_filename.startswith(self.folder)
         else:
-            sentence = EVENTS.get(event) or FAMILIES[event.partition(".")[0]]
-            if not self.caused(frame):
-                return
+            message = EVENTS.get(event) or EVENT_MODULES[event.partition(".")[0]]
+            is_caused = self.is_on_stack(frame)
         path = str(args[0]) if args and event == "open" else ""
-        if path.endswith(SOURCES) and args[1] in ("r", "rb", None):
+        if not is_caused or (path.endswith(SOURCES) and args[1] in ("r", "rb", None)):
             return
-        sentence = MEMORY if path.startswith("/proc") else sentence
-        self.stopped = self.stopped or sentence
-        raise ModelError(sentence)
+        message = MEMORY if path.startswith("/proc") else message
+        self.first_violation = self.first_violation or message
+        raise ModelError(message)
 
-    def caused(self, frame: FrameType | None) -> bool:
-        """Is a frame of the architecture on the stack, called by the loop, with no compiler or import in between?"""
+    def is_on_stack(self, frame: FrameType | None) -> bool:
+        """Return whether a frame of the architecture is on the stack, above any of `TRUSTED_CALLERS`."""
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(self.folder):
                 return True
-            if any(part in name for part in LIBRARIES):
+            if any(part in name for part in TRUSTED_CALLERS):
                 return False
             frame = frame.f_back
         return False
 
 
-_guards: list[EntryIntegrity] = []
-_hooked = False
+_active: list[EntryIntegrity] = []
+_is_hook_installed = False
 
 
-def _audited(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """Python before 3.12 has no event for the start of a thread."""
+def _add_audit_event(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return `Thread.start` with the audit event that Python has only from 3.12."""
 
-    def audited(thread: threading.Thread) -> None:
+    def start_with_event(thread: threading.Thread) -> None:
         sys.audit("_thread.start_new_thread")
         start(thread)
 
-    return audited
+    return start_with_event
 
 
-def _heard(event: str, args: tuple[Any, ...]) -> None:
-    """Python's audit hook: fast where there is nothing to look at, which is nearly always."""
-    if not _guards or not (event in EVENTS or event in OWN_HAND or event.partition(".")[0] in FAMILIES):
-        return
-    for guard in tuple(_guards):
-        guard.hear(event, args, _caller())
+def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
+    """Handle an audit event. Must be fast: Python raises many."""
+    if _active and (event in EVENTS or event in DIRECT_EVENTS or event.partition(".")[0] in EVENT_MODULES):
+        for integrity in tuple(_active):
+            integrity.handle_event(event, args, _get_caller())
 
 
-def _caller() -> FrameType:
+def _get_caller() -> FrameType:
     """Return the frame that caused the event. `sys._getframe` would be an event of its own."""
     try:
         raise LookupError
     except LookupError as error:
-        here = error.__traceback__
-        assert here is not None
-        hook = here.tb_frame.f_back
-        assert hook is not None
-        assert hook.f_back is not None
-        return hook.f_back
+        frame: Any = error.__traceback__.tb_frame  # type: ignore[union-attr]
+        return frame.f_back.f_back
 
 
-def parts(classes: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """(name, object) of everything that the loop consists of, down to the code of its functions."""
-    for known_as, module in list(sys.modules.items()):
-        # `python -m trainer.train` is known as `__main__`.
+def iterate_parts(classes: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) of everything that the loop consists of, down to the code of its functions."""
+    for module_name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        name = spec.name if spec is not None else known_as
+        name = spec.name if spec is not None else module_name  # `python -m trainer.train` is `__main__` in sys.modules
         if name.startswith("trainer.") and not name.startswith("trainer.models"):
-            yield from members(known_as, module)
-    for owner, name in OUTSIDE:
-        yield from function(f"{owner.__name__}.{name}", getattr(owner, name))
-    for found in classes:
-        yield from members(f"{found.__module__}.{found.__qualname__}", found)
+            yield from iterate_members(module_name, module)
+    for owner, name in LIBRARY_FUNCTIONS:
+        yield from iterate_code(f"{owner.__name__}.{name}", getattr(owner, name))
+    for each in classes:
+        yield from iterate_members(f"{each.__module__}.{each.__qualname__}", each)
 
 
-def members(prefix: str, owner: ModuleType | type) -> Iterator[tuple[str, Any]]:
+def iterate_members(prefix: str, owner: ModuleType | type) -> Iterator[tuple[str, Any]]:
     for name, value in list(vars(owner).items()):
         if isinstance(value, type) and value.__module__ == prefix:
             yield f"{prefix}.{name}", value
-            yield from members(f"{prefix}.{name}", value)
+            yield from iterate_members(f"{prefix}.{name}", value)
         elif callable(value) or isinstance(value, ModuleType | property | classmethod | staticmethod):
-            yield from function(f"{prefix}.{name}", value)
+            yield from iterate_code(f"{prefix}.{name}", value)
 
 
-def function(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def iterate_code(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     if isinstance(value, FunctionType):
         yield f"{name}.__code__", value.__code__

@@ -106,7 +106,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
         lineage=built.lineage,
         peak_flops=precision.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
-    integrity.keep(type(fabric), *map(type, optimizers))
+    integrity.extend_snapshot(type(fabric), *map(type, optimizers))
     integrity.check()
     check_run_folder(run)
     write_run_json(run)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.tiny import TINY
 from trainer.bench.profiling import PARTS, compute_union_length
 from trainer.cli import profile
+from trainer.cli.main import main
 
 
 def test_profile_writes_trace_and_table(
@@ -32,7 +33,7 @@ def test_profile_writes_trace_and_table(
     }
     assert set(PARTS) <= names
     assert json.loads((tmp_path / "profile.json").read_text()) == content
-    profile.show(content, profile.Console(width=80))
+    profile.print_profile(content, profile.Console(width=80))
     assert "backward" in capfd.readouterr().out
 
 
@@ -48,7 +49,7 @@ def test_overlapping_kernels_count_once() -> None:
 def test_impossible_run_prints_one_line(
     flags: list[str], sentence: str, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert profile.main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, *flags]) == 2
+    assert main(["profile", "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, *flags]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert sentence in err

@@ -110,7 +110,7 @@ def test_a_tokenizer_comes_along_if_it_fits(
         (lambda tensors: tensors.pop("blocks.0.att.ln_x.weight"), "not weights of RWKV-5"),
         (lambda tensors: tensors.update({"blocks.0.att.time_maa_x": torch.ones(1)}), "RWKV-6 or later"),
         (lambda tensors: tensors.update({"more": torch.ones(1)}), "has a surplus more"),
-        (lambda tensors: tensors.update({"head.weight": torch.ones(40, 128)}), "head.weight is (40, 128) where"),
+        (lambda tensors: tensors.update({"head.weight": torch.ones(40, 128)}), "head.weight is (40, 128) instead of"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 100)}), "must be a multiple of 64"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41)}), "emb.weight is no matrix"),
         (lambda tensors: tensors.update({"note": "hello"}), "does not hold one table of tensors"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainer.cli import chat
 from trainer.cli.chat import Conversation, InterruptHandler, stop_at
+from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Sampler
@@ -54,33 +55,33 @@ def conversation(tokenizer: Tokenizer, says: str) -> Conversation:
 
 def test_an_answer_ends_where_the_users_next_line_begins(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " I do.\nUser:")
-    assert "".join(talk.answer("Who sees the cat?", 50)) == " I do."
-    assert "".join(talk.answer("Who else?", 50)) == " I do."
+    assert "".join(talk.generate_answer("Who sees the cat?", 50)) == " I do."
+    assert "".join(talk.generate_answer("Who else?", 50)) == " I do."
     expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
     assert tokenizer.decode(talk.reader.text) == expected
 
 
 def test_what_has_been_read_is_not_read_again(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " the king finds")
-    "".join(talk.answer("a", 3))
-    "".join(talk.answer("b", 3))
+    "".join(talk.generate_answer("a", 3))
+    "".join(talk.generate_answer("b", 3))
     assert talk.model.read == talk.reader.text[:-1]
 
 
 def test_an_answer_that_was_left_counts_as_far_as_it_went(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " train train train")
-    parts = talk.answer("Say it", 50)
+    parts = talk.generate_answer("Say it", 50)
     said = next(parts) + next(parts)
     parts.close()
-    "".join(talk.answer("Again", 1))
+    "".join(talk.generate_answer("Again", 1))
     assert f"Assistant:{said}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
 
 
 def test_reset_forgets(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " yes")
-    "".join(talk.answer("Remember", 5))
+    "".join(talk.generate_answer("Remember", 5))
     talk.reset()
-    "".join(talk.answer("me", 1))
+    "".join(talk.generate_answer("me", 1))
     assert tokenizer.decode(talk.reader.text).startswith("User: me\nAssistant:")
 
 
@@ -110,7 +111,7 @@ def test_two_turns_through_a_pipe(
 ) -> None:
     def say(*lines: str) -> str:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        assert chat.main([str(tiny_run), "--tokens", "8", "--temperature", "0"]) == 0
+        assert chat.main([str(tiny_run), "--max-tokens", "8", "--temperature", "0"]) == 0
         out, err = capsys.readouterr()
         assert ("/reset" in err) == ("/help" in lines)
         return out
@@ -126,7 +127,7 @@ def test_two_turns_through_a_pipe(
 
 
 def test_a_folder_that_is_no_run_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat.main([str(tmp_path)]) == 2
+    assert main(["chat", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "has no whole checkpoint" in err

@@ -150,7 +150,7 @@ def test_resume_from_damaged_checkpoint_prints_one_line(
 
 
 def test_sample_is_reproducible_and_starts_with_prompt(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = [str(tiny_run), "--prompt", "The cat", "--tokens", "12", "--seed", "3"]
+    ask = [str(tiny_run), "--prompt", "The cat", "--max-tokens", "12", "--seed", "3"]
     assert sample.main(ask) == 0
     first = capsys.readouterr().out
     assert sample.main(ask) == 0

@@ -17,9 +17,12 @@ def test_page_is_up_to_date() -> None:
 def test_shared_flags_take_the_same_values_in_all_commands() -> None:
     meanings: dict[str, set[str]] = {}
     for _, command in reference.iterate_commands(COMMANDS):
-        for action in reference.iterate_flags(reference.find_parser(command)):
+        for action in reference.list_flags(reference.find_parser(command)):
             value = reference.describe_value(action).strip("`{}").replace("` or `", ",")
             meanings.setdefault(action.option_strings[-1], set()).add(value)
     assert "--folder" not in meanings
     assert meanings["--device"] == {"auto,cpu,cuda"}
-    assert all(len(meanings[flag]) == 1 for flag in ("--device", "--batch", "--label", "--json", "--home"))
+    assert all(
+        len(meanings[flag]) == 1
+        for flag in ("--device", "--batch", "--label", "--json", "--home", "--tokens", "--keep")
+    )

@@ -68,7 +68,7 @@ def test_missing_file_prints_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_calibrate_good_sample_keeps_it_rejects_mismatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(one["king_james"], "medium", one["world"]) for one in passages()[:300]]
     sample, out = write(tmp_path / "sample.jsonl", rows), tmp_path / "thresholds.json"
-    assert main(["rephrase", "calibrate", sample, "--keep", "0.98", "--json", "--out", str(out)]) == 0
+    assert main(["rephrase", "calibrate", sample, "--accepted-share", "0.98", "--json", "--out", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert json.loads(out.read_text()) == found
     assert list(found["thresholds"]) == ["medium"]

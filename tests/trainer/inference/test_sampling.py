@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.cli import sample
+from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer, train_bpe
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Sampler, TextGenerator, complete_prompt, decode_stream, generate_tokens
@@ -148,7 +148,7 @@ def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: To
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--tokens", "-1"], "--tokens cannot be negative"),
+        (["--max-tokens", "-1"], "--max-tokens cannot be negative"),
         (["--temperature", "-1"], "the temperature cannot be negative"),
         (["--top-k", "0"], "top-k must leave"),
         (["--top-p", "1.5"], "top-p is a probability"),
@@ -158,7 +158,7 @@ def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: To
 def test_numbers_that_make_no_sense_get_one_line(
     flags: list[str], sentence: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sample.main([str(tiny_run), *flags]) == 2
+    assert main(["sample", str(tiny_run), *flags]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert sentence in err

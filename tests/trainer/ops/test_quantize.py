@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.cli import sample
+from trainer.cli.main import main
 from trainer.models import load_architecture
 from trainer.ops.quantize import QuantizedPrecision, quantize
 
@@ -17,7 +17,7 @@ def test_sample_without_bitsandbytes_prints_one_line(
     tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    assert sample.main([str(tiny_run), "--load", "8bit"]) == 2
+    assert main(["sample", str(tiny_run), "--load", "8bit"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "pip install 'dailytrain[cuda]'" in err

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from trainer.cli.compare import main
+from trainer.cli.main import main
 from trainer.scoring import items, paired_bootstrap
 
 
@@ -24,13 +24,13 @@ def write(path, quality: float, seed: int = 1, count: int = 300, size: int = 100
 
 def test_small_difference_is_resolved_despite_document_spread(tmp_path, capsys):
     first, second = write(tmp_path / "a.gz", 0.0, seed=1), write(tmp_path / "b.gz", 0.005, seed=2)
-    assert main([str(first), str(second), "--json"]) == 0
+    assert main(["compare", str(first), str(second), "--json"]) == 0
     text, piqa = json.loads(capsys.readouterr().out)["differences"]
     assert (text["task"], text["items"], piqa["task"], piqa["metric"]) == ("bits_per_byte", 300, "piqa", "acc")
     assert text["low"] < -0.005 < text["high"] < 0
     assert text["difference"] == pytest.approx(text["second"] - text["first"])
     assert text["p"] < 0.01
-    assert main([str(first), str(second)]) == 0
+    assert main(["compare", str(first), str(second)]) == 0
     assert "bits_per_byte" in capsys.readouterr().out
 
 
@@ -68,7 +68,7 @@ def test_interval_has_nominal_coverage():
 def test_bad_items_file_is_one_line_error(content, sentence, tmp_path, capsys):
     if content is not None:
         (tmp_path / "b.gz").write_bytes(content)
-    assert main([str(write(tmp_path / "a.gz", 0.1)), str(tmp_path / "b.gz"), "--json"]) == 2
+    assert main(["compare", str(write(tmp_path / "a.gz", 0.1)), str(tmp_path / "b.gz"), "--json"]) == 2
     output, errors = capsys.readouterr()
     assert (output, len(errors.splitlines())) == ("", 1)
     assert sentence in errors

@@ -114,7 +114,7 @@ def test_it_becomes_a_run_that_the_other_commands_read(
     )
     assert opened.tokenizer_sha256 == dataset.tokenizer.sha256
     assert json.loads((run / "result.json").read_bytes())["checkpoint"] == "checkpoints/step-00000006"
-    assert sample.main([str(run), "--prompt", "The", "--tokens", "3"]) == 0
+    assert sample.main([str(run), "--prompt", "The", "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("The")
 
 

@@ -1,8 +1,8 @@
-"""A run of `litgpt`'s GPT-NeoX shapes as transformers reads it: `config.json` and a `model.safetensors` with its names.
+"""Export a run of `litgpt`'s GPT-NeoX shapes to transformers: `config.json` and `model.safetensors` with its names.
 
-What litgpt's own `convert_lit_checkpoint.copy_weights_gpt_neox` does, on the file's bytes: rows change their places and
-tensors their names, no number changes. So the site can do it, which has neither torch nor litgpt, with weights that
-are a stranger's. The rows beyond the vocabulary, which are never trained, are left out.
+Does what litgpt's `convert_lit_checkpoint.copy_weights_gpt_neox` does, on the file's bytes: it reorders rows, renames
+tensors and changes no number. So the site can convert untrusted weights without torch and litgpt. Rows beyond the
+vocabulary are never trained and left out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ HEADS = {
     "pythia-6.9b": 32,
     "pythia-12b": 40,
 }
-"""Attention heads of each configuration: all else can be read off the tensors (arXiv 2304.01373, table 1)."""
-PLAIN = {"padded_vocab_size"}
-"""Of litgpt's fields those that may differ from the named configuration's and leave it a GPT-NeoX."""
-HEADER_BYTES = 10**7
-PIECE = 2**22
+"""Attention heads of each configuration; the tensors show all else (arXiv 2304.01373, table 1)."""
+ALLOWED_FIELDS = {"padded_vocab_size"}  # litgpt's fields that may differ from those of the named configuration
+MAX_HEADER_BYTES = 10**7
+READ_BYTES = 2**22
 
 LAYER = re.compile(r"gpt\.transformer\.h\.(\d+)\.(.+)\.(weight|bias)")
 PARTS = {
@@ -43,13 +42,13 @@ PARTS = {
     "mlp.fc": "mlp.dense_h_to_4h",
     "mlp.proj": "mlp.dense_4h_to_h",
 }
-AROUND = {
+OUTER_TENSORS = {
     "gpt.transformer.wte.weight": "gpt_neox.embed_in.weight",
     "gpt.transformer.ln_f.weight": "gpt_neox.final_layer_norm.weight",
     "gpt.transformer.ln_f.bias": "gpt_neox.final_layer_norm.bias",
     "head.weight": "embed_out.weight",
 }
-CUT = ("gpt.transformer.wte.weight", "head.weight")  # have a row for each token of the vocabulary, and some for padding
+TOKEN_TABLES = ("gpt.transformer.wte.weight", "head.weight")  # one row per token, then padding
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,23 @@ class SafetensorsEntry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # from the end of the header, in bytes; so is `end`
+    begin: int  # bytes from the end of the header
     end: int
 
 
 def is_supported(run: Mapping[str, Any]) -> bool:
-    """Whether a run, by its `run.json`, has one of these shapes."""
+    """Return whether a run (`run.json`) has one of these shapes."""
     model = run.get("model")
     if run.get("arch") != "litgpt" or not isinstance(model, dict):
         return False
     fields = model.get("fields") or {}
-    return model.get("name") in HEADS and isinstance(fields, dict) and fields.keys() <= PLAIN
+    return model.get("name") in HEADS and isinstance(fields, dict) and fields.keys() <= ALLOWED_FIELDS
 
 
 def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -> dict[str, Any]:
-    """Write the weights from `source` (a safetensors file of ours) to `out`, and return what `config.json` holds.
+    """Convert the safetensors file `source` to `out` and return the content of `config.json`.
 
-    Both files are binary and can seek. Raises FormatError for weights that are not of the shape that the run names.
+    Both files are binary and seekable. Raise `FormatError` for weights that do not have the run's shape.
     """
     assert is_supported(run)
     tensors, base = read_header(source)
@@ -85,7 +84,7 @@ def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -
         names = {tensor.name: rename_tensor(tensor.name) for tensor in tensors}
     except (KeyError, ValueError, TypeError) as error:
         raise FormatError("these weights are not those of a GPT-NeoX") from error
-    kept = [crop_rows(tensor, vocabulary) if tensor.name in CUT else tensor for tensor in tensors]
+    kept = [crop_rows(tensor, vocabulary) if tensor.name in TOKEN_TABLES else tensor for tensor in tensors]
     write_header(kept, names, out)
     for tensor in kept:
         source.seek(base + tensor.begin)
@@ -96,20 +95,20 @@ def convert_weights(run: Mapping[str, Any], source: IO[bytes], out: IO[bytes]) -
 
 
 def read_header(file: IO[bytes]) -> tuple[list[SafetensorsEntry], int]:
-    """Return the tensors of a safetensors file in the order of their bytes, and where those begin."""
+    """Return the tensors of a safetensors file in file order, and the length of its header."""
     try:
         (length,) = struct.unpack("<Q", file.read(8))
-        if length > HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             raise ValueError("its header is too long")
-        said = json.loads(file.read(length))
-        said.pop("__metadata__", None)
-        found = [
-            SafetensorsEntry(name, str(one["dtype"]), tuple(map(int, one["shape"])), *map(int, one["data_offsets"]))
-            for name, one in said.items()
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = [
+            SafetensorsEntry(name, str(row["dtype"]), tuple(map(int, row["shape"])), *map(int, row["data_offsets"]))
+            for name, row in header.items()
         ]
     except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError("this is not a safetensors file") from error
-    return sorted(found, key=lambda tensor: tensor.begin), 8 + length
+    return sorted(entries, key=lambda tensor: tensor.begin), 8 + length
 
 
 def build_config(run: Mapping[str, Any], tensors: list[SafetensorsEntry]) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def build_config(run: Mapping[str, Any], tensors: list[SafetensorsEntry]) -> dic
     layers = {int(found[1]) for name in shapes if (found := LAYER.fullmatch(name))}
     (inner, width) = shapes["gpt.transformer.h.0.mlp.fc.weight"]
     if layers != set(range(len(layers))) or shapes["gpt.transformer.wte.weight"][1] != width:
-        raise ValueError("not of one piece")
+        raise ValueError("inconsistent shapes")
     return {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
@@ -140,30 +139,30 @@ def build_config(run: Mapping[str, Any], tensors: list[SafetensorsEntry]) -> dic
 
 
 def rename_tensor(name: str) -> str:
-    """Return transformers' name of a tensor; raise KeyError for one that a GPT-NeoX has not."""
+    """Return transformers' name of a tensor; raise KeyError for one that GPT-NeoX does not have."""
     found = LAYER.fullmatch(name)
     if found is None:
-        return AROUND[name]
+        return OUTER_TENSORS[name]
     layer, part, kind = found.groups()
     return f"gpt_neox.layers.{layer}.{PARTS[part]}.{kind}"
 
 
 def crop_rows(tensor: SafetensorsEntry, rows: int) -> SafetensorsEntry:
-    have, *others = tensor.shape
-    if have < rows:
-        raise FormatError(f"{tensor.name} has {have} rows, and the vocabulary {rows} tokens")
-    length = (tensor.end - tensor.begin) // have * rows
+    count, *others = tensor.shape
+    if count < rows:
+        raise FormatError(f"{tensor.name} has {count} rows, and the vocabulary {rows} tokens")
+    length = (tensor.end - tensor.begin) // count * rows
     return SafetensorsEntry(tensor.name, tensor.dtype, (rows, *others), tensor.begin, tensor.begin + length)
 
 
 def write_header(tensors: list[SafetensorsEntry], names: Mapping[str, str], out: IO[bytes]) -> None:
-    told: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
     for tensor in tensors:
-        end = at + tensor.end - tensor.begin
-        told[names[tensor.name]] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (at, end)}
-        at = end
-    text = json.dumps(told).encode()
+        end = begin + tensor.end - tensor.begin
+        header[names[tensor.name]] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
+        begin = end
+    text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     out.write(struct.pack("<Q", len(text)) + text)
 
@@ -171,7 +170,7 @@ def write_header(tensors: list[SafetensorsEntry], names: Mapping[str, str], out:
 def read_pieces(file: IO[bytes], tensor: SafetensorsEntry) -> Iterator[bytes]:
     left = tensor.end - tensor.begin
     while left:
-        piece = file.read(min(left, PIECE))
+        piece = file.read(min(left, READ_BYTES))
         if not piece:
             raise FormatError(f"the file ends within {tensor.name}")
         left -= len(piece)

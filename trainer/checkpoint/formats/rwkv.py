@@ -1,25 +1,19 @@
 """The official layout of RWKV-5 weights: a `.pth` with one table of tensors, named as in `trainer.models.rwkv5`.
 
-Read by the packages `rwkv` and RWKV-LM. The file says neither the version nor the sizes: both are read off its tensors.
-It is opened with torch's weights-only reader, which runs none of a stranger's code.
+The package `rwkv` and RWKV-LM read it. The file names neither version nor sizes: both are inferred from its tensors.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import pickle
 import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.environment import describe_environment
 from trainer.checkpoint.formats import FormatError
-from trainer.checkpoint.json_files import atomic_write_json
-from trainer.checkpoint.store import get_checkpoint_path, load_model, read_run, write_checkpoint
+from trainer.checkpoint.formats.imported_run import check_is_new, read_tensors, write_imported_run
+from trainer.checkpoint.store import load_model, read_run
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.errors import to_one_line
@@ -28,9 +22,9 @@ from trainer.models import rwkv5
 BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
-def export_run(run: Path, out: Path, chosen: Path | None = None) -> None:
-    """Write a run's weights (its latest checkpoint's) to `out`, in fp32."""
-    model = load_model(run, chosen)
+def export_run(run: Path, out: Path, checkpoint: Path | None = None) -> None:
+    """Write a checkpoint's weights (default: the run's latest) to `out`, in fp32."""
+    model = load_model(run, checkpoint)
     if not isinstance(model, rwkv5.Model):
         arch = read_run(run)["arch"]
         raise FormatError(f"{run} is of the architecture {arch}; the format rwkv holds only rwkv5")
@@ -43,50 +37,23 @@ def export_run(run: Path, out: Path, chosen: Path | None = None) -> None:
 
 
 def import_run(file: Path, out: Path, sequence_length: int, tokenizer: Path | None = None) -> None:
-    """Make a run folder of an official file: its weights as the checkpoint of step 0, its own vocabulary size.
+    """Create a run folder from an official file, with the file's vocabulary size.
 
-    `sequence_length` is the length of rows it is scored with, which the file does not say. Without a tokenizer the
-    run can answer token ids but not text.
+    `sequence_length`: of the rows it is scored with, which the file does not name. Without a tokenizer the run knows
+    token ids but not text.
     """
-    if (out / "run.json").exists():
-        raise FormatError(f"{out} holds a run already: give an empty folder")
-    tensors = read_tensors(file)
+    check_is_new(out)
+    tensors = {name: value.float() for name, value in read_tensors(file).items()}
     config = infer_config(tensors, sequence_length)
-    spoken = None if tokenizer is None else load_fitting_tokenizer(tokenizer, config)
+    loaded_tokenizer = None if tokenizer is None else load_fitting_tokenizer(tokenizer, config)
     with torch.device("meta"):
         model = rwkv5.Model(config)
     assign_weights(model, tensors)
-    write_checkpoint(get_checkpoint_path(out, 0), model, [], {"step": 0})
-    if spoken is not None:
-        spoken.save(out / "tokenizer.json")
-    content = {
-        "format": 1,
-        "arch": "rwkv5",
-        "model": dataclasses.asdict(config),
-        "recipe": dataclasses.asdict(rwkv5.recipe(config)),
-        "dataset": {} if spoken is None else {"tokenizer_sha256": spoken.sha256},
-        "parameters": {"total": sum(p.numel() for p in model.parameters()), "embedding": model.emb.weight.numel()},
-        "environment": describe_environment(torch.device("cpu")),
-        "imported": {"format": "rwkv", "file": file.name, "sha256": hash_file(file)},
-    }
-    atomic_write_json(out / "run.json", json.loads(json.dumps(content)))
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the file's tensors in fp32."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise FormatError(f"cannot read {file}: {error.strerror}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise FormatError(f"{file} is not a file of plain tensors as torch.save writes it") from error
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise FormatError(f"{file} does not hold one table of tensors")
-    return {str(name): value.float() for name, value in content.items()}
+    write_imported_run(out, "rwkv5", model, loaded_tokenizer, "rwkv", file)
 
 
 def infer_config(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Config:
-    """Read version and sizes off the tensors; raise `FormatError` for another generation of RWKV, or none."""
+    """Infer version and sizes from the tensors; raise `FormatError` unless they are RWKV-5's."""
     if any("time_maa" in name for name in tensors) or any(name.endswith("att.r_k") for name in tensors):
         raise FormatError("these are weights of RWKV-6 or later; only RWKV-5 is known here")
     missing = {"emb.weight", "blocks.0.att.ln_x.weight", "blocks.0.att.time_decay"} - tensors.keys()
@@ -106,17 +73,17 @@ def infer_config(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Conf
 
 
 def assign_weights(model: rwkv5.Model, tensors: dict[str, Tensor]) -> None:
-    """Make the tensors the model's own. Dimensions of size 1 may differ: they did between releases."""
-    wanted = model.state_dict()
-    strange = sorted(wanted.keys() ^ tensors.keys())
-    if strange:
-        what = "lacks" if strange[0] in wanted else "has a surplus"
-        raise FormatError(f"an RWKV-{model.config.version} of this size does not fit: the file {what} {strange[0]}")
+    """Assign the tensors to the model. Dimensions of size 1 may differ: they did between releases."""
+    expected, misfit = model.state_dict(), f"an RWKV-{model.config.version} of this size does not fit"
+    unmatched = sorted(expected.keys() ^ tensors.keys())
+    if unmatched:
+        problem = "lacks" if unmatched[0] in expected else "has a surplus"
+        raise FormatError(f"{misfit}: the file {problem} {unmatched[0]}")
     for name, tensor in tensors.items():
-        if tensor.squeeze().shape != wanted[name].squeeze().shape:
-            shapes = f"{tuple(tensor.shape)} where {tuple(wanted[name].shape)} is wanted"
-            raise FormatError(f"an RWKV-{model.config.version} of this size does not fit: {name} is {shapes}")
-    shaped = {name: tensor.view(wanted[name].shape) for name, tensor in tensors.items()}
+        if tensor.squeeze().shape != expected[name].squeeze().shape:
+            shapes = f"{tuple(tensor.shape)} instead of {tuple(expected[name].shape)}"
+            raise FormatError(f"{misfit}: {name} is {shapes}")
+    shaped = {name: tensor.view(expected[name].shape) for name, tensor in tensors.items()}
     model.load_state_dict(shaped, assign=True)
 
 
@@ -127,8 +94,3 @@ def load_fitting_tokenizer(file: Path, config: rwkv5.Config) -> Tokenizer:
         sizes = f"{tokenizer.vocabulary_size} tokens, the model {config.vocabulary_size}"
         raise FormatError(f"{file} is not this model's tokenizer: it has {sizes}")
     return tokenizer
-
-
-def hash_file(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
