@@ -14,6 +14,7 @@ from leaderboard.models import Run
 from leaderboard.rankings.score_validation import Verdict
 from trainer.accounting import plausibility
 from trainer.accounting.budget import Budget
+from trainer.accounting.peak_flops import lookup_peak_flops
 
 
 def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
     void = {"flops_void": verdict.flops_void, "seconds_void": run.seconds_void}
     if metered > 0:
         working = max(seconds, metered - leases * plausibility.SETUP_SECONDS)
-        peak = plausibility.lookup_node_peak_flops(run.node_class)
+        peak = lookup_peak_flops(run.node_class)
         void["flops_void"] = void["flops_void"] or plausibility.explain_implausible_flops(
             flops, working, peak, usual(run)
         )

@@ -15,9 +15,11 @@ count against the run's time, measured from outside.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,18 +30,30 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.accounting.plausibility import CHANGES, LEAVES_TORCH, NO_FORMULA, lookup_node_peak_flops
+from trainer.accounting.peak_flops import lookup_peak_flops
+from trainer.accounting.plausibility import CHANGES, LEAVES_TORCH, NO_FORMULA
 from trainer.models.base import LanguageModel
 from trainer.ops.attention import force_reference
 
 Shape = tuple[int, ...]
+MATRIX_SIZE = 1024  # of the products that measure a CPU's peak
 
 
-def get_peak_flops(device: torch.device) -> float | None:
-    """Return a device's dense bf16 FLOP/s, None if unknown (every CPU)."""
-    if device.type != "cuda":
-        return None
-    return lookup_node_peak_flops(torch.cuda.get_device_name(device))
+@lru_cache
+def find_peak_flops(device: torch.device, precision: str, threads: int) -> float | None:
+    """Return one device's peak FLOP/s for MFU: a GPU's from its data sheet (None if unknown), a CPU's measured.
+
+    A CPU's is the best of five products of square matrices. `threads` are torch's; they only key the cache.
+    """
+    if device.type == "cuda":
+        return lookup_peak_flops(torch.cuda.get_device_name(device))
+    matrix = torch.full((MATRIX_SIZE, MATRIX_SIZE), 0.5, dtype=torch.float32 if precision == "fp32" else torch.bfloat16)
+    product, seconds = torch.empty_like(matrix), []
+    for _ in range(5):
+        started = time.perf_counter()
+        torch.mm(matrix, matrix, out=product)
+        seconds.append(time.perf_counter() - started)
+    return 2 * MATRIX_SIZE**3 / min(seconds)
 
 
 # --- formulas ---------------------------------------------------------------------------------------------------------

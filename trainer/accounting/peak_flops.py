@@ -1,4 +1,4 @@
-"""Peak FLOP/s of accelerators, for plausibility checks and for sponsors' credit.
+"""Peak FLOP/s of accelerators, for MFU, plausibility checks and sponsors' credit.
 
 Standard library only: the site uses it too.
 """
@@ -70,7 +70,13 @@ H100_PEAK_FLOPS = PEAK_FLOPS["H100"]
 
 @lru_cache(maxsize=256)
 def lookup_peak_flops(name: str) -> float | None:
-    """Return the FLOP/s of one device by its driver's name. None if unknown, as for laptops."""
+    """Return the FLOP/s of a device by its driver's name, or of a node's class ("2 x NVIDIA H100").
+
+    None if unknown, as for laptops.
+    """
     if "Laptop" in name:
         return None
-    return next((figure for part, figure in PEAK_FLOPS.items() if re.search(rf"\b{re.escape(part)}\b", name)), None)
+    count, times, _ = name.partition(" x ")
+    factor = int(count) if times and count.isdigit() else 1
+    parts = (part for part in PEAK_FLOPS if re.search(rf"\b{re.escape(part)}\b", name))
+    return next((factor * PEAK_FLOPS[part] for part in parts), None)

@@ -12,8 +12,6 @@ Standard library only: the site uses it too.
 
 from __future__ import annotations
 
-from trainer.accounting.peak_flops import lookup_peak_flops
-
 NO_FORMULA = "The model runs an operator without a registered formula: its FLOPs are not known."
 LEAVES_TORCH = "The model takes tensors out of torch while it computes: its FLOPs cannot be counted."
 CHANGES = "The model does other work in the middle of training than when its FLOPs were counted first."
@@ -31,13 +29,6 @@ MIN_CHARGED_SHARE = 0.5
 
 SETUP_SECONDS = 180.0
 """Seconds that a run may spend uncharged at the start of each lease: libraries, data, compilation."""
-
-
-def lookup_node_peak_flops(name: str) -> float | None:
-    """Return the FLOP/s of a device, or of a node's class ("2 x NVIDIA H100"). None if unknown."""
-    figure = lookup_peak_flops(name)
-    count, times, _ = name.partition(" x ")
-    return figure * int(count) if figure is not None and times and count.isdigit() else figure
 
 
 def explain_implausible_flops(flops: float, metered: float, peak: float | None, usual: float | None) -> str:

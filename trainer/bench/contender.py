@@ -31,7 +31,6 @@ from trainer.errors import ExitCode, to_one_line
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import muon, optimizers
-from trainer.training import precision
 
 StepFunction = Callable[[], object]
 Batch = tuple[Tensor, Tensor]
@@ -213,7 +212,7 @@ class ContenderWorker:
         return {
             "memory_bytes": get_peak_memory_bytes(self.device) - self.initial_memory,
             "flops_per_token": flops.count_flops(counted, self.row).per_token,
-            "peak": precision.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
+            "peak": flops.find_peak_flops(self.device, "fp32", torch.get_num_threads()),
         }
 
 

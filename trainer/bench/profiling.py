@@ -22,7 +22,7 @@ from trainer.training.loop import run_step
 from trainer.training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
-"""The chunked loss (`trainer.training.objective`) computes the head's gradient in the forward pass."""
+"""The chunked loss (`trainer.ops.losses`) computes the head's gradient in the forward pass."""
 
 WARM_UP = 3
 """Steps before the measurement."""

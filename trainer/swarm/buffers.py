@@ -40,7 +40,7 @@ def measure_micro_batch(stage: Stage) -> tuple[int, int]:
 
 
 def count_head_bytes(stage: Stage) -> int:
-    """Return the bytes of the head's gradients, which are computed with the loss (`trainer.training.objective`)."""
+    """Return the bytes of the head's gradients, which are computed with the loss (`trainer.ops.losses`)."""
     if not stage.is_last:
         return 0
     _, behind = stage.partition.get_end_parts(stage.model)

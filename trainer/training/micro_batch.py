@@ -19,9 +19,10 @@ from trainer.config.resolve import find_largest_divisor
 from trainer.distributed.devices import get_free_memory_bytes
 from trainer.distributed.strategies import average_across_processes
 from trainer.errors import ModelError, attribute_to_model, is_out_of_memory
+from trainer.ops.losses import max_chunk_positions
 from trainer.training import compilation
 from trainer.training.checkpointing import write_run_json
-from trainer.training.objective import Objective, most
+from trainer.training.objective import Objective
 from trainer.training.random_state import get_random_state, restore_random_state
 from trainer.training.run import Run
 
@@ -66,7 +67,8 @@ def choose_cpu_micro_batch(objective: Objective, row: Tensor, rows: int) -> int:
     weights = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
     with torch.no_grad():
         vocabulary_size = objective.model(row[:, :1]).size(-1)
-    room = MEMORY_SHARE * free - 3 * weights - LOGITS * 4 * most("cpu", vocabulary_size) * vocabulary_size
+    logits = max_chunk_positions("cpu", vocabulary_size) * vocabulary_size
+    room = MEMORY_SHARE * free - 3 * weights - LOGITS * 4 * logits
     return find_largest_divisor(rows, max(1, int(room / max(1, measure_row_bytes(objective, row)))))
 
 

@@ -19,13 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.accounting import flops
 from trainer.config.train_config import ConfigError
 from trainer.training.random_state import get_random_state, restore_random_state
 
 WORTHWHILE = 1.5  # times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU
 WIDTH, POSITIONS, REPEATS = 256, 512, 4
-SQUARE = 1024  # size of the matrices whose product a CPU's peak is measured by
 
 
 @lru_cache
@@ -61,21 +59,6 @@ def measure_seconds(work: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-
-
-@lru_cache
-def find_peak_flops(device: torch.device, precision: str, threads: int) -> float | None:
-    """Return the FLOP/s that MFU is a part of: a GPU's from its data sheet (None if we have none), a CPU's measured.
-
-    Measured is the best of five products of square matrices, 2 x 1024^3 FLOPs each.
-    """
-    if device.type == "cuda":
-        return flops.get_peak_flops(device)
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    matrix = torch.full((SQUARE, SQUARE), 0.5, dtype=dtype)
-    out = torch.empty_like(matrix)
-    best = min(measure_seconds(lambda: torch.mm(matrix, matrix, out=out), device) for _ in range(1 + REPEATS))
-    return 2 * SQUARE**3 / best
 
 
 def check_fp8(device: Literal["cpu", "cuda"]) -> None:

@@ -104,7 +104,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
         loader=build_train_loader(dataset, resolved, config, fabric),
         identity=describe_identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
         lineage=built.lineage,
-        peak_flops=precision.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
+        peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
     )
     integrity.extend_snapshot(type(fabric), *map(type, optimizers))
     integrity.check()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.accounting import flops, plausibility
+from trainer.accounting import flops, peak_flops, plausibility
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
 
@@ -146,3 +146,14 @@ def test_flop_meter_counts_matrix_products():
     with flops.FlopMeter() as meter:
         torch.ones(4, 5) @ torch.ones(5, 6)
     assert meter.flops == 2 * 4 * 5 * 6
+
+
+def test_find_peak_flops_of_a_cpu_is_measured() -> None:
+    peak = flops.find_peak_flops(torch.device("cpu"), "fp32", 1)
+    assert peak is not None
+    assert 1e8 < peak < 1e14
+
+
+def test_lookup_peak_flops_multiplies_by_the_devices_of_a_node() -> None:
+    assert peak_flops.lookup_peak_flops("2 x NVIDIA H100") == 2 * peak_flops.PEAK_FLOPS["H100"]
+    assert peak_flops.lookup_peak_flops("2 x Unknown") is None

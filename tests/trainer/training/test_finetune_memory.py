@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainer.config.presets import PRESETS
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
-from trainer.training.objective import CHUNK
+from trainer.ops.losses import CHUNK_LOGITS
 
 CARD = 24e9
 KEPT_FREE = 2e9
@@ -67,7 +67,7 @@ def peak(model: LanguageModel) -> dict[str, float]:
         "a block gathered, the next one too, and a gradient": block * 3 * FP32,
         "the input of every block": len(blocks(model)) * tokens * width * FP32,
         "one block computed again": saved_by_one_block(model),
-        "logits of a chunk and their gradient": CHUNK["cuda"] * 2 * FP32,
+        "logits of a chunk and their gradient": CHUNK_LOGITS["cuda"] * 2 * FP32,
     }
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.models.base import LanguageModel
-from trainer.training import objective as loss
-from trainer.training.objective import FEWEST, Objective, even, most
+from trainer.ops import losses
+from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, max_chunk_positions
+from trainer.training.objective import Objective
 
 VOCABULARY, WIDTH = 97, 8
 
@@ -45,8 +46,8 @@ def text() -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def chunks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(loss.CHUNK, "cpu", rows * VOCABULARY)
-    monkeypatch.setattr(loss, "FEWEST", 1)
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", rows * VOCABULARY)
+    monkeypatch.setattr(losses, "MIN_CHUNK_POSITIONS", 1)
     yield
 
 
@@ -136,9 +137,9 @@ def test_all_logits_are_never_held(text: tuple[Tensor, Tensor], monkeypatch: pyt
 
 def test_of_a_large_vocabulary_a_chunk_has_enough_positions_to_be_worth_it() -> None:
     """Each adds to the whole gradient of the head; there are still far fewer logits than positions times words."""
-    assert most("cpu", 8192) == 512
-    assert most("cpu", 50304) == most("cpu", 2**20) == FEWEST == 256
-    assert most("cuda", 50304) == 2668
+    assert max_chunk_positions("cpu", 8192) == 512
+    assert max_chunk_positions("cpu", 50304) == max_chunk_positions("cpu", 2**20) == MIN_CHUNK_POSITIONS == 256
+    assert max_chunk_positions("cuda", 50304) == 2668
 
 
 def test_of_a_large_vocabulary_all_logits_are_never_held_either() -> None:
@@ -147,7 +148,7 @@ def test_of_a_large_vocabulary_all_logits_are_never_held_either() -> None:
     objective = Objective(Given(features, head))
     with Largest() as largest:
         objective(targets, targets).backward()
-    assert largest.numbers == FEWEST * 40000
+    assert largest.numbers == MIN_CHUNK_POSITIONS * 40000
 
 
 class Given(LanguageModel):
@@ -165,9 +166,9 @@ class Given(LanguageModel):
 
 
 def test_chunks_are_even_where_they_can_be() -> None:
-    assert even(2048, 512) == 512
-    assert even(2048, 600) == 512
-    assert even(90, 50) == 45
-    assert even(97, 50) == 50  # a prime: the last chunk is shorter
-    assert even(10, 1000) == 10
-    assert even(10, 0) == 1
+    assert choose_chunk_positions(2048, 512) == 512
+    assert choose_chunk_positions(2048, 600) == 512
+    assert choose_chunk_positions(90, 50) == 45
+    assert choose_chunk_positions(97, 50) == 50  # a prime: the last chunk is shorter
+    assert choose_chunk_positions(10, 1000) == 10
+    assert choose_chunk_positions(10, 0) == 1
