@@ -1,16 +1,18 @@
-"""Memory and time of the loss, forward and backward: in chunks, as we train, and with all logits at once.
+"""Memory and time of the loss, forward and backward: our chunks, torch's chunks, and all logits at once.
 
 `python -m benchmarks.loss --device cuda`: the head of 124M over 32 rows of 1024 tokens; on a CPU 8 rows of 256 tokens
-at width 256, with the same vocabulary. On a CPU memory is what the process grew by, so the smaller one comes first.
+at width 256. Each contender has its own process, since the peak memory of a process only grows. `torch` is
+`F.linear_cross_entropy` with its automatic options,
+`torch, our chunk` the same with our number of positions in a chunk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,16 +21,17 @@ from torch import Tensor, nn
 
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.models.base import LanguageModel
+from trainer.ops.losses import max_chunk_positions
 from trainer.training.objective import Objective
 
 REPEATS = 5
-
-SHAPES = {"cpu": (8, 256, 256, 50304), "cuda": (32, 1024, 768, 50304)}
-"""Rows, tokens in a row, width, vocabulary."""
+CONTENDERS = ("in chunks", "torch", "torch, our chunk", "all at once")
+SHAPES = {"cpu": (8, 256, 256), "cuda": (32, 1024, 768)}
+"""Rows, tokens in a row, width."""
 
 
 class Head(LanguageModel):
-    """A model that is all head: its features are given."""
+    """A model without blocks: its features are parameters."""
 
     def __init__(self, rows: int, length: int, width: int, vocabulary_size: int) -> None:
         super().__init__()
@@ -42,47 +45,51 @@ class Head(LanguageModel):
         return self.head(features)
 
 
-def measured(loss: Callable[[], Tensor], device: torch.device) -> dict[str, Any]:
-    """Return seconds of the fastest repeat, and the memory beyond weights and gradients, which are there before."""
+def compute_loss(name: str, model: Head, objective: Objective, tokens: Tensor) -> Tensor:
+    """Return the sum of the nats, computed in one of the ways of `CONTENDERS`."""
+    if name == "in chunks":
+        return objective(tokens, tokens)
+    features = model.given.flatten(0, 1)
+    if name == "all at once":
+        return F.cross_entropy(model.logits(features).float(), tokens.flatten(), reduction="sum")
+    size = max_chunk_positions(tokens.device.type, model.head.out_features) if name == "torch, our chunk" else None
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size)
+    return F.linear_cross_entropy(features, model.head.weight, tokens.flatten(), reduction="sum", options=options)
+
+
+def measure_loss(name: str, device_name: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Return the seconds of the fastest repeat, and the memory beyond weights and gradients, which exist before."""
+    device = torch.device(device_name)
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(0)
+    model = Head(*shape).to(device)
+    objective = Objective(model)
+    tokens = torch.randint(0, shape[3], shape[:2], device=device)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     before = torch.cuda.memory_allocated() if on_gpu else get_peak_memory_bytes(device)
-    fastest = float("inf")
+    seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        loss().backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = compute_loss(name, model, objective, tokens)
+        loss.backward()
         if on_gpu:
             torch.cuda.synchronize()
-        fastest = min(fastest, time.perf_counter() - started)
-    return {"seconds": fastest, "memory_bytes": get_peak_memory_bytes(device) - before}
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": min(seconds), "memory_bytes": get_peak_memory_bytes(device) - before}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--vocabulary", type=int, default=50304)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    rows, length, width, vocabulary_size = (4, 256, 64, 8192) if options.smoke else SHAPES[device.type]
-    torch.manual_seed(0)
-    model = Head(rows, length, width, vocabulary_size).to(device)
-    tokens = torch.randint(0, vocabulary_size, (rows, length), device=device)
-    objective = Objective(model)
-
-    def at_once() -> Tensor:
-        return F.cross_entropy(model.logits(model.given).flatten(0, 1).float(), tokens.flatten(), reduction="sum")
-
-    rows_of_table = {}
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    for name, loss in (("in chunks", lambda: objective(tokens, tokens)), ("all at once", at_once)):
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            rows_of_table[name] = measured(loss, device)
-    sys.stdout.write(
-        json.dumps({"shape": [rows, length, width, vocabulary_size], "losses": rows_of_table}, indent=1) + "\n"
-    )
+    shape = (4, 256, 64, 8192) if options.smoke else (*SHAPES[options.device], options.vocabulary)
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        losses = {name: pool.apply(measure_loss, (name, options.device, shape)) for name in CONTENDERS}
+    sys.stdout.write(json.dumps({"shape": shape, "losses": losses}, indent=1) + "\n")
     return 0
 
 
