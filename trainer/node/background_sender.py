@@ -6,39 +6,46 @@ Unsent data stays on disk, so a server outage costs no memory and loses nothing.
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
-from trainer.node.client import GaveUpError, RequestRefusedError
+from trainer.node.client import GaveUpError, RequestRefusedError, retry_until_reachable
 from trainer.node.console import log
 from trainer.node.stop_signal import RELEASE_SECONDS, StopLevel, StopSignal
+from trainer.protocol import Acknowledgment, Message
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
 
 LEASE_LOST_STATUS = 409
 IDLE_SECONDS = 0.5
 
 
-class BackgroundSender:
+class BackgroundSender(threading.Thread):
     """Subclasses send one item in `send_next` and return False if there was none."""
 
-    name = "background sender"
-
-    def __init__(self, stop_signal: StopSignal) -> None:
-        self.stop_signal = stop_signal
+    def __init__(self, job: Job, name: str) -> None:
+        """`name`: what it sends."""
+        super().__init__(name=name, daemon=True)
+        self.client, self.stop_signal = job.client, job.stop_signal
+        self.lease_path = f"/leases/{job.lease}"
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def send_next(self) -> bool:
         raise NotImplementedError
 
+    def post(self, path: str, message: Message) -> None:
+        """Post a message below the lease's path until the server acknowledges it; raise `GaveUpError`."""
+        path = f"{self.lease_path}/{path}"
+        retry_until_reachable(lambda: self.client.post(path, message, Acknowledgment), self.stop_signal.has_given_up)
+
     def close(self) -> None:
         """Send the rest, then end. Returns when that is done or given up."""
         self._closing.set()
-        while self._thread.is_alive() and not self.stop_signal.is_leaving_now():
-            self._thread.join(0.1)
-        self._thread.join(RELEASE_SECONDS)  # a request in flight may still arrive
+        while self.is_alive() and not self.stop_signal.is_leaving_now():
+            self.join(0.1)
+        self.join(RELEASE_SECONDS)  # a request in flight may still arrive
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self.stop_signal.is_leaving_now():
                 is_closing = self._closing.is_set()  # read first, so that earlier items are still seen

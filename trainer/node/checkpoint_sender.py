@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -19,6 +20,9 @@ from trainer.node.stop_signal import StopSignal
 from trainer.node.uploads import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
 
 CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -31,14 +35,10 @@ KEPT_CHECKPOINTS = 2  # uploaded checkpoints that stay on this machine
 
 
 class CheckpointSender(BackgroundSender):
-    name = "checkpoints"
-
-    def __init__(self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal, last_step: int = -1) -> None:
-        """`last_step`: of the latest checkpoint that the server has."""
-        super().__init__(stop_signal)
-        self._client = client
-        self._lease = f"/leases/{lease}"
-        self._out = out
+    def __init__(self, job: Job, last_step: int) -> None:
+        """`last_step`: of the latest checkpoint that the server has; -1 for none."""
+        super().__init__(job, "checkpoints")
+        self._out = job.workspace.out
         self._last_step = last_step
 
     def send_next(self) -> bool:
@@ -62,10 +62,10 @@ class CheckpointSender(BackgroundSender):
         with ExitStack() as stack:
             run_file = self._open_run_file(stack)
             contents = dict(zip(checkpoint.files, files, strict=True)) | run_file
-            upload_missing_files(self._client, self._lease, contents, self.stop_signal)
+            upload_missing_files(self.client, self.lease_path, contents, self.stop_signal)
         message = CheckpointUploaded(checkpoint=checkpoint, files=tuple(run_file))
         retry_until_reachable(
-            lambda: self._client.post_without_reply(f"{self._lease}/checkpoints", message),
+            lambda: self.client.post_without_reply(f"{self.lease_path}/checkpoints", message),
             self.stop_signal.has_given_up,
         )
 

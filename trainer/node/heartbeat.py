@@ -15,7 +15,7 @@ from trainer.protocol import Heartbeat, HeartbeatReply
 STOPS = {"": StopLevel.NONE, "finish": StopLevel.FINISH, "cancel": StopLevel.CANCEL}
 
 
-class HeartbeatLoop:
+class HeartbeatLoop(threading.Thread):
     def __init__(
         self,
         client: SiteClient,
@@ -25,22 +25,19 @@ class HeartbeatLoop:
         stop_signal: StopSignal,
     ) -> None:
         """`lease_seconds`: how long the lease lasts without a heartbeat."""
+        super().__init__(name="heartbeat", daemon=True)
         self._client = client
         self._path = f"/leases/{lease}/heartbeat"
         self._interval = max(lease_seconds / 4, 0.05)
         self._build_heartbeat = build_heartbeat
         self._stop_signal = stop_signal
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join()
+        self.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         is_silent = False
         while not self._ended.is_set() and self._stop_signal.server_level is not StopLevel.LOST:
             try:

@@ -162,7 +162,7 @@ class Job:
             self._watch(process, can_finish=bool(senders))
         finally:
             process.kill()
-            capture.close()
+            capture.join(5)
             self.phase = "uploading" if phase == "running" else phase
             for sender in senders:
                 sender.close()
@@ -238,7 +238,7 @@ def run_job(context: SlotContext, lease: protocol.Lease, client: SiteClient, spo
 def run_handler(job: Job) -> JobOutcome:
     """Run the handler of the job's kind and turn every error into an outcome."""
     handler = JOB_HANDLERS[job.spec.order.kind]
-    log_sender = LogSender(job.client, job.lease, job.workspace.output, job.stop_signal)
+    log_sender = LogSender(job)
     try:
         job.workspace.create()
         log_sender.start()

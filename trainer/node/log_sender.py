@@ -6,12 +6,13 @@ import codecs
 import re
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from trainer.node.background_sender import BackgroundSender
-from trainer.node.client import SiteClient, retry_until_reachable
-from trainer.node.stop_signal import StopSignal
-from trainer.protocol import Acknowledgment, LogChunk
+from trainer.protocol import LogChunk
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
 
 OUTPUT_BYTES = 2 << 20  # kept of the output of one lease; the rest is dropped
 CHUNK_BYTES = 48_000
@@ -20,23 +21,16 @@ CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x
 """Terminal escape sequences, and characters that a page or a database cannot hold."""
 
 
-class OutputCapture:
-    """A thread that reads a pipe to its end and appends readable text to `file`."""
+class OutputCapture(threading.Thread):
+    """Reads a pipe until no process holds it any more, and appends readable text to `file`."""
 
     def __init__(self, pipe: IO[bytes], file: Path) -> None:
+        super().__init__(name="output capture", daemon=True)
         self._pipe = pipe
         self._file = file
         self._bytes_left = OUTPUT_BYTES
-        self._thread = threading.Thread(target=self._run, name="output capture", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, seconds: float = 5) -> None:
-        """Wait for the end of the pipe, which comes when no process holds it any more."""
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with self._pipe, self._file.open("ab", buffering=0) as out:
             while data := self._pipe.read1(65536):  # type: ignore[attr-defined]
@@ -54,13 +48,9 @@ class OutputCapture:
 
 
 class LogSender(BackgroundSender):
-    name = "log"
-
-    def __init__(self, client: SiteClient, lease: int, file: Path, stop_signal: StopSignal) -> None:
-        super().__init__(stop_signal)
-        self._client = client
-        self._path = f"/leases/{lease}/log"
-        self._file = file
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, "log")
+        self._file = job.workspace.output
         self._offset = 0
 
     def send_next(self) -> bool:
@@ -71,10 +61,7 @@ class LogSender(BackgroundSender):
             text = decode_complete_characters(file.read(CHUNK_BYTES))
         if not text:
             return False
-        chunk = LogChunk(offset=self._offset, text=text)
-        retry_until_reachable(
-            lambda: self._client.post(self._path, chunk, Acknowledgment), self.stop_signal.has_given_up
-        )
+        self.post("log", LogChunk(offset=self._offset, text=text))
         self._offset += len(text.encode())
         return True
 

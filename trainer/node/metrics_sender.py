@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.node.background_sender import BackgroundSender
-from trainer.node.client import SiteClient, retry_until_reachable
-from trainer.node.stop_signal import StopSignal
-from trainer.protocol import Acknowledgment, MetricsBatch
+from trainer.protocol import MetricsBatch
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, parse_json_object
+
+if TYPE_CHECKING:
+    from trainer.node.job import Job
 
 FILE = "metrics.jsonl"
 ROWS = 500
@@ -19,15 +19,10 @@ FILE_BYTES = 64 << 20  # lines after this are skipped: too many to look at
 
 
 class MetricsSender(BackgroundSender):
-    name = "metrics"
-
-    def __init__(self, client: SiteClient, lease: int, out: Path, stop_signal: StopSignal) -> None:
-        super().__init__(stop_signal)
-        self._client = client
-        self._path = f"/leases/{lease}/metrics"
-        self._out = out
-        self._offset = 0
-        self._sequence = 0
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, "metrics")
+        self._out = job.workspace.out
+        self._offset = self._sequence = 0
 
     def send_next(self) -> bool:
         lines = self._read_lines()
@@ -35,10 +30,7 @@ class MetricsSender(BackgroundSender):
             return False
         rows = tuple(row for line in lines if (row := parse_metrics_row(line)) is not None)
         if rows:
-            batch = MetricsBatch(sequence=self._sequence + 1, rows=rows)
-            retry_until_reachable(
-                lambda: self._client.post(self._path, batch, Acknowledgment), self.stop_signal.has_given_up
-            )
+            self.post("metrics", MetricsBatch(sequence=self._sequence + 1, rows=rows))
             self._sequence += 1
         self._offset += sum(map(len, lines))
         return True

@@ -23,9 +23,10 @@ MIN_POLL_SECONDS = 1.0  # between two polls if the server replied at once and na
 MAX_FAILURE_SECONDS = 60.0  # the longest pause after jobs that failed because of this node
 
 
-class PollLoop:
+class PollLoop(threading.Thread):
     def __init__(self, agent: Agent, context: SlotContext, abandoned: tuple[int, ...], once: bool) -> None:
         """`abandoned`: leases of a killed agent, reported with the first poll; `once`: end after one job."""
+        super().__init__(name=str(context.slot), daemon=True)
         self.error: Exception | None = None  # what ended the loop: the server refused the node, or a bug
         self.is_working = False  # whether a job is running; the agent waits for it before it exits
         self._agent = agent
@@ -35,15 +36,8 @@ class PollLoop:
         self._was_idle = False
         self._problem = ""
         self._cleanup = SlotCleanup(context.home, context.slot, agent.gpu_monitor)
-        self._thread = threading.Thread(target=self._run, name=str(context.slot), daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._serve()
         except GaveUpError:
@@ -72,9 +66,9 @@ class PollLoop:
                 self._sleep(random.uniform(0.5, 1) * min(MAX_FAILURE_SECONDS, 2.0 ** (failures - 1)))
 
     def _should_end(self) -> bool:
-        return self._is_stopped() or self._agent.is_changing_slots
+        return self._is_leaving() or self._agent.is_changing_slots
 
-    def _is_stopped(self) -> bool:
+    def _is_leaving(self) -> bool:
         return self._agent.sponsor.level > StopLevel.NONE
 
     def _run_job(self, lease: protocol.Lease) -> bool:
@@ -85,7 +79,7 @@ class PollLoop:
             self._context.slot.bind_thread()
             self._cleanup.set_lease(lease.lease)
             was_workable = run_job(self._context, lease, self._agent.client, self._agent.sponsor)
-            self._set_problem(self._cleanup.clean_up_slot(self._is_stopped))
+            self._set_problem(self._cleanup.clean_up_slot(self._is_leaving))
             return was_workable
         finally:
             self.is_working = False

@@ -30,8 +30,7 @@ def run(job: Job) -> JobOutcome:
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     checkpoint = prepare_run_folder(job, order, dataset)
-    sender = MetricsSender(job.client, job.lease, job.workspace.out, job.stop_signal)
-    process = job.run_process(job.context.sandbox, build_spec(job, checkpoint), (sender,))
+    process = job.run_process(job.context.sandbox, build_spec(job, checkpoint), [MetricsSender(job)])
     return read_outcome(process, job.workspace.out)
 
 

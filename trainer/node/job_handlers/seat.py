@@ -32,7 +32,7 @@ def run(job: Job) -> JobOutcome:
     words = ["--folder", str(job.workspace.run), "--out", str(out), *network.command_line]
     words += ["--device", "cuda" if slot.gpus else "cpu"]
     words += ["--behind-nat"] if network.behind_nat else []
-    senders = (MetricsSender(job.client, job.lease, out, job.stop_signal),)
+    senders = (MetricsSender(job),)
     title = order.title or f"run {order.run}"
     with SwarmStatusDisplay(title, out, job.log, can_draw=slot.count == 1):
         spec = build_spec(job, "trainer.swarm.worker_main", order, words)

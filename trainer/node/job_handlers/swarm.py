@@ -36,10 +36,7 @@ def run(job: Job) -> JobOutcome:
     dataset, out = ensure_dataset(job, order.dataset), job.workspace.out
     last_step = download_stages(job, order.resume) if order.resume else -1
     words = ["--dataset", str(dataset), "--out", str(out), *job.context.network.command_line]
-    senders = (
-        MetricsSender(job.client, job.lease, out, job.stop_signal),
-        CheckpointSender(job.client, job.lease, out, job.stop_signal, last_step),
-    )
+    senders = (MetricsSender(job), CheckpointSender(job, last_step))
     process = job.run_process(get_driver("none"), build_spec(job, "trainer.swarm.site_run", order, words), senders)
     return read_outcome(process, out)
 

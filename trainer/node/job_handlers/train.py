@@ -53,10 +53,7 @@ def run(job: Job) -> JobOutcome:
     start = download_base_weights(job, order.base)
     write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), start)
     before = probes.probe_before_training(job, order.probe) if order.probe else None
-    senders = (
-        MetricsSender(job.client, job.lease, out, job.stop_signal),
-        CheckpointSender(job.client, job.lease, out, job.stop_signal, last_step),
-    )
+    senders = (MetricsSender(job), CheckpointSender(job, last_step))
     outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
     if outcome.outcome != "done":
         return outcome
