@@ -52,7 +52,7 @@ class Coordinating(Training):
 class Seats:
     """Places in a swarm. One that is lost is given up, and another is queued."""
 
-    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SeatOrder:
+    def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:
         seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)
         return swarm_runs.seat_order(seat)
 

@@ -91,9 +91,9 @@ def order(run: Run, resume: protocol.Checkpoint | None) -> protocol.SwarmOrder:
     )
 
 
-def seat_order(seat: Seat) -> protocol.SeatOrder:
+def seat_order(seat: Seat) -> protocol.WorkerOrder:
     swarm, run = seat.swarm, seat.swarm.run
-    return protocol.SeatOrder(
+    return protocol.WorkerOrder(
         run=run.pk,
         title=f"{run.entry.title} (run {run.pk}) on {run.track.name}"[:200],
         coordinator=tuple(swarm.addresses),

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not is_swarm_installed():
             raise NodeError("the engine is missing here: pip install 'dailytrain[training,swarm]'")
-        # No sandbox: a seat runs the site's own code and needs the network.
+        # No sandbox: a worker runs the site's own code and needs the network.
         sandbox, network = get_driver("none"), parse_network_args(options)
         return Agent(client, home, sandbox, (), kinds=("seat",), network=network, swarm_run=options.run)
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=COMMAND, description="Train one model together with other people's machines.")
-    add_site_arguments(parser, home="swarm", once_help="leave after one seat")
+    add_site_arguments(parser, home="swarm", once_help="leave after one job")
     parser.add_argument("--run", required=True, type=int, metavar="ID", help="the run, as in the address of its page")
     add_network_args(parser.add_argument_group("how others reach this machine").add_argument)
     return parser

@@ -65,7 +65,7 @@ class Agent:
 
         `sandboxes`: names of the working drivers; `slots`: None runs as many as the site says; `offer`: the rephrasing
         back end; `kinds`: of job that the owner lends it for; `network`: how other swarm machines reach it;
-        `swarm_run`: the only run whose seats it takes.
+        `swarm_run`: the only swarm run it joins.
         """
         self.client = client
         self.home = home

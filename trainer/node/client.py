@@ -210,7 +210,7 @@ def check_response(answer: httpx.Response) -> None:
 
 
 def parse_retry_after(answer: httpx.Response) -> float:
-    """Return the seconds that the server asks us to wait; 0 if it names none."""
+    """Return the `Retry-After` header in seconds; 0 without one."""
     seconds: str = answer.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdigit() else 0.0
 

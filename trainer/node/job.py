@@ -93,35 +93,26 @@ class Job:
         log.info("Job %s: %s", self.spec.job, message)
 
     def download(self, file: protocol.FileRef, target: Path) -> None:
-        """Download a file by its hash; raise `JobFailedError` if the server sends other bytes."""
+        """Download a file by its hash; raise `DamagedFileError` if the server sends other bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         path = f"/leases/{self.lease}/blobs/{file.sha256}"
-        try:
-            download_file(self.client, path, file, target, self.stop_signal.is_stopping)
-        except DamagedFileError as error:
-            raise JobFailedError(f"{error} Nothing was run.") from error
+        download_file(self.client, path, file, target, self.stop_signal.is_stopping)
 
     def download_all(self, files: Iterable[protocol.FileRef], folder: Path) -> None:
-        """Download files to their relative paths in a folder."""
+        """Download files to their relative paths in a folder; raise `UnsafeFileError` for a path that leads out."""
         for file in files:
-            try:
-                self.download(file, folder / parse_relative_path(file.path))
-            except UnsafeFileError as error:
-                raise JobFailedError(f"{error} Nothing was run.") from error
+            self.download(file, folder / parse_relative_path(file.path))
 
     def unpack_source(self, entry_folder: str = "trainer/models", max_bytes: int = ENTRY_BYTES) -> None:
         """Fill the workspace's `release` and `source`; the entry may only have files in `entry_folder`.
 
-        Raise `JobFailedError` if an archive is refused.
+        Raise `ArchiveError` if the release is refused, `JobFailedError` if the entry is.
         """
         release = self.context.blobs.get(self.spec.release, self.download)
         entry = self.context.blobs.get(self.spec.entry, self.download) if self.spec.entry else None
         self.check_stop()
-        try:
-            unpack_archive(release, self.workspace.release, "trainer", RELEASE_BYTES)
-            unpack_archive(release, self.workspace.source, "trainer", RELEASE_BYTES)
-        except ArchiveError as error:
-            raise JobFailedError(f"{error} Nothing was run.") from error
+        unpack_archive(release, self.workspace.release, "trainer", RELEASE_BYTES)
+        unpack_archive(release, self.workspace.source, "trainer", RELEASE_BYTES)
         if entry is not None:
             try:
                 unpack_archive(entry, self.workspace.source, entry_folder, max_bytes)
@@ -186,7 +177,7 @@ class Job:
             if level is StopLevel.FINISH and not can_finish:
                 return
             if level is StopLevel.FINISH and deadline is None:
-                self.log("asked to keep a checkpoint and stop.")
+                self.log("saving a checkpoint before it stops.")
                 process.terminate()
                 deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
@@ -248,6 +239,8 @@ def run_handler(job: Job) -> JobOutcome:
         return describe_interruption(job.stop_signal)
     except JobFailedError as error:
         return JobOutcome("failed", str(error), error.cause)
+    except (ArchiveError, DamagedFileError, UnsafeFileError) as error:  # of the order: nothing has started yet
+        return JobOutcome("failed", f"{error} Nothing was run.")
     except RequestRefusedError as error:
         stop_on_refusal(error, job.stop_signal)
         is_lost = job.stop_signal.server_level is StopLevel.LOST

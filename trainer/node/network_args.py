@@ -1,4 +1,4 @@
-"""Command-line arguments that tell how other swarm machines reach this one."""
+"""Command-line arguments: how other swarm machines reach this one."""
 
 from __future__ import annotations
 

@@ -26,4 +26,4 @@ class JobFailedError(Exception):
 
 
 class JobInterruptedError(Exception):
-    """The sponsor or the server asked the job to stop; see `StopSignal`."""
+    """The sponsor or the server has stopped the job; see `StopSignal`."""

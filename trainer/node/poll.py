@@ -50,7 +50,7 @@ class PollLoop(threading.Thread):
         while not self._should_end():
             reply = self._poll()
             if reply.action == "stop":
-                self._log(f"The server asks this node to stop. {reply.reason}".rstrip())
+                self._log(f"The server stops this node. {reply.reason}".rstrip())
                 return
             if reply.lanes is not None and reply.lanes != self._context.slot.count:
                 self._agent.change_slot_count(reply.lanes)

@@ -1,4 +1,4 @@
-"""Live status of a rephrasing session: a panel on a terminal, one log line per minute elsewhere."""
+"""Live status of a job: a panel on a terminal, one log line per minute elsewhere. The rows of a rephrasing session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainer.node.console import get_console
@@ -47,12 +46,21 @@ class RephraseStats:
 
 
 class StatusDisplay:
-    def __init__(self, title: str, stats: RephraseStats, log: Callable[[str], None], can_draw: bool = True) -> None:
-        """`can_draw`: whether the terminal is free for a panel; with several slots each only logs lines."""
-        self._draws = can_draw and get_console().is_terminal
-        self._title = title
-        self._stats = stats
-        self._log = log
+    """Shows a status on a terminal while its `with` block runs; elsewhere logs it once a minute."""
+
+    def __init__(
+        self,
+        title: str,
+        subtitle: str,
+        format_line: Callable[[], str],
+        build_rows: Callable[[], list[tuple[str, str]]],
+        log: Callable[[str], None],
+        can_draw: bool,
+    ) -> None:
+        """`build_rows`: returns name and value of each row; `can_draw`: whether no other slot uses the terminal."""
+        self._title, self._subtitle = title, subtitle
+        self._format_line, self._build_rows, self._log = format_line, build_rows, log
+        self._can_draw = can_draw and get_console().is_terminal
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status display", daemon=True)
 
@@ -60,27 +68,20 @@ class StatusDisplay:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(5)
 
     def _run(self) -> None:
-        if not self._draws:
+        if not self._can_draw:
             while not self._ended.wait(LINE_SECONDS):
-                self._log(self.format_line())
+                self._log(self._format_line())
             return
         from rich.live import Live
 
         with Live(console=get_console(), refresh_per_second=UPDATES_PER_SECOND, transient=True) as live:
             while not self._ended.wait(1 / UPDATES_PER_SECOND):
-                live.update(self.build_panel())
-
-    def format_line(self) -> str:
-        return format_status_line(self._stats)
-
-    def build_panel(self) -> RenderableType:
-        rows = build_status_rows(self._stats)
-        return build_status_panel(self._title, rows, "Ctrl-C hands back what is not finished")
+                live.update(build_status_panel(self._title, self._build_rows(), self._subtitle))
 
 
 def format_status_line(stats: RephraseStats) -> str:

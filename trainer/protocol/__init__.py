@@ -67,7 +67,7 @@ from trainer.protocol.results import (
     SmokeCheckResult,
     SmokeResult,
 )
-from trainer.protocol.swarm import PeerAddress, SeatOrder, SwarmOrder, WorkerResult
+from trainer.protocol.swarm import PeerAddress, SwarmOrder, WorkerOrder, WorkerResult
 from trainer.protocol.version import VERSION, Message, encode_message, parse_lenient
 
 __all__ = [
@@ -122,7 +122,6 @@ __all__ = [
     "ReplayResult",
     "Sampling",
     "ScoreOrder",
-    "SeatOrder",
     "Sha256",
     "SmokeCheckResult",
     "SmokeOrder",
@@ -134,6 +133,7 @@ __all__ = [
     "TakePackets",
     "TakePacketsReply",
     "TrainOrder",
+    "WorkerOrder",
     "WorkerResult",
     "encode_message",
     "parse_lenient",

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef
 from trainer.protocol.rephrase import RephraseOrder
-from trainer.protocol.swarm import SeatOrder, SwarmOrder
+from trainer.protocol.swarm import SwarmOrder, WorkerOrder
 from trainer.protocol.version import VERSION, Message
 
 
@@ -101,7 +101,7 @@ Order = Annotated[
     | GenerateOrder
     | RephraseOrder
     | SwarmOrder
-    | SeatOrder,
+    | WorkerOrder,
     Field(discriminator="kind"),
 ]
 

@@ -35,7 +35,7 @@ class SwarmOrder(Message):
     """Key from which the credentials of this run's workers are derived (`trainer.swarm.credentials`)."""
 
 
-class SeatOrder(Message):
+class WorkerOrder(Message):
     """Work for a swarm run: compute one pipeline stage for other peers until the run ends."""
 
     kind: Literal["seat"] = "seat"

@@ -24,7 +24,7 @@ from typing import Any
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.errors import UserError
 from trainer.ops.heap import keep_freed_memory
-from trainer.protocol import SeatOrder
+from trainer.protocol import WorkerOrder
 from trainer.swarm import messages
 from trainer.swarm.coordinator_main import add_network_arguments
 from trainer.swarm.fault_injection import FaultInjector
@@ -40,7 +40,7 @@ METRICS_SECONDS = 10.0
 async def run_worker(args: argparse.Namespace, worker_type: type[Worker] = Worker) -> str:
     """Serve until the run is over, and return why it ended."""
     if args.order is not None:
-        order = SeatOrder.model_validate_json(args.order.read_bytes())
+        order = WorkerOrder.model_validate_json(args.order.read_bytes())
         coordinator = order.coordinator
         hello = messages.Hello(run=str(order.run), label=order.label, credential=order.credential)
     else:

@@ -118,7 +118,7 @@ def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_w
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     seat = waiting(led)[0]
     order = kind_of(seat.job).order(seat.job, None)
-    assert isinstance(order, protocol.SeatOrder)
+    assert isinstance(order, protocol.WorkerOrder)
     assert order.coordinator == (ADDRESS,)
     assert order.credential == make_credential(led.swarm.secret, order.label)
     assert led.swarm.secret not in protocol.encode_message(order)

@@ -10,7 +10,13 @@ from rich.console import Console
 
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer.node import status_display
-from trainer.node.status_display import RephraseStats, StatusDisplay, format_status_line
+from trainer.node.status_display import (
+    RephraseStats,
+    StatusDisplay,
+    build_status_panel,
+    build_status_rows,
+    format_status_line,
+)
 
 
 def build_stats() -> RephraseStats:
@@ -23,7 +29,7 @@ def build_stats() -> RephraseStats:
 
 def print_panel(title: str, stats: RephraseStats) -> str:
     file = io.StringIO()
-    Console(file=file, width=110).print(StatusDisplay(title, stats, print).build_panel())
+    Console(file=file, width=110).print(build_status_panel(title, build_status_rows(stats), "subtitle"))
     return file.getvalue()
 
 
@@ -48,7 +54,7 @@ def test_panel_with_markup_in_a_text_shows_it_literally() -> None:
 def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_display, "LINE_SECONDS", 0.01)
     lines: list[str] = []
-    with StatusDisplay("title", build_stats(), lines.append, can_draw=False):
+    with StatusDisplay("title", "", lambda: format_status_line(build_stats()), list, lines.append, can_draw=False):
         while not lines:
             time.sleep(0.01)
     assert lines[0].startswith("7 packets handed in, 28 texts, 75% accepted, ")

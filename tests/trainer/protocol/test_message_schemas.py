@@ -47,7 +47,7 @@ MESSAGES: Final[dict[str, type[protocol.Message]]] = {
     "order generate": protocol.GenerateOrder,
     "order rephrase": protocol.RephraseOrder,
     "order swarm": protocol.SwarmOrder,
-    "order seat": protocol.SeatOrder,
+    "order seat": protocol.WorkerOrder,
     "result train, probes": protocol.ProbeResults,
     "result replay": protocol.ReplayResult,
     "result smoke": protocol.SmokeResult,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.node.job_handlers import generate, notebook, rephrase, replay, score, seat, smoke, swarm, train
+from trainer.node.job_handlers import generate, notebook, rephrase, replay, score, smoke, swarm, swarm_worker, train
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -27,7 +27,7 @@ JOB_HANDLERS: dict[str, JobHandler] = {
     "generate": generate,
     "rephrase": rephrase,
     "swarm": swarm,
-    "seat": seat,
+    "seat": swarm_worker,
 }
 REPHRASE_KIND = "rephrase"  # needs a rephrasing back end
 SWARM_KINDS = ("swarm", "seat")  # need the extra `swarm`

@@ -15,7 +15,7 @@ from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import FileRef, GenerateOrder, encode_message
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
-from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
+from trainer.sandbox.safe_files import parse_relative_path, read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -49,10 +49,7 @@ def prepare_run_folder(job: Job, order: GenerateOrder, dataset: Path) -> Path:
 
 def link_weights(job: Job, file: FileRef, folder: Path) -> None:
     """Hard-link a file from the cache of weights, which downloads it once and verifies its hash each time."""
-    try:
-        target = folder / parse_relative_path(file.path)
-    except UnsafeFileError as error:
-        raise JobFailedError(f"{error} Nothing was run.") from error
+    target = folder / parse_relative_path(file.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     os.link(job.context.weights.get(file, job.download), target)
 
@@ -75,5 +72,5 @@ def read_outcome(process: SandboxProcess, out: Path) -> JobOutcome:
     if code in CRASH_SIGNALS:
         return JobOutcome("failed", f"The model's process crashed with {CRASH_SIGNALS[code]}.", "model")
     if code != 0:
-        raise JobFailedError(f"The model could not be asked on this node (exit code {code}); the log says why.")
+        raise JobFailedError(f"The model could not run on this node (exit code {code}); the log says why.")
     return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})

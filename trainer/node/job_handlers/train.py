@@ -75,7 +75,7 @@ def choose_devices(config: Mapping[str, Any], gpus: int) -> dict[str, int]:
         raise JobFailedError(DEFAULT_REASONS[ExitCode.USER_ERROR], "model") from error
     requested = settings.devices
     if requested is not None and 0 < gpus < requested and settings.device != "cpu":
-        raise JobFailedError(f"The run asks for {requested} GPUs, and {gpus} work for it on this node.")
+        raise JobFailedError(f"The run needs {requested} GPUs, and this node has {gpus} for it.")
     if requested is not None or gpus < 2:
         return {}
     batch = settings.batch or COMPUTED_BATCH

@@ -45,6 +45,5 @@ def build_command(config: BackendConfig, model: str, revision: str, port: int, g
 
 
 def find_program() -> str | None:
-    """Return the path of the vllm command: beside this Python, or on PATH."""
-    beside = Path(sys.executable).with_name(PROGRAM)
-    return str(beside) if beside.exists() else shutil.which(PROGRAM)
+    """Return the path of the vllm command: next to this Python, or on PATH."""
+    return shutil.which(PROGRAM, path=Path(sys.executable).parent) or shutil.which(PROGRAM)

@@ -1,4 +1,4 @@
-"""A seat in a swarm: this machine computes one stage of a model for its peers until the run is over.
+"""A worker of a swarm: this machine computes one stage of a model for its peers until the run is over.
 
 It connects to other machines, so it runs in no sandbox. The code is the site's own release with a built-in
 architecture, and nothing that comes from a peer is code.
@@ -6,14 +6,16 @@ architecture, and nothing that comes from a peer is code.
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.node.job_handlers.swarm import build_spec, refuse_entry
 from trainer.node.metrics_sender import MetricsSender
 from trainer.node.outcome import JobFailedError, JobOutcome
-from trainer.protocol import SeatOrder, WorkerResult
+from trainer.protocol import WorkerOrder, WorkerResult
 from trainer.sandbox import get_driver
-from trainer.sandbox.safe_files import read_json_object, sanitize_line
+from trainer.sandbox.safe_files import sanitize_line
 
 if TYPE_CHECKING:
     from trainer.node.job import Job
@@ -22,10 +24,11 @@ ACTIVITY = "training with a swarm"
 
 
 def run(job: Job) -> JobOutcome:
-    from trainer.node.swarm_status_display import STATUS_BYTES, STATUS_FILE, SwarmStatusDisplay
+    from trainer.node.status_display import StatusDisplay
+    from trainer.node.worker_status import build_worker_rows, format_worker_line, read_worker_status
 
     order = job.spec.order
-    assert isinstance(order, SeatOrder)
+    assert isinstance(order, WorkerOrder)
     refuse_entry(job)
     job.unpack_source()
     network, slot, out = job.context.network, job.context.slot, job.workspace.out
@@ -33,13 +36,20 @@ def run(job: Job) -> JobOutcome:
     words += ["--device", "cuda" if slot.gpus else "cpu"]
     words += ["--behind-nat"] if network.behind_nat else []
     senders = (MetricsSender(job),)
-    title = order.title or f"run {order.run}"
-    with SwarmStatusDisplay(title, out, job.log, can_draw=slot.count == 1):
+    display = StatusDisplay(
+        order.title or f"run {order.run}",
+        "Ctrl-C leaves between two steps; nothing is lost",
+        partial(format_worker_line, out),
+        partial(build_worker_rows, out, time.monotonic()),
+        job.log,
+        can_draw=slot.count == 1,
+    )
+    with display:
         spec = build_spec(job, "trainer.swarm.worker_main", order, words)
         process = job.run_process(get_driver("none"), spec, senders)
-    status = read_json_object(out, STATUS_FILE, STATUS_BYTES) or {}
+    status = read_worker_status(out)
     if process.poll() != 0:
-        raise JobFailedError(process.limit_error or f"The seat's process ended with exit code {process.poll()}.")
+        raise JobFailedError(process.limit_error or f"The worker's process ended with exit code {process.poll()}.")
     return build_outcome(status, process.seconds)
 
 
