@@ -287,7 +287,7 @@ import os, signal
 import django
 
 django.setup()
-from leaderboard import effects
+from leaderboard import outbox
 
 
 def check(effect):
@@ -301,8 +301,8 @@ def check(effect):
     return {"check": made}
 
 
-effects.handler = lambda kind: check
-effects.catch_up()
+outbox.handler = lambda kind: check
+outbox.catch_up()
 """
 
 
