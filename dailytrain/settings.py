@@ -245,7 +245,7 @@ EFFECT_KINDS: dict[str, str] = {
 }
 """{kind of effect: dotted path of its handler} (`leaderboard/outbox.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"
-"""Function that names what a node can be lent to alone (`scheduler.job_kinds.tracks`)."""
+"""Function that names what a node can be lent to alone (`scheduler.job_kinds.list_tracks`)."""
 NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
 """Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
 VOLUNTEER_IMAGE = text("VOLUNTEER_IMAGE", "dailytrain-volunteer")

@@ -89,7 +89,7 @@ def hold(run: Run, actor: str) -> None:
     assert run.job is not None, "what is in the queue has a job"
     reason = f"{actor} holds it back."
     with transaction.atomic():
-        if not transitions.hold(run.job, actor, reason):
+        if not transitions.hold_job(run.job, actor, reason):
             raise RunError(f"Run {run.pk} is {run.state}: there is nothing to hold.")
         if run.job.state == Job.State.HELD:
             say(run, reason)
@@ -99,7 +99,7 @@ def let_go(run: Run, actor: str) -> None:
     """Let a held run take its place in the queue again."""
     assert run.job is not None, "what is held has a job"
     with transaction.atomic():
-        if not transitions.queue(run.job, actor):
+        if not transitions.queue_job(run.job, actor):
             raise RunError(f"Run {run.pk} is not held any more, or its node has yet to hand it back.")
         say(run, "")
 

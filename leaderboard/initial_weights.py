@@ -48,7 +48,7 @@ def of(run: Run) -> protocol.BaseWeights | None:
         raise ValueError(f"The weights of run {start.pk} are gone.")
     return protocol.BaseWeights(
         name=f"run-{start.pk}",
-        run=storage.reference(about.blob, RUN_FILE),
+        run=storage.build_file_reference(about.blob, RUN_FILE),
         checkpoint=protocol.Checkpoint.model_validate(checkpoint.manifest),
     )
 

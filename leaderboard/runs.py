@@ -93,12 +93,12 @@ def queue(run: Run, *, actor: str = SITE, release: Blob | None = None, priority:
             reason="Approved; waits until the season's dataset is prepared.", revision=F("revision") + 1
         )
         return False
-    if entry.smoke_job is not None and entry.smoke_job.state not in transitions.OVER:
+    if entry.smoke_job is not None and entry.smoke_job.state not in transitions.FINAL_STATES:
         Run.objects.filter(pk=run.pk, state=Run.State.WAITING).update(
             reason="Approved; waits for its smoke run.", revision=F("revision") + 1
         )
         return False
-    release = release or storage.release()
+    release = release or storage.store_release()
     with transaction.atomic():
         if not run.change(
             Run.State.QUEUED, since=[Run.State.WAITING], actor=actor, sentence="Queued for training.", reason=""
@@ -167,7 +167,7 @@ def swarm_limits(limits: protocol.JobLimits) -> protocol.JobLimits:
 def needs(run: Run, limits: protocol.JobLimits) -> dict[str, Any]:
     """Return what a training job asks of a node, and by what its owner may choose. Numbers in labels become numbers."""
     track = run.track
-    asked = matching.demand(tuple(track.needs_labels))
+    asked = matching.parse_labels(tuple(track.needs_labels))
     return {
         "track": track.slug,
         "from_core": is_from_core(run),
@@ -338,7 +338,7 @@ def retry(run: Run, *, actor: str) -> None:
             cause="",
             finished_at=None,
         ):
-            transitions.retry(run.job, actor)
+            transitions.retry_job(run.job, actor)
 
 
 def rerun(run: Run, *, actor: str) -> Run:
@@ -412,7 +412,7 @@ def more_seeds(entry: Entry, count: int, *, actor: str) -> list[Run]:
 
 def set_impact(entry: Entry) -> int:
     """Let the entry's impact hold for its jobs that are not over; return how many changed place."""
-    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.OVER)
+    theirs = Job.objects.filter(run__entry=entry).exclude(state__in=transitions.FINAL_STATES)
     return theirs.exclude(impact=entry.impact).update(impact=entry.impact)
 
 
@@ -429,4 +429,4 @@ def cancel(run: Run, reason: str, actor: str) -> None:
             finished_at=timezone.now(),
         )
         return
-    transitions.cancel(job, actor, reason)
+    transitions.cancel_job(job, actor, reason)

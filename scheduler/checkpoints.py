@@ -26,7 +26,7 @@ from django.utils.crypto import salted_hmac
 from scheduler import storage
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 
-NEWEST = 2
+NEWEST_KEPT = 2
 """Checkpoints to resume from that are kept: the newest one, and the one before should that turn out to be unusable."""
 
 
@@ -39,17 +39,17 @@ def delete_superseded(job: Job) -> None:
         .annotate(previous=Subquery(before.values("pk")[:1]))
         .order_by("step")
     )
-    newest, superseded = kept[-NEWEST:], kept[:-NEWEST]
+    newest, superseded = kept[-NEWEST_KEPT:], kept[:-NEWEST_KEPT]
     if not superseded:
         return
-    stop_counting(job, superseded, newest)
+    release_uploads(job, superseded, newest)
     evidence = find_evidence(kept)
     for checkpoint in superseded:
         if checkpoint.pk not in evidence:
             delete_files(checkpoint)
 
 
-def stop_counting(job: Job, superseded: Collection[Checkpoint], newest: Collection[Checkpoint]) -> None:
+def release_uploads(job: Job, superseded: Collection[Checkpoint], newest: Collection[Checkpoint]) -> None:
     """Take the files of superseded checkpoints from what the job's leases have uploaded."""
     used = Blob.objects.filter(checkpoints__in=newest).values("pk")
     files = JobFile.objects.filter(job=job).values("blob")
@@ -70,25 +70,25 @@ def find_evidence(kept: Sequence[Checkpoint]) -> set[int]:
         if end.step == 0 or (previous is not None and previous not in known):
             continue
         node = end.lease.node_id if end.lease else None
-        if node not in drawn or rank(end) < rank(drawn[node]):
+        if node not in drawn or draw_rank(end) < draw_rank(drawn[node]):
             drawn[node] = end
     ends = {pk for end in drawn.values() for pk in (end.pk, vars(end)["previous"])}
     return {pk for pk in ends if pk is not None}
 
 
-def rank(end: Checkpoint) -> bytes:
+def draw_rank(end: Checkpoint) -> bytes:
     """Return the random rank of the stretch that ends with this checkpoint; the lowest one is drawn.
 
     It depends on the site's secret key: a node can neither compute it nor choose it. The minimum of random ranks is a
     uniform draw that needs no earlier stretch to be remembered.
     """
-    return salted_hmac("scheduler.checkpoints.rank", f"{end.job_id}:{end.step}", algorithm="sha256").digest()
+    return salted_hmac("scheduler.checkpoints.draw_rank", f"{end.job_id}:{end.step}", algorithm="sha256").digest()
 
 
 def delete_files(checkpoint: Checkpoint) -> None:
     """Delete a checkpoint's files and keep its row, unless another row points at it."""
     # Locked, so that no row begins to point at it between the check and the end of the transaction.
-    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_pointed_at(checkpoint):
+    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_referenced(checkpoint):
         return
     files = list(checkpoint.blobs.values_list("pk", flat=True))
     checkpoint.blobs.clear()
@@ -102,10 +102,10 @@ def delete_unused(files: Iterable[str]) -> None:
     for sha256 in files:
         if not Lease.objects.filter(state=Lease.State.ACTIVE, spec__contains=sha256).exists():
             with suppress(IntegrityError):  # a row began to refer to it just now
-                storage.forget(sha256)
+                storage.delete_unreferenced_blob(sha256)
 
 
-def is_pointed_at(checkpoint: Checkpoint) -> bool:
+def is_referenced(checkpoint: Checkpoint) -> bool:
     """Return whether any row of any app refers to the checkpoint, its own list of files aside."""
     for relation in Checkpoint._meta.get_fields(include_hidden=True):
         if isinstance(relation, ManyToOneRel) and relation.related_model is not Checkpoint.blobs.through:

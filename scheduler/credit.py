@@ -18,19 +18,19 @@ from trainer import protocol
 from trainer.accounting import peak_flops
 
 
-def relative_speed(accelerator: str) -> float | None:
+def get_relative_speed(accelerator: str) -> float | None:
     """Return how many H100s one such device is worth; None where we have no figure for it."""
     figure = peak_flops.lookup_peak_flops(accelerator)
     return None if figure is None else figure / peak_flops.H100_PEAK_FLOPS
 
 
-def h100_hours(accelerator: str, gpu_seconds: float) -> float:
+def convert_to_h100_hours(accelerator: str, gpu_seconds: float) -> float:
     """Return the credit for GPU-seconds of one kind of device; 0 for a kind without a figure."""
-    return gpu_seconds / 3600 * (relative_speed(accelerator) or 0.0)
+    return gpu_seconds / 3600 * (get_relative_speed(accelerator) or 0.0)
 
 
-def lent(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
+def describe_slot_gpus(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
     """Return (GPUs, their name) of a lane. Of different ones the slowest counts for all: a job waits for it."""
     names = [str(gpu.get("name", "")) for gpu in hardware.get("gpu_details") or ()]
     mine = protocol.split_evenly(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
-    return len(mine), min(mine, key=lambda name: relative_speed(name) or 0.0)[:80] if mine else ""
+    return len(mine), min(mine, key=lambda name: get_relative_speed(name) or 0.0)[:80] if mine else ""

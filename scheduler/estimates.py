@@ -17,18 +17,18 @@ from itertools import groupby
 from django.db.models import Count, Sum
 
 from scheduler import job_groups, matching, node_slots
-from scheduler.matching import Line, Seeker
+from scheduler.matching import JobGroup, NodeSlot
 from scheduler.models import Job, Lease, Node
 
 HORIZON = 500
 """Jobs, in the order of the queue, and lanes of nodes, those free soonest first, that an estimate looks at."""
-LATELY = timedelta(days=30)
+DURATION_WINDOW = timedelta(days=30)
 """How far back past durations count."""
-EVER = datetime.min.replace(tzinfo=UTC)
+EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Prospect:
+class StartEstimate:
     """What can be said of one job."""
 
     position: int | None
@@ -43,14 +43,14 @@ class Prospect:
 
     def sentence(self, now: datetime) -> str:
         """Return the reason with its time, where no page puts that into the reader's zone."""
-        return f"{self.reason}, next free about {clock(self.next_free, now)}." if self.next_free else self.reason
+        return f"{self.reason}, next free about {format_time(self.next_free, now)}." if self.next_free else self.reason
 
 
 @dataclass
-class Lane:
+class SlotSchedule:
     """A lane of a node, and from when on it is free."""
 
-    seeker: Seeker
+    seeker: NodeSlot
     """As if its owner lent it without end: when he does is in `free_at`."""
     free_at: datetime | None
     """None: its owner has not said when he lends it again."""
@@ -75,10 +75,10 @@ class Durations:
         return timedelta(seconds=max(whole - worked, 0.05 * whole))
 
 
-def durations(now: datetime) -> Durations:
+def load_durations(now: datetime) -> Durations:
     """Return what is known of past durations. One query."""
     rows = (
-        Job.objects.filter(state=Job.State.DONE, finished_at__gt=now - LATELY)
+        Job.objects.filter(state=Job.State.DONE, finished_at__gt=now - DURATION_WINDOW)
         .order_by()
         .values_list("kind", "track", "expected_seconds")
         .annotate(jobs=Count("pk", distinct=True), seconds=Sum("leases__seconds"))
@@ -93,34 +93,34 @@ def durations(now: datetime) -> Durations:
 # --- the whole queue -------------------------------------------------------------------------------------------------
 
 
-class Outlook:
+class QueueEstimates:
     """The queue and the pool as they are now."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
-        self.durations = durations(now)
+        self.durations = load_durations(now)
         self.lanes = list(self._lanes())
-        self.prospects: dict[int, Prospect] = {}
-        self._fits: dict[tuple[object, ...], list[Lane]] = {}
+        self.prospects: dict[int, StartEstimate] = {}
+        self._fits: dict[tuple[object, ...], list[SlotSchedule]] = {}
         self._look_ahead()
 
-    def of(self, job: Job) -> Prospect:
+    def of(self, job: Job) -> StartEstimate:
         """Return what can be said of a job. No query."""
         if found := self.prospects.get(job.pk):
             return found
         if out_of_hours(job, self.now):
-            return Prospect(None, waits_for_hours(job, self.now), job.not_before)
+            return StartEstimate(None, waits_for_hours(job, self.now), job.not_before)
         if job.state == Job.State.QUEUED:
-            return self._prospect(None, job_groups.line_of(job), None, None)
-        return Prospect(None, job.reason)
+            return self._prospect(None, job_groups.build_group_from_job(job), None, None)
+        return StartEstimate(None, job.reason)
 
-    def if_queued(self, job: Job) -> Prospect:
+    def if_queued(self, job: Job) -> StartEstimate:
         """Return what could be said of a job without a row if it stood behind all that wait. No query."""
-        line = job_groups.line_of(job)
+        line = job_groups.build_group_from_job(job)
         begins = min((lane.next_at for lane in self._fitting(line) if lane.next_at), default=None)
         return self._prospect(None, line, begins, begins + self.durations.of(job) if begins else None)
 
-    def _lanes(self) -> Iterator[Lane]:
+    def _lanes(self) -> Iterator[SlotSchedule]:
         """Yield the lanes of all nodes that are here. Three queries."""
         active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
         leases = {(lease.node_id, lease.lane): lease for lease in active}
@@ -128,27 +128,31 @@ class Outlook:
             for lane in range(max(node.lanes, 1)):
                 yield self._lane(node, lane, leases.get((node.pk, lane)))
 
-    def _lane(self, node: Node, lane: int, lease: Lease | None) -> Lane:
+    def _lane(self, node: Node, lane: int, lease: Lease | None) -> SlotSchedule:
         lent = list(node.windows.all())
         done = max(self.now, node.rest_until or self.now)
         if lease:
             done = self.now + self.durations.left(lease.job, lease.seconds)
-        seeker = replace(node_slots.seeker(node, self.now, lane=lane, lent=lent), seconds_left=None)
-        free = node_slots.opens_at(node, done, lent) if node_slots.seconds_left(node, done, lent) == 0 else done
-        return Lane(seeker, free, free, busy=lease is not None)
+        seeker = replace(node_slots.build_node_slot(node, self.now, lane=lane, lent=lent), seconds_left=None)
+        free = (
+            node_slots.find_next_opening(node, done, lent)
+            if node_slots.get_seconds_left(node, done, lent) == 0
+            else done
+        )
+        return SlotSchedule(seeker, free, free, busy=lease is not None)
 
     def _look_ahead(self) -> None:
         """Let the lanes take jobs until there is nothing left for them."""
-        used = job_groups.seconds_used(self.now)
-        each = in_order(self.now, used)
+        used = job_groups.sum_author_seconds(self.now)
+        each = load_ordered_jobs(self.now, used)
         times = self._taken(each, used)
         for position, (job, line) in enumerate(each, 1):
             self.prospects[job.pk] = self._prospect(position, line, *times.get(job.pk, (None, None)))
 
-    def _taken(self, each: list[tuple[Job, Line]], used: dict[str, float]) -> dict[int, tuple[datetime, datetime]]:
+    def _taken(self, each: list[tuple[Job, JobGroup]], used: dict[str, float]) -> dict[int, tuple[datetime, datetime]]:
         """Return when each job begins and ends: a lane that is free takes what matching would give it then."""
-        waiting, times = grouped(each), {}
-        queue = matching.Queue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
+        waiting, times = group_jobs(each), {}
+        queue = matching.JobQueue((replace(jobs[0][1], jobs=len(jobs)) for jobs in waiting.values()), used, self.now)
         useful = {id(lane): lane for jobs in waiting.values() for lane in self._fitting(jobs[0][1])}
         free = [(lane.next_at, number, lane) for number, lane in enumerate(useful.values()) if lane.next_at]
         heapify(free)
@@ -157,39 +161,41 @@ class Outlook:
             line = next(queue.fitting(lane.seeker), None)
             if line is None:
                 continue
-            job, _ = waiting[alike(line)].popleft()
+            job, _ = waiting[normalize_group(line)].popleft()
             queue.served(line)
             lane.next_at = ends = begins + self.durations.of(job)
             times[job.pk] = begins, ends
             heappush(free, (ends, number, lane))
         return times
 
-    def _fitting(self, line: Line) -> list[Lane]:
+    def _fitting(self, line: JobGroup) -> list[SlotSchedule]:
         """Return the lanes that may serve the line, whenever they are free: those that are free soonest."""
         if line.needs not in self._fits:
-            fitting = [lane for lane in self.lanes if matching.obstacle(line, lane.seeker) is None]
+            fitting = [lane for lane in self.lanes if matching.find_obstacle(line, lane.seeker) is None]
             fitting.sort(key=lambda lane: (lane.free_at is None, lane.free_at or self.now))
             self._fits[line.needs] = fitting[:HORIZON]
         return self._fits[line.needs]
 
-    def _prospect(self, position: int | None, line: Line, begins: datetime | None, ends: datetime | None) -> Prospect:
+    def _prospect(
+        self, position: int | None, line: JobGroup, begins: datetime | None, ends: datetime | None
+    ) -> StartEstimate:
         """Return what can be said of a job of the line."""
-        fitting, wanted = self._fitting(line), f"Waits for a node {matching.description(line)}"
+        fitting, wanted = self._fitting(line), f"Waits for a node {matching.describe_needs(line)}"
         if not fitting:
-            return Prospect(position, f"{wanted}: none is online. It leaves as soon as one is.")
+            return StartEstimate(position, f"{wanted}: none is online. It leaves as soon as one is.")
         next_free = fitting[0].free_at
         if next_free is None:
-            return Prospect(position, f"{wanted}: when one is lent again is not known.")
+            return StartEstimate(position, f"{wanted}: when one is lent again is not known.")
         if begins and begins <= self.now:
-            return Prospect(position, "The next free node takes it.", begins, ends)
+            return StartEstimate(position, "The next free node takes it.", begins, ends)
         if next_free <= self.now:
-            return Prospect(position, f"{wanted}; others go before it.", begins, ends)
+            return StartEstimate(position, f"{wanted}; others go before it.", begins, ends)
         busy = sum(lane.busy for lane in fitting)
         used = f"{busy} {'is' if busy == 1 else 'are'} in use" if busy else "none is lent just now"
-        return Prospect(position, f"{wanted}; {used}", begins, ends, next_free)
+        return StartEstimate(position, f"{wanted}; {used}", begins, ends, next_free)
 
 
-def clock(at: datetime, now: datetime) -> str:
+def format_time(at: datetime, now: datetime) -> str:
     """Return a time of day, with the day where it is not within a day."""
     pattern = "%H:%M" if at - now < timedelta(days=1) else "%-d %B, %H:%M"
     return f"{at.astimezone(UTC):{pattern}} UTC"
@@ -201,36 +207,38 @@ def out_of_hours(job: Job, now: datetime) -> bool:
 
 def waits_for_hours(job: Job, now: datetime) -> str:
     assert job.not_before is not None, "only a job with hours waits for them"
-    return f"It starts in the hours of its track only. They begin at {clock(job.not_before, now)}."
+    return f"It starts in the hours of its track only. They begin at {format_time(job.not_before, now)}."
 
 
-def alike(line: Line) -> Line:
+def normalize_group(line: JobGroup) -> JobGroup:
     """Return what a line has in common with those that matching takes for the same."""
-    return replace(line, waiting_since=EVER, jobs=1)
+    return replace(line, waiting_since=EARLIEST, jobs=1)
 
 
-def grouped(each: Iterable[tuple[Job, Line]]) -> dict[Line, deque[tuple[Job, Line]]]:
+def group_jobs(each: Iterable[tuple[Job, JobGroup]]) -> dict[JobGroup, deque[tuple[Job, JobGroup]]]:
     """Return the jobs of each line, oldest first."""
-    found: dict[Line, deque[tuple[Job, Line]]] = {}
+    found: dict[JobGroup, deque[tuple[Job, JobGroup]]] = {}
     for job, line in sorted(each, key=lambda pair: (pair[1].waiting_since, pair[0].pk)):
-        found.setdefault(alike(line), deque()).append((job, line))
+        found.setdefault(normalize_group(line), deque()).append((job, line))
     return found
 
 
-def in_order(now: datetime, used: dict[str, float]) -> list[tuple[Job, Line]]:
+def load_ordered_jobs(now: datetime, used: dict[str, float]) -> list[tuple[Job, JobGroup]]:
     """Return the jobs that wait, each as a line of its own, in the order of the queue. One query."""
-    waiting = Job.objects.filter(job_groups.in_its_hours(now), state=Job.State.QUEUED)
-    each = [(job, job_groups.line_of(job)) for job in waiting.order_by(*(Job._meta.ordering or ()))[:HORIZON]]
-    each.sort(key=lambda pair: (pair[1].author, matching.rank(pair[1], 0.0, now), pair[0].pk))
+    waiting = Job.objects.filter(job_groups.is_startable(now), state=Job.State.QUEUED)
+    each = [
+        (job, job_groups.build_group_from_job(job)) for job in waiting.order_by(*(Job._meta.ordering or ()))[:HORIZON]
+    ]
+    each.sort(key=lambda pair: (pair[1].author, matching.rank_group(pair[1], 0.0, now), pair[0].pk))
     ranked = []
     for author, theirs in groupby(each, key=lambda pair: pair[1].author):
         share = used.get(author, 0.0)
         for job, line in theirs:  # what comes before counts for the author's share
-            ranked.append(((*matching.rank(line, share, now), job.pk), job, line))
+            ranked.append(((*matching.rank_group(line, share, now), job.pk), job, line))
             share += job.expected_seconds
     return [(job, line) for _, job, line in sorted(ranked, key=lambda found: found[0])]
 
 
-def of(job: Job, now: datetime) -> Prospect:
+def estimate_start(job: Job, now: datetime) -> StartEstimate:
     """Return the prospect of one job; for a page with several take one `Outlook` for all."""
-    return Outlook(now).of(job)
+    return QueueEstimates(now).of(job)

@@ -33,17 +33,17 @@ from scheduler import matching
 from scheduler.models import Job, Lease
 from scheduler.prepared import Later, Prepared
 
-SHARE_WINDOW = timedelta(days=7)
+FAIR_SHARE_WINDOW = timedelta(days=7)
 """How far back per-author fair share looks."""
-HANDED_ON = timedelta(hours=24)
+HAND_ON_PERIOD = timedelta(hours=24)
 """So long a run that has had its hours on a node is left to others; where there are none it comes back the next day."""
-JOB_LASTS = timedelta(seconds=0.0006)
+REFRESH_PER_JOB = timedelta(seconds=0.0006)
 """For so long, times the jobs that wait, the whole queue is not read again; 100,000 jobs are read once a minute."""
-RECENT = timedelta(seconds=10)
+MAX_STALENESS = timedelta(seconds=10)
 """A look that is younger than this will do while another thread takes a new one."""
-CLOCKS_DIFFER = timedelta(seconds=2)
+MAX_CLOCK_SKEW = timedelta(seconds=2)
 """Between the web processes."""
-FIELDS = (
+GROUP_FIELDS = (
     "kind",
     "priority",
     "impact",
@@ -62,30 +62,30 @@ FIELDS = (
     "excluded_nodes",
     "excluded_owners",
 )
-LISTS = ("needs_labels", "excluded_nodes", "excluded_owners")
+LIST_FIELDS = ("needs_labels", "excluded_nodes", "excluded_owners")
 """Of these: JSON in a row, tuples in a line."""
-PLAIN = tuple(name for name in FIELDS if name not in LISTS)
+SCALAR_FIELDS = tuple(name for name in GROUP_FIELDS if name not in LIST_FIELDS)
 
 
-def in_its_hours(now: datetime | Later) -> Q:
+def is_startable(now: datetime | Later) -> Q:
     """A job that may begin now; where somebody has given it hours, it is within them."""
     return (Q(not_before=None) | Q(not_before__lte=now)) & (Q(not_after=None) | Q(not_after__gt=now))
 
 
-def waiting_lines(now: datetime, since: datetime | None = None) -> list[matching.Line]:
+def load_job_groups(now: datetime, since: datetime | None = None) -> list[matching.JobGroup]:
     """Return the queue, or what has come into it since then. One query, whatever its length."""
     rows = WHOLE.tuples(now=now) if since is None else NEW.tuples(now=now, since=since)
-    return [line_of_row(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+    return [build_group_from_row(dict(zip(COLUMNS, row, strict=True))) for row in rows]
 
 
-COLUMNS = (*PLAIN, *(f"{name}_text" for name in LISTS), "waiting_since", "jobs")
+COLUMNS = (*SCALAR_FIELDS, *(f"{name}_text" for name in LIST_FIELDS), "waiting_since", "jobs")
 
 
 def as_lines(**more: Any) -> QuerySet[Job, tuple[Any, ...]]:
     """Return the jobs that wait as rows of these columns, with a moment that is told later."""
-    waiting = Job.objects.filter(in_its_hours(Later("now", DateTimeField())), state=Job.State.QUEUED, **more)
-    texts = {f"{name}_text": Cast(name, TextField()) for name in LISTS}
-    rows = waiting.order_by().annotate(**texts).values_list(*PLAIN, *texts)
+    waiting = Job.objects.filter(is_startable(Later("now", DateTimeField())), state=Job.State.QUEUED, **more)
+    texts = {f"{name}_text": Cast(name, TextField()) for name in LIST_FIELDS}
+    rows = waiting.order_by().annotate(**texts).values_list(*SCALAR_FIELDS, *texts)
     return rows.annotate(waiting_since=Min("queued_at"), jobs=Count("pk"))
 
 
@@ -93,27 +93,29 @@ WHOLE = Prepared(lambda: as_lines())
 NEW = Prepared(lambda: as_lines(state_since__gt=Later("since", DateTimeField())))
 
 
-def line_of_row(row: dict[str, Any]) -> matching.Line:
-    for name in LISTS:
-        row[name] = read_list(row.pop(f"{name}_text"))
-    return matching.Line(**row)
+def build_group_from_row(row: dict[str, Any]) -> matching.JobGroup:
+    for name in LIST_FIELDS:
+        row[name] = parse_list(row.pop(f"{name}_text"))
+    return matching.JobGroup(**row)
 
 
 @lru_cache(maxsize=4096)
-def read_list(text: str) -> tuple[Any, ...]:
+def parse_list(text: str) -> tuple[Any, ...]:
     """Return a list from its JSON: thousands of lines say the same few."""
     return tuple(json.loads(text))
 
 
-def line_of(job: Job) -> matching.Line:
+def build_group_from_job(job: Job) -> matching.JobGroup:
     """Return a job as a line of its own."""
-    fields = {name: getattr(job, name) for name in FIELDS}
-    return matching.Line(**{**fields, **{name: tuple(fields[name]) for name in LISTS}}, waiting_since=job.queued_at)
+    fields = {name: getattr(job, name) for name in GROUP_FIELDS}
+    return matching.JobGroup(
+        **{**fields, **{name: tuple(fields[name]) for name in LIST_FIELDS}}, waiting_since=job.queued_at
+    )
 
 
-def seconds_used(now: datetime) -> dict[str, float]:
+def sum_author_seconds(now: datetime) -> dict[str, float]:
     """Return what each author had lately; a job under way counts for at least its expected length. One query."""
-    rows: list[Any] = USED.tuples(since=now - SHARE_WINDOW)
+    rows: list[Any] = USED.tuples(since=now - FAIR_SHARE_WINDOW)
     return dict(rows)
 
 
@@ -129,7 +131,7 @@ USED = Prepared(lately_used)
 # --- a look at the queue, shared by the questions of this process ----------------------------------------------------
 
 
-class Reader:
+class QueueCache:
     """The queue as this process read it last.
 
     Nodes ask hundreds of times a second, so within `settings.QUEUE_READ_SECONDS` all questions share a look. The next
@@ -138,18 +140,18 @@ class Reader:
     whoever finds nothing looks again in a moment.
     """
 
-    def __init__(self, job_lasts: timedelta = JOB_LASTS) -> None:
+    def __init__(self, job_lasts: timedelta = REFRESH_PER_JOB) -> None:
         self._job_lasts = job_lasts
         self._lock = threading.Lock()
-        self._last: matching.Queue | None = None
+        self._last: matching.JobQueue | None = None
         self._whole_at = datetime.min.replace(tzinfo=UTC)
 
-    def queue(self, now: datetime) -> matching.Queue:
+    def queue(self, now: datetime) -> matching.JobQueue:
         last, lasts = self._last, timedelta(seconds=settings.QUEUE_READ_SECONDS)
         if last is not None and timedelta() <= now - last.read_at < lasts:
             return last
         # While somebody else is reading, the others go on with what there was a moment ago.
-        recent = last is not None and timedelta() <= now - last.read_at < RECENT
+        recent = last is not None and timedelta() <= now - last.read_at < MAX_STALENESS
         if not self._lock.acquire(blocking=not recent):
             assert last is not None, "there is a recent look"
             return last
@@ -158,41 +160,43 @@ class Reader:
         finally:
             self._lock.release()
 
-    def _look(self, now: datetime) -> matching.Queue:
+    def _look(self, now: datetime) -> matching.JobQueue:
         last = self._last  # perhaps another thread has just renewed it
         if last is not None and timedelta() <= now - self._whole_at < last.jobs * self._job_lasts:
-            last.add(waiting_lines(now, last.read_at - CLOCKS_DIFFER), now)
+            last.add(load_job_groups(now, last.read_at - MAX_CLOCK_SKEW), now)
             return last
-        self._last, self._whole_at = read(now), now
+        self._last, self._whole_at = load_queue(now), now
         return self._last
 
 
-READER = Reader()
+QUEUE_CACHE = QueueCache()
 
 
-def queue(now: datetime) -> matching.Queue:
+def get_queue(now: datetime) -> matching.JobQueue:
     """Return the queue, as of now or of a moment ago."""
-    return READER.queue(now) if settings.QUEUE_READ_SECONDS else read(now)
+    return QUEUE_CACHE.queue(now) if settings.QUEUE_READ_SECONDS else load_queue(now)
 
 
-def read(now: datetime) -> matching.Queue:
+def load_queue(now: datetime) -> matching.JobQueue:
     """Return the queue. Two queries, whatever its length."""
-    return matching.Queue(waiting_lines(now), seconds_used(now), now)
+    return matching.JobQueue(load_job_groups(now), sum_author_seconds(now), now)
 
 
 # --- from a line to a job --------------------------------------------------------------------------------------------
 
 
-def alike(line: matching.Line) -> dict[str, Any]:
+def get_group_values(line: matching.JobGroup) -> dict[str, Any]:
     """Return what the jobs of a line have in common, as values of their fields."""
-    return {name: getattr(line, name) for name in FIELDS} | {name: list(getattr(line, name)) for name in LISTS}
+    return {name: getattr(line, name) for name in GROUP_FIELDS} | {
+        name: list(getattr(line, name)) for name in LIST_FIELDS
+    }
 
 
 def in_line() -> QuerySet[Job]:
     """Return the jobs of a line whose FIELDS are told later, who has waited longest first, without those that somebody
     else is just taking."""
-    fields = {name: Later(name, Job._meta.get_field(name)) for name in FIELDS}
-    jobs = Job.objects.filter(in_its_hours(Later("now", DateTimeField())), state=Job.State.QUEUED, **fields)
+    fields = {name: Later(name, Job._meta.get_field(name)) for name in GROUP_FIELDS}
+    jobs = Job.objects.filter(is_startable(Later("now", DateTimeField())), state=Job.State.QUEUED, **fields)
     if connection.features.has_select_for_update_skip_locked:
         jobs = jobs.select_for_update(skip_locked=True)
     return jobs.order_by("queued_at", "pk")

@@ -19,7 +19,7 @@ from trainer import protocol
 
 
 @dataclass(frozen=True)
-class About:
+class JobSummary:
     """What a job was for and what came of it, for the sponsor whose node did it."""
 
     title: str
@@ -29,7 +29,7 @@ class About:
     """Few words: "1.0412 bits per byte, scored"."""
 
 
-class Kind(Protocol):
+class JobKind(Protocol):
     """Every method is called inside the transaction that changes the job, and may start nothing slower than a row."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
@@ -56,25 +56,25 @@ class Kind(Protocol):
     def cancelled(self, job: Job, reason: str) -> None:
         """The job was cancelled."""
 
-    def about(self, jobs: Sequence[Job]) -> Mapping[int, About]:
+    def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
         """Return, by job id, what these jobs of this kind were for. For pages: as few queries for many as for one."""
 
 
-def kind_of(job: Job) -> Kind:
+def get_job_kind(job: Job) -> JobKind:
     """Return the handler of a job's kind."""
     return import_string(settings.JOB_KINDS[job.kind])()  # type: ignore[no-any-return]
 
 
-def about(jobs: Iterable[Job]) -> dict[int, About]:
+def summarize_jobs(jobs: Iterable[Job]) -> dict[int, JobSummary]:
     """Return, by job id, what the jobs were for. A kind that is no longer configured leaves its name."""
-    found: dict[int, About] = {}
+    found: dict[int, JobSummary] = {}
     for name, group in groupby(sorted(jobs, key=lambda job: job.kind), key=lambda job: job.kind):
         alike = list(group)
-        known = kind_of(alike[0]).about(alike) if name in settings.JOB_KINDS else {}
-        found |= {job.pk: known.get(job.pk) or About(f"{name} job {job.pk}") for job in alike}
+        known = get_job_kind(alike[0]).about(alike) if name in settings.JOB_KINDS else {}
+        found |= {job.pk: known.get(job.pk) or JobSummary(f"{name} job {job.pk}") for job in alike}
     return found
 
 
-def tracks() -> dict[str, str]:
+def list_tracks() -> dict[str, str]:
     """Return the words that `Job.track` can be, each with its name: what a node can be lent to alone."""
     return import_string(settings.POOL_TRACKS)()  # type: ignore[no-any-return]

@@ -25,8 +25,8 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from scheduler import credit, deadlines, job_groups, matching, node_slots, pool, signing, transitions
-from scheduler.errors import Over
-from scheduler.job_kinds import kind_of
+from scheduler.errors import LeaseEndedError
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease, Node, events
 from scheduler.models.jobs import LeaseQuerySet
 from scheduler.node_api import auth, uploads
@@ -43,90 +43,90 @@ from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
-TRIES = 8
+MAX_GROUPS_TRIED = 8
 """Lines that are tried in one go; where all are contested the node asks again in a moment."""
-CLOCKS_DIFFER = 60.0
+MAX_CLOCK_SKEW_SECONDS = 60.0
 """Seconds by which a node may say to have worked longer than it has had the job."""
 SITE = "site"
 
 
-class Unorderable(Exception):
+class JobOrderError(Exception):
     """The job's kind cannot say what is to be done."""
 
 
-def lease_time() -> timedelta:
+def get_lease_duration() -> timedelta:
     return timedelta(seconds=settings.LEASE_SECONDS)
 
 
 # --- getting a job ---------------------------------------------------------------------------------------------------
 
 
-def claim(
+def claim_job(
     node: Node,
     lane: int = 0,
     *,
-    queue: matching.Queue | None = None,
-    seeker: matching.Seeker | None = None,
+    queue: matching.JobQueue | None = None,
+    seeker: matching.NodeSlot | None = None,
 ) -> protocol.Lease | None:
     """Give the node the job that it should do now, or None. Whoever has just looked may bring along what was seen."""
     now = timezone.now()
-    queue = queue or job_groups.queue(now)
-    seeker = seeker or node_slots.seeker(node, now, lane=lane)
-    tried: list[matching.Line] = []
-    for _ in range(TRIES):
+    queue = queue or job_groups.get_queue(now)
+    seeker = seeker or node_slots.build_node_slot(node, now, lane=lane)
+    tried: list[matching.JobGroup] = []
+    for _ in range(MAX_GROUPS_TRIED):
         line = next((line for line in queue.fitting(seeker) if not any(map(line.is_alike, tried))), None)
         if line is None:
             break
         # First it is said that it is taken: otherwise all that ask at once would try the same job, and all but one
         # in vain.
         if queue.served(line):
-            if granted := take(node, line, lane, queue, seeker):
+            if granted := lease_job_of_group(node, line, lane, queue, seeker):
                 return granted
             tried.append(line)
     return None
 
 
-def take(
-    node: Node, line: matching.Line, lane: int, queue: matching.Queue, seeker: matching.Seeker
+def lease_job_of_group(
+    node: Node, line: matching.JobGroup, lane: int, queue: matching.JobQueue, seeker: matching.NodeSlot
 ) -> protocol.Lease | None:
     """Lease the first job of a line, which counts as served, to the node; None when there is none left, or the lane
     holds a lease already."""
     job: Job | None = None
     try:
         with transaction.atomic():
-            job = claimed(line, node)
-            if job is None or deadlines.too_soon(job, node, seeker):
+            job = claim_oldest_job(line, node)
+            if job is None or deadlines.ends_too_soon(job, node, seeker):
                 queue.unserved(line)
                 if job is None and node.max_hours is None:  # otherwise there may be some that are not for this node
                     queue.forget(line)
                 transaction.set_rollback(True)
                 return None
-            return grant(job, node, lane)
+            return create_lease(job, node, lane)
     except IntegrityError:
         queue.unserved(line)
         return None  # one active lease per lane, per job: this node asked twice at once
-    except Unorderable:
+    except JobOrderError:
         assert job is not None
         logger.exception("Job %s cannot be ordered", job.pk)
         with transaction.atomic():
             reason = "The site could not say what this job is to do; its people have been told."
-            transitions.fail(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
+            transitions.fail_job(job, SITE, "infrastructure", reason, since=[Job.State.QUEUED])
         return None
 
 
-def claimed(line: matching.Line, node: Node) -> Job | None:
+def claim_oldest_job(line: matching.JobGroup, node: Node) -> Job | None:
     """Claim the first job of the line with one conditional UPDATE; None where there is none left for this node.
 
     Not one that has had this node's hours. The job has attributes more: its `lease_number`, and two sizes."""
-    now, alike = timezone.now(), job_groups.alike(line)
+    now, alike = timezone.now(), job_groups.get_group_values(line)
     if node.max_hours is None:
         return CLAIM.first(**alike, now=now)
     half = timedelta(hours=node.max_hours) / 2
-    return CLAIM_FOR_HOURS.first(**alike, now=now, node=node.pk, since=now - job_groups.HANDED_ON, half=half)
+    return CLAIM_FOR_HOURS.first(**alike, now=now, node=node.pk, since=now - job_groups.HAND_ON_PERIOD, half=half)
 
 
 def claiming(chosen: QuerySet[Job]) -> tuple[QuerySet[Job], dict[str, Any], QuerySet[Job]]:
-    taken = {"state": Job.State.LEASED, "reason": "", **transitions.UNASKED}
+    taken = {"state": Job.State.LEASED, "reason": "", **transitions.NO_STOP_REQUEST}
     changes = {**taken, "attempts": F("attempts") + 1, "state_since": Later("now", DateTimeField())}
     return (
         chosen,
@@ -147,10 +147,10 @@ TAKE = PreparedInserts(PreparedInsert(lambda: Lease, numbered=True), events.ADD)
 LAST = Prepared(lambda: Checkpoint.objects.filter(job=Later("job", BigIntegerField())).order_by("-step")[:1])
 
 
-def grant(job: Job, node: Node, lane: int = 0) -> protocol.Lease:
+def create_lease(job: Job, node: Node, lane: int = 0) -> protocol.Lease:
     """Make the lease of a job that has just been claimed."""
-    token = auth.new_token("lease")
-    gpus, accelerator = credit.lent(node.hardware, lane, node.lanes)
+    token = auth.generate_token("lease")
+    gpus, accelerator = credit.describe_slot_gpus(node.hardware, lane, node.lanes)
     lease = Lease(
         pk=vars(job)["lease_number"],
         job=job,
@@ -159,23 +159,23 @@ def grant(job: Job, node: Node, lane: int = 0) -> protocol.Lease:
         lane=lane,
         gpus=gpus,
         accelerator=accelerator,
-        token_hash=auth.digest(token),
+        token_hash=auth.hash_token(token),
         started_at=job.state_since,
-        expires_at=job.state_since + lease_time(),
+        expires_at=job.state_since + get_lease_duration(),
     )
-    lease.spec = protocol.encode_message(specify(job, lease))
-    TAKE.add(lease, Event.of(pool.actor(node), job, f"Taken by {node.name}, attempt {job.attempts}."))
-    kind_of(job).leased(job, lease)
+    lease.spec = protocol.encode_message(build_job_spec(job, lease))
+    TAKE.add(lease, Event.of(pool.get_actor(node), job, f"Taken by {node.name}, attempt {job.attempts}."))
+    get_job_kind(job).leased(job, lease)
     return protocol.Lease(
         lease=lease.pk,
         token=token,
         seconds=settings.LEASE_SECONDS,
         spec=lease.spec,
-        signature=signing.sign(lease.spec.encode()),
+        signature=signing.sign_message(lease.spec.encode()),
     )
 
 
-def specify(job: Job, lease: Lease) -> protocol.JobSpec:
+def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
     """Return what the node is told to do; raise Unorderable when the kind cannot say."""
     last = LAST.first(job=job.pk) if lease.attempt > 1 else None  # who has not had it yet has left none
     try:
@@ -185,19 +185,19 @@ def specify(job: Job, lease: Lease) -> protocol.JobSpec:
             lease=lease.pk,
             node=lease.node_id,
             attempt=lease.attempt,
-            release=reference(job, "release"),
-            entry=reference(job, "entry") if job.entry_id else None,
-            order=kind_of(job).order(job, resume),
+            release=build_file_reference(job, "release"),
+            entry=build_file_reference(job, "entry") if job.entry_id else None,
+            order=get_job_kind(job).order(job, resume),
             limits=protocol.JobLimits.model_validate(job.limits),
             issued_at=lease.started_at.timestamp(),
         )
     except DatabaseError:
         raise
     except Exception as error:  # a job that cannot be ordered must not stop the queue
-        raise Unorderable from error
+        raise JobOrderError from error
 
 
-def reference(job: Job, blob: Literal["release", "entry"]) -> protocol.FileRef:
+def build_file_reference(job: Job, blob: Literal["release", "entry"]) -> protocol.FileRef:
     """Return one of the job's two files, by what the claim has told of it."""
     facts = vars(job)
     return protocol.FileRef(path=f"{blob}.tar", sha256=facts[f"{blob}_id"], size=facts[f"{blob}_size"])
@@ -224,19 +224,19 @@ RENEWED = {
 RENEW = PreparedUpdate(lambda: (held(), {**RENEWED, "seconds": longest()}))
 
 
-def heartbeat(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
+def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
     """Renew the lease and say whether the node should stop; raise Over when the lease has ended."""
     now = timezone.now()
-    seconds = metered(lease, message.seconds, now)
-    if not RENEW.run(lease=lease.pk, until=now + lease_time(), now=now, phase=message.phase, seconds=seconds):
-        raise Over
-    pool.heard_of(lease.node, now, message.health)
+    seconds = limit_seconds(lease, message.seconds, now)
+    if not RENEW.run(lease=lease.pk, until=now + get_lease_duration(), now=now, phase=message.phase, seconds=seconds):
+        raise LeaseEndedError
+    pool.record_heartbeat(lease.node, now, message.health)
     job, node = lease.job, lease.node
     if job.stop_requested:
         return protocol.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
     if node.state == Node.State.PAUSED:
         return protocol.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
-    if reason := deadlines.due(lease, now):
+    if reason := deadlines.find_stop_reason(lease, now):
         return protocol.HeartbeatReply(stop="finish", reason=reason)
     return protocol.HeartbeatReply()
 
@@ -250,48 +250,48 @@ WORD = Prepared(lambda: Job.objects.filter(pk=Later("job", BigIntegerField())).o
 
 
 @transaction.atomic
-def finish(lease: Lease, message: protocol.FinishLease) -> None:
+def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
     """Take the node's last word; the same word again changes nothing. Raise Over when the lease ended otherwise."""
     ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
-    if not end(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):
+    if not end_lease(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):
         lease.refresh_from_db()
         if lease.outcome == message.outcome:
             return
-        raise Over
-    job, node, actor = lease.job, lease.node, pool.actor(lease.node)
+        raise LeaseEndedError
+    job, node, actor = lease.job, lease.node, pool.get_actor(lease.node)
     for name, value in zip(ASKED, WORD.tuples(job=job.pk)[0], strict=True):
         setattr(job, name, value)
     if job.stop_requested == "cancel":
-        transitions.end_cancelled(job, actor)
+        transitions.finish_cancellation(job, actor)
     elif message.outcome == "done":
-        uploads.attach(lease, message.files)
-        transitions.finish(job, actor, message.result)
-        pool.went_well(node)
+        uploads.attach_files(lease, message.files)
+        transitions.finish_job(job, actor, message.result)
+        pool.record_job_success(node)
     elif message.outcome == "released":
-        transitions.put_back(job, actor, message.reason or "The node handed it back.", counts=False)
+        transitions.requeue_job(job, actor, message.reason or "The node handed it back.", counts=False)
     elif message.cause == "model":
-        uploads.attach(lease, message.files)
-        transitions.fail(job, actor, "model", message.reason or "The model failed; its log says more.")
-        pool.went_well(node)
+        uploads.attach_files(lease, message.files)
+        transitions.fail_job(job, actor, "model", message.reason or "The model failed; its log says more.")
+        pool.record_job_success(node)
     else:
-        transitions.put_back(job, actor, message.reason or "The node could not go on.", counts=True)
+        transitions.requeue_job(job, actor, message.reason or "The node could not go on.", counts=True)
         if not lease.limit_exceeded:  # a limit of the site is not the node's fault
-            pool.went_badly(node)
+            pool.record_node_failure(node)
 
 
 @transaction.atomic
-def lose(lease: Lease, reason: str, *, expired_before: datetime | None = None) -> bool:
+def lose_lease(lease: Lease, reason: str, *, expired_before: datetime | None = None) -> bool:
     """Take a lease away and put its job back; return whether this call did.
 
     With `expired_before` only if it has still not been renewed by then: a heartbeat may have come meanwhile.
     """
-    if not end(lease, Lease.State.LOST, reason, expired_before=expired_before):
+    if not end_lease(lease, Lease.State.LOST, reason, expired_before=expired_before):
         return False
-    transitions.put_back(lease.job, SITE, reason, counts=True)
+    transitions.requeue_job(lease.job, SITE, reason, counts=True)
     return True
 
 
-def end(
+def end_lease(
     lease: Lease,
     state: Lease.State,
     reason: str,
@@ -306,7 +306,7 @@ def end(
     if expired_before:
         assert seconds is None, "who fell silent has said nothing"
         return END_SILENT.run(lease=lease.pk, before=expired_before, **said) == 1
-    return END.run(lease=lease.pk, seconds=metered(lease, seconds or 0.0, now), **said) == 1
+    return END.run(lease=lease.pk, seconds=limit_seconds(lease, seconds or 0.0, now), **said) == 1
 
 
 ENDED = {
@@ -319,7 +319,7 @@ END = PreparedUpdate(lambda: (held(), {**ENDED, "seconds": longest()}))
 END_SILENT = PreparedUpdate(lambda: (held().filter(expires_at__lt=Later("before", DateTimeField())), ENDED))
 
 
-def metered(lease: Lease, seconds: float, now: datetime) -> float:
+def limit_seconds(lease: Lease, seconds: float, now: datetime) -> float:
     """Return the seconds of a lease, not more than it has lasted."""
-    lasted = (now - lease.started_at).total_seconds() + CLOCKS_DIFFER
+    lasted = (now - lease.started_at).total_seconds() + MAX_CLOCK_SKEW_SECONDS
     return max(min(seconds, lasted), 0.0)

@@ -24,31 +24,31 @@ from heapq import merge
 from itertools import count
 from threading import Lock
 
-LIFT = timedelta(hours=24)
+LIFT_PERIOD = timedelta(hours=24)
 """One night of waiting is worth one step of priority: a ladder run goes before tonight's train after four. A guess."""
-STEP = 10
+PRIORITY_STEP = 10
 """Distance between two priorities (`Job.Priority`)."""
 LEEWAY_SECONDS = 180.0
 """To fetch what a job needs and to send back what it made, beside the work itself. A guess."""
 GB = 10**9
 """Labels count in decimal gigabytes: a card sold with 24 GB has a little more than that, never less."""
 
-MUCH_DISK = 100 * GB
+NOTABLE_DISK_BYTES = 100 * GB
 """From here on a job's need of disk is worth mentioning."""
 
 GPU_LABEL = re.compile(r"([1-9]\d{0,2})x(\d{1,4})gb")
 DISK_LABEL = re.compile(r"(\d{1,6})gb")
-MODEL = "model:"
+MODEL_PREFIX = "model:"
 """Before a language model's name: a label that a node carries whose back end can rephrase with it."""
-PACKETS = "rephrase"
+PACKETS_KIND = "rephrase"
 """The kind of job that a node does only if its owner says so."""
-SEAT = "seat"
+SEAT_KIND = "seat"
 """The kind that any volunteer's machine may do whose agent can: the site's own code runs, and no other."""
 MODEL_LABEL = re.compile(r"([1-9]\d{0,2})x(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seeker:
+class NodeSlot:
     """A node, or one lane of it, that asks for work."""
 
     labels: frozenset[str]
@@ -84,7 +84,7 @@ class Seeker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class JobGroup:
     """Jobs that are alike, by what they need and how they rank."""
 
     priority: int
@@ -116,7 +116,7 @@ class Line:
         """Seconds of work after which something is left of it that another node can go on from."""
         return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
 
-    def is_alike(self, other: Line) -> bool:
+    def is_alike(self, other: JobGroup) -> bool:
         """Whether they differ in nothing but how many wait."""
         quick = self.waiting_since == other.waiting_since and self.author == other.author
         return quick and replace(self, jobs=other.jobs) == other
@@ -135,7 +135,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Demand:
+class LabelNeeds:
     """What labels ask for: some are numbers, the others are names."""
 
     names: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Demand:
 
 
 @lru_cache(maxsize=4096)
-def demand(labels: tuple[str, ...]) -> Demand:
+def parse_labels(labels: tuple[str, ...]) -> LabelNeeds:
     """Read `2x24gb` (two GPUs of 24 GB or more each), `500gb` (of disk); any other label is a name."""
     names, gpus, gpu_memory, disk = [], 0, 0, 0
     for label in labels:
@@ -155,13 +155,13 @@ def demand(labels: tuple[str, ...]) -> Demand:
             disk = max(disk, int(found[1]) * GB)
         else:
             names.append(label)
-    return Demand(tuple(names), gpus, gpu_memory, disk)
+    return LabelNeeds(tuple(names), gpus, gpu_memory, disk)
 
 
-def carries(node: Seeker, name: str) -> bool:
+def has_label(node: NodeSlot, name: str) -> bool:
     """Whether the node has a label of this name. Who has `4x3090` has `1x3090` too, in a lane with that many GPUs."""
-    if name.startswith(MODEL):
-        return node.models is None or name.removeprefix(MODEL) in node.models
+    if name.startswith(MODEL_PREFIX):
+        return node.models is None or name.removeprefix(MODEL_PREFIX) in node.models
     wanted = MODEL_LABEL.fullmatch(name)
     if wanted is None:
         return name in node.labels
@@ -175,18 +175,18 @@ def carries(node: Seeker, name: str) -> bool:
 
 
 Rank = tuple[int, int, int, float, datetime, str, float]
-Place = tuple[Rank, int, Line]
+QueueEntry = tuple[Rank, int, JobGroup]
 """A line where it stands; the number decides between equals."""
 
 
-class Queue:
+class JobQueue:
     """The lines in their order, which is the same for every node, kept apart by what they need.
 
     What a node may serve is asked once for each need, and then only the fronts of those are looked at. Several threads
     may use one: what a look misses, because another thread is just moving it, the next look finds.
     """
 
-    def __init__(self, lines: Iterable[Line], used: Mapping[str, float], now: datetime) -> None:
+    def __init__(self, lines: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
         """`used`: seconds each author had lately."""
         self.read_at = now
         self.jobs = 0
@@ -194,11 +194,11 @@ class Queue:
         self.used = dict(used)
         self._as_of = now
         self._numbers = count()
-        self._places: dict[tuple[object, ...], list[Place]] = {}
+        self._places: dict[tuple[object, ...], list[QueueEntry]] = {}
         self._lock = Lock()
         self.add(lines, now)
 
-    def add(self, lines: Iterable[Line], now: datetime) -> None:
+    def add(self, lines: Iterable[JobGroup], now: datetime) -> None:
         """Let more lines stand in it, as of now. One that stands there already may do so twice."""
         touched = []
         with self._lock:
@@ -211,23 +211,25 @@ class Queue:
                 places.sort()
             self.read_at = now
 
-    def _place(self, line: Line) -> Place:
-        return rank(line, self.used.get(line.author, 0.0), self._as_of), next(self._numbers), line
+    def _place(self, line: JobGroup) -> QueueEntry:
+        return rank_group(line, self.used.get(line.author, 0.0), self._as_of), next(self._numbers), line
 
-    def fitting(self, node: Seeker) -> Iterator[Line]:
+    def fitting(self, node: NodeSlot) -> Iterator[JobGroup]:
         """Yield the lines that this node may serve, best first."""
         mine = (
-            on_node(places, idle_gpus(front, node)) for places, front in self._fronts() if obstacle(front, node) is None
+            rank_for_slot(places, count_idle_gpus(front, node))
+            for places, front in self._fronts()
+            if find_obstacle(front, node) is None
         )
         return (line for _, _, line in merge(*mine))
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: JobGroup) -> None:
         """Nobody waits in this line any more, nor in what is left of it."""
         with self._lock:
             if not self._leave(line) and (rest := self._rest(line)):
                 self._leave(rest)
 
-    def served(self, line: Line) -> bool:
+    def served(self, line: JobGroup) -> bool:
         """A job of this line is taken: its author has had that much more, and the others come first. Say so before it
         is claimed, and those who look meanwhile find another. Return whether it still stood there: another thread may
         have been faster."""
@@ -239,7 +241,7 @@ class Queue:
                 self._stand(replace(line, jobs=line.jobs - 1))
             return True
 
-    def unserved(self, line: Line) -> None:
+    def unserved(self, line: JobGroup) -> None:
         """After all no job of this line was taken: it stands where it stood."""
         with self._lock:
             self.used[line.author] -= line.expected_seconds
@@ -248,13 +250,13 @@ class Queue:
                 self._leave(rest)
             self._stand(replace(line, jobs=1 + (rest.jobs if rest else 0)))
 
-    def _stand(self, line: Line) -> None:
+    def _stand(self, line: JobGroup) -> None:
         insort(self._places[line.needs], self._place(line))
 
-    def _rest(self, line: Line) -> Line | None:
+    def _rest(self, line: JobGroup) -> JobGroup | None:
         return next((found for _, _, found in self._places[line.needs] if found.is_alike(line)), None)
 
-    def _leave(self, line: Line) -> bool:
+    def _leave(self, line: JobGroup) -> bool:
         places = self._places[line.needs]
         index = next((index for index, place in enumerate(places) if place[2] is line), None)
         if index is None:
@@ -262,42 +264,50 @@ class Queue:
         del places[index]
         return True
 
-    def why_idle(self, node: Seeker) -> str:
-        return why_idle([front for _, front in self._fronts()], node)
+    def why_idle(self, node: NodeSlot) -> str:
+        return explain_idle([front for _, front in self._fronts()], node)
 
-    def _fronts(self) -> list[tuple[list[Place], Line]]:
+    def _fronts(self) -> list[tuple[list[QueueEntry], JobGroup]]:
         """Return the lines of each need, with the first of them."""
         fronts = ((places, places[:1]) for places in list(self._places.values()))  # another thread may empty one
         return [(places, front[0][2]) for places, front in fronts if front]
 
 
-def on_node(places: Iterable[Place], idle: int) -> Iterator[tuple[tuple[object, ...], int, Line]]:
+def rank_for_slot(places: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tuple[object, ...], int, JobGroup]]:
     """Yield lines of one need as they stand on a node of which they would leave so many GPUs idle."""
-    for (level, impact, *rest), number, line in places:
-        yield (level, impact, idle, *rest), number, line
+    for (get_lifted_priority, impact, *rest), number, line in places:
+        yield (get_lifted_priority, impact, idle, *rest), number, line
 
 
-def idle_gpus(line: Line, node: Seeker) -> int:
-    return node.gpus - max(line.needs_gpus, demand(line.needs_labels).gpus)
+def count_idle_gpus(line: JobGroup, node: NodeSlot) -> int:
+    return node.gpus - max(line.needs_gpus, parse_labels(line.needs_labels).gpus)
 
 
-def order(lines: Iterable[Line], node: Seeker, used: Mapping[str, float], now: datetime) -> list[Line]:
+def sort_fitting_groups(
+    lines: Iterable[JobGroup], node: NodeSlot, used: Mapping[str, float], now: datetime
+) -> list[JobGroup]:
     """Return the lines that this node may serve, best first. `used`: seconds each author had lately."""
-    return list(Queue(lines, used, now).fitting(node))
+    return list(JobQueue(lines, used, now).fitting(node))
 
 
-def rank(line: Line, used_seconds: float, now: datetime) -> Rank:
+def rank_group(line: JobGroup, used_seconds: float, now: datetime) -> Rank:
     """Return the place of a line; lower goes first. Its last parts only settle what was queued at the same moment."""
-    place = (level(line, now), -line.impact, length(line.expected_seconds), used_seconds, line.waiting_since)
+    place = (
+        get_lifted_priority(line, now),
+        -line.impact,
+        get_duration_class(line.expected_seconds),
+        used_seconds,
+        line.waiting_since,
+    )
     return (*place, line.author, line.expected_seconds)
 
 
-def level(line: Line, now: datetime) -> int:
+def get_lifted_priority(line: JobGroup, now: datetime) -> int:
     """Return the priority as lifted by age."""
-    return line.priority - STEP * max(0, math.floor((now - line.waiting_since) / LIFT))
+    return line.priority - PRIORITY_STEP * max(0, math.floor((now - line.waiting_since) / LIFT_PERIOD))
 
 
-def length(seconds: float) -> int:
+def get_duration_class(seconds: float) -> int:
     """Return the class of a job's length: each is twice as long as the one before, so near lengths tie."""
     return math.floor(math.log2(max(seconds, 1.0)))
 
@@ -305,70 +315,70 @@ def length(seconds: float) -> int:
 # --- who may serve whom ----------------------------------------------------------------------------------------------
 
 
-def obstacle(line: Line, node: Seeker) -> str | None:
+def find_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
     """Return why this node may not serve the line, as the rest of a sentence ("waits for a node ..."), or None."""
     if node.kinds is not None and line.kind not in node.kinds:
-        return "that does more than take seats" if node.kinds == {SEAT} else "whose agent is up to date"
+        return "that does more than take seats" if node.kinds == {SEAT_KIND} else "whose agent is up to date"
     if line.needs_trusted and not node.trusted:
         return "that is trusted to score"
     if line.needs_sandbox and not node.sandboxed:
         return "with a sandbox"
     if node.node in line.excluded_nodes or node.owner in line.excluded_owners:
         return "that has nothing to do with the people or the result to be checked"
-    return unable(line, node) or unwilling(line, node) or too_late(line, node)
+    return find_capability_obstacle(line, node) or find_owner_obstacle(line, node) or find_time_obstacle(line, node)
 
 
-def unable(line: Line, node: Seeker) -> str | None:
+def find_capability_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
     """Return what the machine lacks."""
-    asked = demand(line.needs_labels)
-    if missing := sorted(name for name in asked.names if not carries(node, name)):
+    asked = parse_labels(line.needs_labels)
+    if missing := sorted(name for name in asked.names if not has_label(node, name)):
         return f"labelled {', '.join(missing)}"
     gpus = max(line.needs_gpus, asked.gpus)
     gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
     if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
-        return with_gpus(gpus, gpu_memory)
+        return describe_gpus(gpus, gpu_memory)
     if line.needs_memory_bytes > node.memory_bytes:
-        return f"with {gigabytes(line.needs_memory_bytes)} of memory"
+        return f"with {format_gigabytes(line.needs_memory_bytes)} of memory"
     disk = max(line.needs_disk_bytes, asked.disk_bytes)
-    return f"with {gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
+    return f"with {format_gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
 
 
-def description(line: Line) -> str:
+def describe_needs(line: JobGroup) -> str:
     """Return what a node must have, as the rest of a sentence ("waits for a node ...")."""
-    asked = demand(line.needs_labels)
+    asked = parse_labels(line.needs_labels)
     gpus = max(line.needs_gpus, asked.gpus)
     gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
     disk = max(line.needs_disk_bytes, asked.disk_bytes)
     parts = [
-        with_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
+        describe_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
         f"labelled {', '.join(asked.names)}" if asked.names else "",
-        f"with {gigabytes(line.needs_memory_bytes)} of memory" if line.needs_memory_bytes else "",
-        f"with {gigabytes(disk)} of free disk" if disk >= MUCH_DISK else "",
+        f"with {format_gigabytes(line.needs_memory_bytes)} of memory" if line.needs_memory_bytes else "",
+        f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
         "that is trusted to score" if line.needs_trusted else "",
     ]
     return " and ".join(part for part in parts if part) or "that fits"
 
 
-def with_gpus(gpus: int, memory_bytes: int) -> str:
-    of = f" of {gigabytes(memory_bytes)}" if memory_bytes else ""
+def describe_gpus(gpus: int, memory_bytes: int) -> str:
+    of = f" of {format_gigabytes(memory_bytes)}" if memory_bytes else ""
     return f"with {gpus} GPUs{of}" if gpus > 1 else f"with a GPU{of}"
 
 
-def gigabytes(size: int) -> str:
+def format_gigabytes(size: int) -> str:
     return f"{size / GB:.0f} GB"
 
 
-def unwilling(line: Line, node: Seeker) -> str | None:
+def find_owner_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
     """Return which wish of the owner's stands against it."""
-    if line.kind == PACKETS and node.packets == "never":
+    if line.kind == PACKETS_KIND and node.packets == "never":
         return "whose owner lets it rephrase"
-    if line.kind == PACKETS and node.campaign and line.track != f"{PACKETS}:{node.campaign}":
+    if line.kind == PACKETS_KIND and node.campaign and line.track != f"{PACKETS_KIND}:{node.campaign}":
         return "that rephrases for this campaign too"
-    if line.kind == SEAT and node.swarm_run is not None and line.track != swarm_track(node.swarm_run):
+    if line.kind == SEAT_KIND and node.swarm_run is not None and line.track != format_swarm_track(node.swarm_run):
         return "that takes seats of this run too"
-    if line.kind not in (PACKETS, SEAT) and node.packets == "only":
+    if line.kind not in (PACKETS_KIND, SEAT_KIND) and node.packets == "only":
         return "that does more than rephrase"
-    if line.kind == PACKETS:
+    if line.kind == PACKETS_KIND:
         return None
     if node.serves == "core" and not line.from_core:
         return "whose owner lends it to everyone"
@@ -377,23 +387,23 @@ def unwilling(line: Line, node: Seeker) -> str | None:
     return None
 
 
-def swarm_track(run: int) -> str:
+def format_swarm_track(run: int) -> str:
     """Return the word that the seats of a swarm's run carry as their track."""
     return f"swarm:{run}"
 
 
-def too_late(line: Line, node: Seeker) -> str | None:
+def find_time_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
     """Return why it would be for nothing to begin: the owner wants the machine back before anything is saved."""
     left = min((seconds for seconds in (node.seconds_left, node.max_seconds) if seconds is not None), default=math.inf)
     needed = line.stretch + LEEWAY_SECONDS
     return f"that is free for {math.ceil(needed / 60)} minutes at a stretch" if needed > left else None
 
 
-def why_idle(lines: Collection[Line], node: Seeker) -> str:
+def explain_idle(lines: Collection[JobGroup], node: NodeSlot) -> str:
     """Return a sentence for the sponsor whose node gets nothing."""
     if not lines:
         return "The queue is empty."
-    obstacles = sorted({text for line in lines if (text := obstacle(line, node)) is not None})
+    obstacles = sorted({text for line in lines if (text := find_obstacle(line, node)) is not None})
     if not obstacles:
         return "What waits now goes to other nodes."
     return f"What waits needs a node {'; or one '.join(obstacles[:3])}."

@@ -24,45 +24,45 @@ def is_vetted(valid_in_a_row: int) -> bool:
     return valid_in_a_row >= PROBATION
 
 
-def chance(valid_in_a_row: int) -> Fraction:
+def get_check_probability(valid_in_a_row: int) -> Fraction:
     """Return how likely the next result is to be compared: always in the probation, later 1 / n."""
     return Fraction(1, valid_in_a_row) if is_vetted(valid_in_a_row) else Fraction(1)
 
 
-def after(valid_in_a_row: int, valid: bool) -> int:
+def count_valid_in_a_row(valid_in_a_row: int, valid: bool) -> int:
     """Return how many agreed in a row once one more was compared."""
     return valid_in_a_row + 1 if valid else 0
 
 
-def counts(node: Node) -> bool:
+def is_result_accepted(node: Node) -> bool:
     """Whether what the node computes counts before anybody has looked at it."""
     return node.trusted or is_vetted(node.valid_in_a_row)
 
 
-def is_due(node: Node) -> bool:
+def draw_check(node: Node) -> bool:
     """Draw whether the result that the node has just handed in is to be compared. Nobody can foresee it."""
     if node.trusted:
         return False
-    odds = chance(node.valid_in_a_row)
+    odds = get_check_probability(node.valid_in_a_row)
     return secrets.randbelow(odds.denominator) < odds.numerator
 
 
-def judge(node: Node, job: Job, valid: bool, sentence: str, *, actor: str) -> bool:
+def record_verdict(node: Node, job: Job, valid: bool, sentence: str, *, actor: str) -> bool:
     """Note what the comparison by `job` said of the node's work; return whether this call did (once for each job)."""
     try:
         with transaction.atomic():
             Judgement.objects.create(node=node, job=job, valid=valid, sentence=sentence[:500])
             before = Node.objects.select_for_update().get(pk=node.pk)
-            node.valid_in_a_row = after(before.valid_in_a_row, valid)
-            node.quota = node_quota.after(before.quota, valid)
+            node.valid_in_a_row = count_valid_in_a_row(before.valid_in_a_row, valid)
+            node.quota = node_quota.adjust_quota(before.quota, valid)
             Node.objects.filter(pk=node.pk).update(valid_in_a_row=node.valid_in_a_row, quota=node.quota)
-            Event.record(actor, node, f"{sentence} {standing(node.valid_in_a_row)}")
+            Event.record(actor, node, f"{sentence} {describe_standing(node.valid_in_a_row)}")
     except IntegrityError:
         return False
     return True
 
 
-def standing(valid_in_a_row: int) -> str:
+def describe_standing(valid_in_a_row: int) -> str:
     """Return what that makes of the node, for its owner."""
     if is_vetted(valid_in_a_row):
         return f"{valid_in_a_row} results in a row agreed: its work counts, and is compared at random."

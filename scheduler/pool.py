@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import DateTimeField, F, Q
 from django.utils import timezone
 
-from scheduler.health import fields
+from scheduler.health import record_health
 from scheduler.models import Event, Node
 from scheduler.node_api import last_seen
 from scheduler.prepared import Later, Prepared
@@ -16,9 +16,9 @@ from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
 """A poll is held open for a minute at most, so a node that lives is heard of more often than this."""
-UNHEARD_OF = "It has not been heard of for a while."
+OFFLINE_REASON = "It has not been heard of for a while."
 """In the Event of a node that is offline."""
-NOTED_EVERY = timedelta(seconds=5)
+LAST_SEEN_INTERVAL = timedelta(seconds=5)
 """A row is not written for every call of a busy node."""
 FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
@@ -29,14 +29,14 @@ class NodeError(ValueError):
     """The node cannot do that; the message is a sentence."""
 
 
-def actor(node: Node) -> str:
+def get_actor(node: Node) -> str:
     return f"node:{node.name}"
 
 
 # --- heard of --------------------------------------------------------------------------------------------------------
 
 
-def greet(
+def record_poll(
     node: Node,
     hardware: protocol.Hardware,
     health: protocol.Health | None = None,
@@ -48,12 +48,12 @@ def greet(
     In its row that stands at once; with `notes` in a moment, where it is nothing that others look for."""
     now = timezone.now()
     back = node.state in (Node.State.NEW, Node.State.OFFLINE)
-    stale = node.last_seen is None or now - node.last_seen > NOTED_EVERY
+    stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
     found = hardware.model_dump(mode="json")
-    labels, lanes = relabelled(node, hardware), lanes_wished or node.lanes
+    labels, lanes = merge_labels(node, hardware), lanes_wished or node.lanes
     news = {"hardware": found} if found != node.hardware else {}
     if stale:
-        news |= fields(node, health)
+        news |= record_health(node, health)
     if (labels, lanes) != (node.labels, node.lanes):
         Node.objects.filter(pk=node.pk).update(last_seen=now, labels=labels, lanes=lanes, **news)
     elif news or stale:
@@ -61,27 +61,29 @@ def greet(
         notes.take(node, word) if notes is not None and not back else last_seen.write({node.pk: word})
     node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
     if back:
-        change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=actor(node), why="")
+        change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=get_actor(node), why="")
 
 
-def relabelled(node: Node, hardware: protocol.Hardware) -> list[str]:
+def merge_labels(node: Node, hardware: protocol.Hardware) -> list[str]:
     """Return the node's labels where what it finds out about itself has changed: its owner's own stay."""
     before = set(node.hardware.get("found_labels") or ()) - set(node.wished_labels)
     return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.wished_labels))
 
 
-def heard_of(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
+def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
     """The node is alive, whatever it does."""
-    if node.last_seen is None or now - node.last_seen > NOTED_EVERY:
-        Node.objects.filter(pk=node.pk).update(last_seen=now, **fields(node, health))
+    if node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL:
+        Node.objects.filter(pk=node.pk).update(last_seen=now, **record_health(node, health))
     if node.state == Node.State.OFFLINE:
-        change(node, Node.State.ONLINE, since=[Node.State.OFFLINE], by=actor(node), why="")
+        change(node, Node.State.ONLINE, since=[Node.State.OFFLINE], by=get_actor(node), why="")
 
 
-def mark_offline(now: datetime) -> int:
+def mark_silent_nodes_offline(now: datetime) -> int:
     """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
     silent = SILENT.rows(before=now - OFFLINE_AFTER)
-    return sum(change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=UNHEARD_OF) for node in silent)
+    return sum(
+        change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=OFFLINE_REASON) for node in silent
+    )
 
 
 SILENT = Prepared(lambda: Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=Later("before", DateTimeField())))
@@ -90,22 +92,22 @@ SILENT = Prepared(lambda: Node.objects.filter(state=Node.State.ONLINE, last_seen
 # --- what its owner asks ---------------------------------------------------------------------------------------------
 
 
-def drain(node: Node, by: str, why: str = "") -> bool:
+def drain_node(node: Node, by: str, why: str = "") -> bool:
     """Let the node finish its job and take no more."""
-    return set_state(node, Node.State.DRAINING, by, why or "It finishes what it does and takes no more.")
+    return set_node_state(node, Node.State.DRAINING, by, why or "It finishes what it does and takes no more.")
 
 
-def pause(node: Node, by: str, why: str = "") -> bool:
+def pause_node(node: Node, by: str, why: str = "") -> bool:
     """Let the node hand its job back at the next checkpoint, and wait."""
-    return set_state(node, Node.State.PAUSED, by, why or "It was paused.")
+    return set_node_state(node, Node.State.PAUSED, by, why or "It was paused.")
 
 
-def ban(node: Node, by: str, why: str = "") -> bool:
+def ban_node(node: Node, by: str, why: str = "") -> bool:
     """Refuse the node from now on; its job goes back when its lease has run out."""
-    return set_state(node, Node.State.BANNED, by, why or "It was banned by a maintainer.")
+    return set_node_state(node, Node.State.BANNED, by, why or "It was banned by a maintainer.")
 
 
-def resume(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
+def resume_node(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
     """Let a drained or paused node work again, and forget what went badly. Its owner may not lift a ban."""
     stopped = [Node.State.DRAINING, Node.State.PAUSED, *([Node.State.BANNED] if lifts_ban else [])]
     Node.objects.filter(pk=node.pk, state__in=stopped).update(failures=0, rest_until=None)
@@ -119,12 +121,12 @@ def resume(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> boo
     )
 
 
-def trust(node: Node, by: str, why: str = "") -> bool:
+def trust_node(node: Node, by: str, why: str = "") -> bool:
     """Let the node score."""
     return set_trust(node, True, by, f"{node.name} is trusted to score{': ' + why if why else '.'}")
 
 
-def distrust(node: Node, by: str, why: str = "") -> bool:
+def distrust_node(node: Node, by: str, why: str = "") -> bool:
     """Let the node score no more. What it is scoring now will not count."""
     return set_trust(node, False, by, f"{node.name} is no longer trusted to score{': ' + why if why else '.'}")
 
@@ -138,7 +140,7 @@ def set_trust(node: Node, trusted: bool, by: str, sentence: str) -> bool:
     return changed == 1
 
 
-def set_state(node: Node, to: Node.State, by: str, why: str) -> bool:
+def set_node_state(node: Node, to: Node.State, by: str, why: str) -> bool:
     """From any other state; a ban stays a ban whatever else is asked."""
     since: list[Node.State] = [state for state in Node.State if state not in (to, Node.State.BANNED)]
     return change(node, to, since=since, by=by, why=why)
@@ -157,13 +159,13 @@ def change(node: Node, to: Node.State, *, since: list[Node.State], by: str, why:
 # --- how it does -----------------------------------------------------------------------------------------------------
 
 
-def went_well(node: Node) -> None:
+def record_job_success(node: Node) -> None:
     """A job came to its end here, be it the model's own failure: the machine is sound."""
     if node.failures or node.rest_until:
         Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
 
 
-def went_badly(node: Node) -> None:
+def record_node_failure(node: Node) -> None:
     """A job failed here for reasons of the machine. From the second in a row on it rests, twice as long each time."""
     Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
     node.refresh_from_db()

@@ -12,7 +12,7 @@ import time
 from django.core.cache import BaseCache, caches
 from redis.exceptions import RedisError
 
-from scheduler.errors import SlowDown
+from scheduler.errors import RateLimitError
 
 logger = logging.getLogger(__name__)
 
@@ -30,46 +30,46 @@ PER_HOUR = {
     "download": 120,  # of files of runs, from one address; each piece of one that goes on counts
     "generate": 20,  # prompts of one visitor
 }
-DOWN = "pace:shared-is-down"
+SHARED_CACHE_DOWN = "pace:shared-is-down"
 DOWN_SECONDS = 10
 """So long a shared cache that did not answer is not asked again: waiting for it would hold everybody up."""
 
 
-def window(what: str) -> int:
+def get_window_seconds(what: str) -> int:
     """Return the seconds within which such calls are counted together."""
     return 3600 if what in PER_HOUR else 60
 
 
-def seconds_left(what: str = "") -> int:
+def get_retry_after(what: str = "") -> int:
     """Return how long this minute, or what it is for such calls, still lasts."""
-    return window(what) - int(time.time()) % window(what)
+    return get_window_seconds(what) - int(time.time()) % get_window_seconds(what)
 
 
-def check(what: str, who: str) -> None:
+def check_rate_limit(what: str, who: str) -> None:
     """Count one call; raise SlowDown when there were too many lately."""
-    if not allows(what, who):
-        raise SlowDown
+    if not is_within_rate_limit(what, who):
+        raise RateLimitError
 
 
-def allows(what: str, who: str) -> bool:
+def is_within_rate_limit(what: str, who: str) -> bool:
     """Count one call; return whether there were not too many lately."""
-    period = int(time.time() // window(what))
-    return count(f"pace:{what}:{who}:{period}", 2 * window(what)) <= {**PER_MINUTE, **PER_HOUR}[what]
+    period = int(time.time() // get_window_seconds(what))
+    return count_call(f"pace:{what}:{who}:{period}", 2 * get_window_seconds(what)) <= {**PER_MINUTE, **PER_HOUR}[what]
 
 
-def count(key: str, seconds: int) -> int:
+def count_call(key: str, seconds: int) -> int:
     """Return how many calls there were with this one, of all processes where that can be known; forgotten in time."""
     alone = caches["default"]
-    if DOWN not in alone:
+    if SHARED_CACHE_DOWN not in alone:
         try:
-            return counted(caches["shared"], key, seconds)
+            return increment_counter(caches["shared"], key, seconds)
         except (RedisError, OSError) as error:
             logger.warning("The shared cache does not answer (%s): each web process counts for itself", error)
-            alone.set(DOWN, True, timeout=DOWN_SECONDS)
-    return counted(alone, key, seconds)
+            alone.set(SHARED_CACHE_DOWN, True, timeout=DOWN_SECONDS)
+    return increment_counter(alone, key, seconds)
 
 
-def counted(cache: BaseCache, key: str, seconds: int) -> int:
+def increment_counter(cache: BaseCache, key: str, seconds: int) -> int:
     cache.add(key, 0, timeout=seconds)
     try:
         return cache.incr(key)

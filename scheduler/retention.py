@@ -18,7 +18,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from scheduler import storage, transitions
-from scheduler.checkpoints import is_pointed_at
+from scheduler.checkpoints import is_referenced
 from scheduler.models import Blob, Checkpoint, JoinToken, Lease, LogChunk
 from scheduler.node_api import resumable_uploads, uploads
 from trainer import protocol
@@ -33,25 +33,25 @@ UPLOAD_HOURS = 24
 JOIN_TOKEN_DAYS = 30
 
 
-def forget_old(now: datetime | None = None) -> None:
+def delete_expired(now: datetime | None = None) -> None:
     """Forget whatever is due. Safe to run at any time."""
     now = now or timezone.now()
     LogChunk.objects.filter(lease__ended_at__lt=now - timedelta(days=LOG_DAYS)).delete()
     JoinToken.objects.filter(expires_at__lt=now - timedelta(days=JOIN_TOKEN_DAYS)).delete()
-    checkpoints = forget_checkpoints(now)
-    let_go_of_uploads(now)
-    files = forget_blobs(now) + forget_strays(now)
-    forget_partials()
+    checkpoints = delete_superseded_checkpoints(now)
+    release_old_uploads(now)
+    files = delete_unused_blobs(now) + delete_stray_files(now)
+    delete_stale_partial_uploads()
     if checkpoints or files:
         logger.info("Forgot %s superseded checkpoints and %s files", checkpoints, files)
 
 
-def forget_checkpoints(now: datetime) -> int:
+def delete_superseded_checkpoints(now: datetime) -> int:
     """Drop superseded checkpoints of jobs that are over; return how many."""
     due = Checkpoint.objects.filter(
-        job__state__in=transitions.OVER, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
+        job__state__in=transitions.FINAL_STATES, job__finished_at__lt=now - timedelta(days=CHECKPOINT_DAYS)
     ).select_related("job")
-    return sum(forget_checkpoint(checkpoint) for checkpoint in due if is_superseded(checkpoint))
+    return sum(delete_checkpoint(checkpoint) for checkpoint in due if is_superseded(checkpoint))
 
 
 def is_superseded(checkpoint: Checkpoint) -> bool:
@@ -59,56 +59,62 @@ def is_superseded(checkpoint: Checkpoint) -> bool:
 
 
 @transaction.atomic
-def forget_checkpoint(checkpoint: Checkpoint) -> bool:
+def delete_checkpoint(checkpoint: Checkpoint) -> bool:
     """Drop one checkpoint, unless a row elsewhere (a run that is scored from it) points at it; return whether."""
     # Locked, so that nobody begins to point at it between our look and the end of it.
-    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_pointed_at(checkpoint):
+    if not Checkpoint.objects.select_for_update().filter(pk=checkpoint.pk) or is_referenced(checkpoint):
         return False
     checkpoint.delete()
     return True
 
 
-def let_go_of_uploads(now: datetime) -> None:
+def release_old_uploads(now: datetime) -> None:
     """What was sent under a lease that ended a while ago is kept for what was made of it, no longer for itself."""
     ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
     Lease.uploads.through.objects.filter(lease__in=ended).delete()
 
 
-def forget_blobs(now: datetime) -> int:
+def delete_unused_blobs(now: datetime) -> int:
     """Drop files that nothing points at and that no lease in force names; return how many."""
-    named = named_in_force()
+    named = list_leased_files()
     unused = Blob.objects.filter(
         Q(checkpoints=None) & Q(uploaded_under=None), created_at__lt=now - timedelta(hours=UPLOAD_HOURS)
     )
-    return sum(forget(sha256) for sha256 in unused.values_list("sha256", flat=True) if sha256 not in named)
+    return sum(delete_blob(sha256) for sha256 in unused.values_list("sha256", flat=True) if sha256 not in named)
 
 
-def forget(sha256: str) -> bool:
+def delete_blob(sha256: str) -> bool:
     try:
-        return storage.forget(sha256)
+        return storage.delete_unreferenced_blob(sha256)
     except IntegrityError:  # pointed at just now
         return False
 
 
-def named_in_force() -> set[str]:
+def list_leased_files() -> set[str]:
     """Return the files that a node may still come and fetch."""
     specs = Lease.objects.filter(state=Lease.State.ACTIVE).exclude(spec="").values_list("spec", flat=True)
-    return {file.sha256 for spec in specs for file in uploads.named(protocol.JobSpec.model_validate_json(spec))}
+    return {
+        file.sha256
+        for spec in specs
+        for file in uploads.iterate_file_references(protocol.JobSpec.model_validate_json(spec))
+    }
 
 
 # --- files without a row ---------------------------------------------------------------------------------------------
 
 
-def forget_strays(now: datetime) -> int:
+def delete_stray_files(now: datetime) -> int:
     """Drop files that a crash left in the storage before they counted; return how many."""
     before = now - timedelta(hours=UPLOAD_HOURS)
-    strays = [name for name in stored() if not Blob.objects.filter(name=name).exists() and is_older(name, before)]
+    strays = [
+        name for name in list_stored_files() if not Blob.objects.filter(name=name).exists() and is_older(name, before)
+    ]
     for name in strays:
         default_storage.delete(name)
     return len(strays)
 
 
-def stored() -> Iterator[str]:
+def list_stored_files() -> Iterator[str]:
     """Yield the names of all files under `blobs/`, folder by folder."""
     try:
         folders, _ = default_storage.listdir("blobs")
@@ -119,11 +125,11 @@ def stored() -> Iterator[str]:
             yield str(PurePosixPath("blobs", folder, file))
 
 
-def forget_partials() -> None:
+def delete_stale_partial_uploads() -> None:
     """Drop what came in pieces and never became whole, once its lease has ended."""
     known = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
-    for lease in set(resumable_uploads.leases()) - known:
-        resumable_uploads.forget(lease)
+    for lease in set(resumable_uploads.list_leases_with_partials()) - known:
+        resumable_uploads.delete_partial_uploads(lease)
 
 
 def is_older(name: str, than: datetime) -> bool:

@@ -5,32 +5,32 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from scheduler.errors import Unacceptable
+from scheduler.errors import InvalidMessageError
 
-DEPTH = 16
-LARGEST = 2**63
+MAX_NESTING = 16
+INTEGER_LIMIT = 2**63
 
 
-def tidy(value: Any, depth: int = DEPTH) -> Any:
+def sanitize_message(value: Any, depth: int = MAX_NESTING) -> Any:
     """Return the value with what cannot be stored (NaN, infinities, integers beyond 64 bits) as None.
 
     Raises Unacceptable when it is nested too deeply.
     """
     if depth < 0:
-        raise Unacceptable(f"The message is nested more than {DEPTH} deep; nothing was kept.")
+        raise InvalidMessageError(f"The message is nested more than {MAX_NESTING} deep; nothing was kept.")
     if isinstance(value, str):
-        return storable(value)
+        return replace_unstorable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int):
-        return value if -LARGEST <= value < LARGEST else None
+        return value if -INTEGER_LIMIT <= value < INTEGER_LIMIT else None
     if isinstance(value, dict):
-        return {storable(str(key)): tidy(item, depth - 1) for key, item in value.items()}
+        return {replace_unstorable(str(key)): sanitize_message(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tidy(item, depth - 1) for item in value]
+        return [sanitize_message(item, depth - 1) for item in value]
     return value
 
 
-def storable(text: str) -> str:
+def replace_unstorable(text: str) -> str:
     """Return the text with a `?` for NUL and for halves of surrogate pairs: as many bytes as before, for offsets."""
     return text.replace("\0", "?").encode("utf-8", "replace").decode()

@@ -20,22 +20,22 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 
-def sign(message: bytes) -> str:
+def sign_message(message: bytes) -> str:
     """Return the signature of exactly these bytes, base64."""
-    return base64.b64encode(private_key(Path(settings.SIGNING_KEY)).sign(message)).decode()
+    return base64.b64encode(load_private_key(Path(settings.SIGNING_KEY)).sign(message)).decode()
 
 
-def public_key() -> str:
+def get_public_key() -> str:
     """Return the key that nodes pin, base64 of its 32 bytes."""
-    public = private_key(Path(settings.SIGNING_KEY)).public_key()
+    public = load_private_key(Path(settings.SIGNING_KEY)).public_key()
     return base64.b64encode(public.public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
 
 
 @cache
-def private_key(path: Path) -> Ed25519PrivateKey:
+def load_private_key(path: Path) -> Ed25519PrivateKey:
     """Return the key in `path`; the first use makes one."""
     if not path.exists():
-        make_key(path)
+        create_key(path)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except ValueError:
@@ -45,7 +45,7 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def make_key(path: Path) -> None:
+def create_key(path: Path) -> None:
     """Write a new key, readable by us alone. Of several processes at once, one wins: a link never replaces a file."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -20,14 +20,14 @@ from django.db import transaction
 from django.db.models import ManyToOneRel
 
 import trainer
-from scheduler.errors import TooLarge, Unacceptable
+from scheduler.errors import InvalidMessageError, TooLargeError
 from scheduler.models import Blob
 from trainer import protocol
 
 CHUNK = 2**20
 
 
-class Incoming(File):  # type: ignore[type-arg]
+class HashingStream(File):  # type: ignore[type-arg]
     """A stream that is hashed and counted while the storage reads it; it cannot be read twice.
 
     Raises TooLarge as soon as there is more than `limit` bytes.
@@ -44,7 +44,7 @@ class Incoming(File):  # type: ignore[type-arg]
         data = self.reader(CHUNK if size is None or size < 0 else size)
         self.received += len(data)
         if self.received > self.limit:
-            raise TooLarge(f"A file may have {self.limit:,} bytes here, and this one has more.")
+            raise TooLargeError(f"A file may have {self.limit:,} bytes here, and this one has more.")
         self.hash.update(data)
         return data
 
@@ -66,38 +66,38 @@ class Incoming(File):  # type: ignore[type-arg]
         """Nothing: the stream belongs to whoever opened it."""
 
 
-def receive(sha256: str, read: Callable[[int], bytes], limit: int | None = None) -> Blob:
+def store_stream(sha256: str, read: Callable[[int], bytes], limit: int | None = None) -> Blob:
     """Store a stream of which the sender says that it has this hash, and return its blob.
 
     A file that is here already is read to its end all the same: having it is what the sender has to show.
     Raises TooLarge, or Unacceptable when the hash is another.
     """
-    incoming = Incoming(read, settings.BLOB_MAX_BYTES if limit is None else limit)
+    incoming = HashingStream(read, settings.BLOB_MAX_BYTES if limit is None else limit)
     known = Blob.objects.filter(sha256=sha256).first()
     if known is not None:
         for _ in incoming.chunks():
             pass
-        check(incoming.received, incoming.hash.hexdigest(), sha256)
+        check_hash(incoming.received, incoming.hash.hexdigest(), sha256)
         return known
-    name = fresh_name(sha256)
+    name = build_blob_name(sha256)
     try:
         default_storage.save(name, incoming)
-        check(incoming.received, incoming.hash.hexdigest(), sha256)
-        return record(sha256, name, incoming.received)
+        check_hash(incoming.received, incoming.hash.hexdigest(), sha256)
+        return create_blob(sha256, name, incoming.received)
     except BaseException:
         default_storage.delete(name)
         raise
 
 
-def check(received: int, found: str, sha256: str) -> None:
+def check_hash(received: int, found: str, sha256: str) -> None:
     if found != sha256:
-        raise Unacceptable(
+        raise InvalidMessageError(
             f"The {received:,} bytes that arrived have the hash {found[:12]} and not {sha256[:12]}: "
             "nothing was kept, send the file again."
         )
 
 
-class Arrived(File):  # type: ignore[type-arg]
+class LocalFile(File):  # type: ignore[type-arg]
     """A whole file on this disk: a storage that is a folder on the same disk moves it instead of copying."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -108,7 +108,7 @@ class Arrived(File):  # type: ignore[type-arg]
         return str(self._path)
 
 
-def take_over(sha256: str, path: Path) -> Blob:
+def store_local_file(sha256: str, path: Path) -> Blob:
     """Store a file that lies on this disk and return its blob; raise Unacceptable when its hash is another.
 
     The file itself is gone afterwards, or may go.
@@ -116,24 +116,24 @@ def take_over(sha256: str, path: Path) -> Blob:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-        check(size, found, sha256)
+        check_hash(size, found, sha256)
         if known := Blob.objects.filter(sha256=sha256).first():
             return known
         file.seek(0)
-        name = fresh_name(sha256)
+        name = build_blob_name(sha256)
         try:
-            default_storage.save(name, Arrived(path, file))
-            return record(sha256, name, size)
+            default_storage.save(name, LocalFile(path, file))
+            return create_blob(sha256, name, size)
         except BaseException:
             default_storage.delete(name)
             raise
 
 
-def fresh_name(sha256: str) -> str:
+def build_blob_name(sha256: str) -> str:
     return f"blobs/{sha256[:2]}/{sha256}.{secrets.token_hex(6)}"
 
 
-def record(sha256: str, name: str, size: int) -> Blob:
+def create_blob(sha256: str, name: str, size: int) -> Blob:
     """Make the row that lets the file count. When another sender was faster, ours is dropped and theirs returned."""
     blob, created = Blob.objects.get_or_create(sha256=sha256, defaults={"name": name, "size": size})
     if not created:
@@ -141,11 +141,11 @@ def record(sha256: str, name: str, size: int) -> Blob:
     return blob
 
 
-def keep(content: bytes) -> Blob:
+def store_bytes(content: bytes) -> Blob:
     """Store bytes of our own and return their blob; the same bytes are kept once."""
     sha256 = hashlib.sha256(content).hexdigest()
     known = Blob.objects.filter(sha256=sha256).first()
-    return known or receive(sha256, io.BytesIO(content).read, limit=len(content))
+    return known or store_stream(sha256, io.BytesIO(content).read, limit=len(content))
 
 
 def open_blob(blob: Blob) -> File:  # type: ignore[type-arg]
@@ -153,19 +153,19 @@ def open_blob(blob: Blob) -> File:  # type: ignore[type-arg]
     return default_storage.open(blob.name, "rb")
 
 
-def read(blob: Blob) -> bytes:
+def read_blob(blob: Blob) -> bytes:
     """Return a whole file that is known to be small."""
     with open_blob(blob) as file:
         content: bytes = file.read()
     return content
 
 
-def address(blob: Blob) -> str | None:
+def get_presigned_url(blob: Blob) -> str | None:
     """Return a short-lived address to fetch the file from, or None where it has to go through us."""
     return default_storage.url(blob.name) if settings.S3_BUCKET else None
 
 
-def forget(sha256: str) -> bool:
+def delete_unreferenced_blob(sha256: str) -> bool:
     """Drop a file that nothing refers to; return whether it was dropped.
 
     The row goes first. Names are never used twice, so a file that comes again meanwhile is another one. A reference
@@ -192,19 +192,19 @@ def is_referenced(blob: Blob) -> bool:
     return False
 
 
-def reference(blob: Blob, path: str) -> protocol.FileRef:
+def build_file_reference(blob: Blob, path: str) -> protocol.FileRef:
     return protocol.FileRef(path=path, sha256=blob.sha256, size=blob.size)
 
 
 # --- the site's release of the trainer -----------------------------------------------------------------------------
 
 
-def release() -> Blob:
+def store_release() -> Blob:
     """Return this installation's `trainer/` as a tar; the same sources give the same bytes."""
-    return keep(pack(Path(trainer.__file__).parent))
+    return store_bytes(pack_sources(Path(trainer.__file__).parent))
 
 
-def pack(package: Path) -> bytes:
+def pack_sources(package: Path) -> bytes:
     """Return an uncompressed tar of a package's Python files that says nothing of this machine or this hour."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:

@@ -13,13 +13,13 @@ from scheduler.campaigns import retention as packets_forgetting
 @shared_task  # type: ignore[untyped-decorator]
 def expire_leases() -> None:
     """Put the jobs of silent nodes back into the queue, and say which nodes are offline."""
-    lease_sweeper.sweep()
+    lease_sweeper.sweep_leases()
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def retention() -> None:
     """Forget what nobody needs any more."""
-    forgetting.forget_old()
+    forgetting.delete_expired()
     packets_forgetting.forget_old()
 
 

@@ -10,20 +10,20 @@ from django.db import transaction
 from django.db.models import BigIntegerField
 from django.utils import timezone
 
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Event, Job
 from scheduler.prepared import Later, PreparedUpdate
 from trainer import protocol
 
-WAITING = (Job.State.HELD, Job.State.QUEUED)
-OVER = (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
-UNASKED = {"stop_requested": "", "stop_reason": "", "hold_requested": False}
+WAITING_STATES = (Job.State.HELD, Job.State.QUEUED)
+FINAL_STATES = (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
+NO_STOP_REQUEST = {"stop_requested": "", "stop_reason": "", "hold_requested": False}
 
 
 def change(job: Job, to: Job.State, *, since: Sequence[Job.State], actor: str, sentence: str, **fields: Any) -> bool:
     """Change the state if it is one of `since`, and say so; return whether it changed. Bring a transaction."""
     now = timezone.now()
-    if to in OVER:
+    if to in FINAL_STATES:
         fields["finished_at"] = now
     fields |= {"state": to, "state_since": now}
     values = {name: value.pk if isinstance(value, Blob) else value for name, value in fields.items()}
@@ -47,27 +47,32 @@ def changing(since: tuple[Job.State, ...], names: tuple[str, ...]) -> PreparedUp
 
 
 @transaction.atomic
-def cancel(job: Job, actor: str, reason: str) -> bool:
+def cancel_job(job: Job, actor: str, reason: str) -> bool:
     """Cancel a job; return whether there was anything to cancel.
 
     One that waits is cancelled now. One that a node works on is cancelled when the node has heard of it with its
     next heartbeat, or when its lease ends without a word.
     """
     if change(
-        job, Job.State.CANCELLED, since=WAITING, actor=actor, sentence=f"Cancelled: {reason}", reason=reason[:500]
+        job,
+        Job.State.CANCELLED,
+        since=WAITING_STATES,
+        actor=actor,
+        sentence=f"Cancelled: {reason}",
+        reason=reason[:500],
     ):
-        kind_of(job).cancelled(job, reason)
+        get_job_kind(job).cancelled(job, reason)
         return True
-    return ask_to_stop(job, "cancel", actor, reason)
+    return request_stop(job, "cancel", actor, reason)
 
 
 @transaction.atomic
-def hand_back(job: Job, actor: str, reason: str, *, hold: bool = False) -> bool:
+def request_hand_back(job: Job, actor: str, reason: str, *, hold: bool = False) -> bool:
     """Ask the node to keep its next checkpoint and hand the job back; with `hold` it is not queued again."""
-    return ask_to_stop(job, "finish", actor, reason, hold=hold)
+    return request_stop(job, "finish", actor, reason, hold=hold)
 
 
-def ask_to_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = False) -> bool:
+def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = False) -> bool:
     """Leave word for the node that works on the job; a cancellation is never softened. Return whether it was left."""
     leased = Job.objects.filter(pk=job.pk, state=Job.State.LEASED).exclude(stop_requested__in=["cancel", how])
     asked = leased.update(stop_requested=how, stop_reason=reason[:500], hold_requested=hold)
@@ -79,17 +84,17 @@ def ask_to_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = Fal
 
 
 @transaction.atomic
-def hold(job: Job, actor: str, reason: str) -> bool:
+def hold_job(job: Job, actor: str, reason: str) -> bool:
     """Keep a job back until `queue`; a node that works on it hands it back after its next checkpoint."""
     if change(
         job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, sentence=f"Held: {reason}", reason=reason[:500]
     ):
         return True
-    return hand_back(job, actor, reason, hold=True)
+    return request_hand_back(job, actor, reason, hold=True)
 
 
 @transaction.atomic
-def queue(job: Job, actor: str) -> bool:
+def queue_job(job: Job, actor: str) -> bool:
     """Let a held job go on."""
     return change(
         job,
@@ -108,7 +113,7 @@ def raise_priority(job: Job, actor: str) -> bool:
     to = max((step for step in Job.Priority if Job.Priority.NIGHTLY <= step < job.priority), default=None)
     if to is None:
         return False
-    raised = Job.objects.filter(pk=job.pk, priority=job.priority).exclude(state__in=OVER).update(priority=to)
+    raised = Job.objects.filter(pk=job.pk, priority=job.priority).exclude(state__in=FINAL_STATES).update(priority=to)
     job.refresh_from_db()
     if raised:
         Event.record(actor, job, f"Its priority is now {to.label.lower()}.")
@@ -116,7 +121,7 @@ def raise_priority(job: Job, actor: str) -> bool:
 
 
 @transaction.atomic
-def retry(job: Job, actor: str, *, release: Blob | None = None) -> bool:
+def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
     """Put a job that failed through no fault of its model back into the queue; it goes on from its last checkpoint.
 
     For the owner of its purpose, who has to bring his own rows along. A model's own failure is final.
@@ -135,7 +140,7 @@ def retry(job: Job, actor: str, *, release: Blob | None = None) -> bool:
         failures=0,
         finished_at=None,
         queued_at=timezone.now(),
-        **UNASKED,
+        **NO_STOP_REQUEST,
         **fresh,
     )
 
@@ -143,7 +148,7 @@ def retry(job: Job, actor: str, *, release: Blob | None = None) -> bool:
 # --- what leases make of a job, inside their transaction -------------------------------------------------------------
 
 
-def finish(job: Job, actor: str, result: dict[str, Any]) -> bool:
+def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
     """The node has done all of it."""
     done = change(
         job,
@@ -153,14 +158,14 @@ def finish(job: Job, actor: str, result: dict[str, Any]) -> bool:
         sentence="Done.",
         reason="",
         result=result,
-        **UNASKED,
+        **NO_STOP_REQUEST,
     )
     if done:
-        kind_of(job).done(job, result)
+        get_job_kind(job).done(job, result)
     return done
 
 
-def fail(
+def fail_job(
     job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Sequence[Job.State] = (Job.State.LEASED,)
 ) -> bool:
     """It has failed for good."""
@@ -172,25 +177,25 @@ def fail(
         sentence=f"Failed: {reason}",
         reason=reason[:500],
         cause=cause,
-        **UNASKED,
+        **NO_STOP_REQUEST,
     )
     if failed:
-        kind_of(job).failed(job, cause, reason)
+        get_job_kind(job).failed(job, cause, reason)
     return failed
 
 
-def put_back(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
+def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
     """Its lease is over and it is not finished: cancel it, hold it, give up, or queue it to go on.
 
     `counts`: the lease was lost or failed; too many of those without a new checkpoint and the job fails.
     """
     job.refresh_from_db()
     if job.stop_requested == "cancel":
-        return end_cancelled(job, actor)
+        return finish_cancellation(job, actor)
     failures = job.failures + (1 if counts else 0)
     if counts and failures >= job.max_attempts:
         Job.objects.filter(pk=job.pk).update(failures=failures)
-        return fail(
+        return fail_job(
             job, actor, "infrastructure", f"Given up after {failures} attempts without progress. The last: {reason}"
         )
     to = Job.State.HELD if job.hold_requested else Job.State.QUEUED
@@ -203,14 +208,14 @@ def put_back(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
         sentence=sentence,
         reason=reason[:500],
         failures=failures,
-        **UNASKED,
+        **NO_STOP_REQUEST,
     )
     if back:
-        kind_of(job).requeued(job, reason)
+        get_job_kind(job).requeued(job, reason)
     return back
 
 
-def end_cancelled(job: Job, actor: str) -> bool:
+def finish_cancellation(job: Job, actor: str) -> bool:
     reason = job.stop_reason
     cancelled = change(
         job,
@@ -219,8 +224,8 @@ def end_cancelled(job: Job, actor: str) -> bool:
         actor=actor,
         sentence=f"Cancelled: {reason}",
         reason=reason,
-        **UNASKED,
+        **NO_STOP_REQUEST,
     )
     if cancelled:
-        kind_of(job).cancelled(job, reason)
+        get_job_kind(job).cancelled(job, reason)
     return cancelled

@@ -15,10 +15,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 ALWAYS, WINDOWS, UNTIL = "always", "windows", "until"
 """`Node.Available`."""
 WEEK = timedelta(days=7)
-NEVER = 0.0
+NOT_LENT = 0.0
 
 
-class Weekly(Protocol):
+class WeeklyWindow(Protocol):
     """A `Window`: lent from `start` on `weekday` (0 is Monday) to `end`, on the next day where that is not later."""
 
     @property
@@ -29,8 +29,8 @@ class Weekly(Protocol):
     def end(self) -> time: ...
 
 
-def seconds_left(
-    windows: Collection[Weekly], available: str, until: datetime | None, timezone: str, now: datetime
+def get_seconds_left(
+    windows: Collection[WeeklyWindow], available: str, until: datetime | None, timezone: str, now: datetime
 ) -> float | None:
     """Return for how many seconds from `now` (aware) the node is lent: 0 where it is not, None where no end is near.
 
@@ -39,30 +39,32 @@ def seconds_left(
     if available == ALWAYS:
         return None
     if available == UNTIL:
-        return max((until - now).total_seconds(), NEVER) if until else NEVER
-    for begin, end in stretches(windows, timezone, now):
+        return max((until - now).total_seconds(), NOT_LENT) if until else NOT_LENT
+    for begin, end in list_intervals(windows, timezone, now):
         if begin <= now < end:
             return None if end - now > WEEK else (end - now).total_seconds()
-    return NEVER
+    return NOT_LENT
 
 
-def opens_at(windows: Collection[Weekly], available: str, timezone: str, now: datetime) -> datetime | None:
+def find_next_opening(
+    windows: Collection[WeeklyWindow], available: str, timezone: str, now: datetime
+) -> datetime | None:
     """Return when a node that is not lent now will be again; None where that is not foreseen."""
     if available != WINDOWS:
         return None
-    return next((begin for begin, _ in stretches(windows, timezone, now) if begin > now), None)
+    return next((begin for begin, _ in list_intervals(windows, timezone, now) if begin > now), None)
 
 
-def stretches(windows: Collection[Weekly], timezone: str, now: datetime) -> list[tuple[datetime, datetime]]:
+def list_intervals(windows: Collection[WeeklyWindow], timezone: str, now: datetime) -> list[tuple[datetime, datetime]]:
     """Return the stretches in which the node is lent, from a week before `now` to more than a week after, in UTC."""
-    known = zone(timezone)
+    known = parse_time_zone(timezone)
     if known is None:
         return []
-    lent = tuple(Lent(window.weekday, window.start, window.end) for window in windows)
-    return around(lent, known, now.astimezone(known).date())
+    lent = tuple(WindowKey(window.weekday, window.start, window.end) for window in windows)
+    return list_intervals_around(lent, known, now.astimezone(known).date())
 
 
-class Lent(NamedTuple):
+class WindowKey(NamedTuple):
     """A `Weekly` by itself."""
 
     weekday: int
@@ -71,13 +73,15 @@ class Lent(NamedTuple):
 
 
 @lru_cache(maxsize=10_000)
-def around(windows: tuple[Lent, ...], zone: ZoneInfo, today: date) -> list[tuple[datetime, datetime]]:
+def list_intervals_around(
+    windows: tuple[WindowKey, ...], zone: ZoneInfo, today: date
+) -> list[tuple[datetime, datetime]]:
     """Return the stretches of the weeks around a day; asked with every call of a node, and the same all day."""
-    found = [instants(begin, end, zone) for begin, end in merged(windows, today)]
+    found = [convert_interval(begin, end, zone) for begin, end in merge_intervals(windows, today)]
     return [(begin, end) for begin, end in found if begin < end]
 
 
-def zone(timezone: str) -> ZoneInfo | None:
+def parse_time_zone(timezone: str) -> ZoneInfo | None:
     """Return the time zone of this IANA name, or None where nobody knows it."""
     try:
         return ZoneInfo(timezone)
@@ -85,10 +89,10 @@ def zone(timezone: str) -> ZoneInfo | None:
         return None
 
 
-def merged(windows: Collection[Weekly], today: date) -> list[tuple[datetime, datetime]]:
+def merge_intervals(windows: Collection[WeeklyWindow], today: date) -> list[tuple[datetime, datetime]]:
     """Return the stretches on the wall clock around `today`, those that touch or overlap as one."""
     found: list[tuple[datetime, datetime]] = []
-    for begin, end in sorted(on_the_wall(windows, today)):
+    for begin, end in sorted(list_local_intervals(windows, today)):
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
@@ -96,7 +100,7 @@ def merged(windows: Collection[Weekly], today: date) -> list[tuple[datetime, dat
     return found
 
 
-def on_the_wall(windows: Collection[Weekly], today: date) -> Iterator[tuple[datetime, datetime]]:
+def list_local_intervals(windows: Collection[WeeklyWindow], today: date) -> Iterator[tuple[datetime, datetime]]:
     """Yield each window on each of its days, more than a week to either side."""
     for offset in range(-8, 10):
         day = today + timedelta(days=offset)
@@ -106,11 +110,11 @@ def on_the_wall(windows: Collection[Weekly], today: date) -> Iterator[tuple[date
                 yield datetime.combine(day, window.start), datetime.combine(last, window.end)
 
 
-def instants(begin: datetime, end: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+def convert_interval(begin: datetime, end: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return two times on the wall as moments: of two readings the later beginning and the earlier end."""
-    return max(readings(begin, zone)), min(readings(end, zone))
+    return max(convert_local_time(begin, zone)), min(convert_local_time(end, zone))
 
 
-def readings(wall: datetime, zone: ZoneInfo) -> list[datetime]:
+def convert_local_time(wall: datetime, zone: ZoneInfo) -> list[datetime]:
     """Return the one or two moments that a time on the wall may mean."""
     return [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]

@@ -47,10 +47,10 @@ def add_nodes(count: int) -> list[dict[str, object]]:
     for number in range(count):
         able = number % 2 == 0
         found = hardware(1, 24) if able else hardware(1, 8)
-        token = auth.new_token("node")
+        token = auth.generate_token("node")
         rows.append(
             Node(
-                name=f"node-{number:06}", state=Node.State.ONLINE, token_hash=auth.digest(token),
+                name=f"node-{number:06}", state=Node.State.ONLINE, token_hash=auth.hash_token(token),
                 hardware=found.model_dump(mode="json"), labels=sorted(found.found_labels), last_seen=timezone.now(),
                 available=Node.Available.WINDOWS if number % 3 == 0 else Node.Available.ALWAYS,
             )
@@ -115,7 +115,7 @@ def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
         one = next(node for node in said if node["able"] is able)
         message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
-            polls.Question(auth.node_of(str(one["token"])), message).first(last_seen.Notes())
+            polls.Question(auth.get_node_by_token(str(one["token"])), message).first(last_seen.Notes())
         counts["job" if able else "none"] = len(captured)
     return counts
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, required=True)
     options = parser.parse_args()
     call_command("migrate", verbosity=0)
-    draw, release = random.Random(1), storage.keep(b"a release")
+    draw, release = random.Random(1), storage.store_bytes(b"a release")
     said = add_nodes(options.nodes)
     add_jobs(options.jobs // 100, release, draw)
     few = queries_of_a_poll(said[:2])

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from dailytrain.settings import *  # noqa: F403
 
-JOB_KINDS = {"train": "scheduler.simulation.job_kind.Simulated"}
+JOB_KINDS = {"train": "scheduler.simulation.job_kind.SimulatedJobKind"}

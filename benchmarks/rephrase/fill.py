@@ -39,7 +39,7 @@ def add_packets(campaign: Campaign, count: int) -> None:
 
 
 def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
-    release, sat = storage.keep(b"a release"), []
+    release, sat = storage.store_bytes(b"a release"), []
     for number in range(count):
         node = Node.objects.create(
             name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY, token_hash=f"{number:064}"
@@ -47,9 +47,13 @@ def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
         Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.KNOWN)
         job = Job.objects.create(kind="rephrase", state=Job.State.LEASED, author="rephrase:bench", release=release)
         Sitting.objects.create(job=job, campaign=campaign)
-        token = auth.new_token("lease")
+        token = auth.generate_token("lease")
         lease = Lease.objects.create(
-            job=job, node=node, attempt=1, token_hash=auth.digest(token), expires_at=timezone.now() + timedelta(hours=3)
+            job=job,
+            node=node,
+            attempt=1,
+            token_hash=auth.hash_token(token),
+            expires_at=timezone.now() + timedelta(hours=3),
         )
         sat.append({"lease": lease.pk, "token": token})
     return sat

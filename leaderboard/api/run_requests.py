@@ -48,10 +48,10 @@ class PerToken(BaseThrottle):
     """So many an hour with one token, or from one repository, counted as nodes' calls are."""
 
     def allow_request(self, request: HttpRequest) -> bool:
-        return rate_limits.allows("ask", str(request.auth.pk))  # type: ignore[attr-defined]
+        return rate_limits.is_within_rate_limit("ask", str(request.auth.pk))  # type: ignore[attr-defined]
 
     def wait(self) -> float:
-        return rate_limits.seconds_left("ask")
+        return rate_limits.get_retry_after("ask")
 
 
 TERMS: dict[str, Any] = {

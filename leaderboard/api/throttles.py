@@ -12,7 +12,7 @@ class PerReader(BaseThrottle):
     """So many a minute from one address. An answer of 304 counts too: it has been worked out."""
 
     def allow_request(self, request: HttpRequest) -> bool:
-        return rate_limits.allows("read", request.META.get("REMOTE_ADDR", ""))
+        return rate_limits.is_within_rate_limit("read", request.META.get("REMOTE_ADDR", ""))
 
     def wait(self) -> float:
-        return rate_limits.seconds_left("read")
+        return rate_limits.get_retry_after("read")

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import Count, Min, Q
 
-from scheduler.estimates import Outlook, Prospect
+from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.models import Job
 
 TRAINS = ("train", "notebook")
@@ -33,11 +33,11 @@ class Errand:
     waiting: int
     since: datetime | None
     """When the one that has waited longest was queued."""
-    prospect: Prospect | None
+    prospect: StartEstimate | None
     """Of that one; None where none waits."""
 
 
-def errands(outlook: Outlook) -> list[Errand]:
+def errands(outlook: QueueEstimates) -> list[Errand]:
     """Return what runs or waits, in the order of `NAMES`. Two queries."""
     rows = {
         row["kind"]: row
@@ -54,7 +54,7 @@ def errands(outlook: Outlook) -> list[Errand]:
     return [errand(kind, rows[kind], first.get(rows[kind]["first"]), outlook) for kind in NAMES if kind in rows]
 
 
-def errand(kind: str, row: Mapping[str, Any], first: Job | None, outlook: Outlook) -> Errand:
+def errand(kind: str, row: Mapping[str, Any], first: Job | None, outlook: QueueEstimates) -> Errand:
     name, what = NAMES[kind]
     return Errand(
         name,

@@ -22,8 +22,8 @@ from leaderboard.models import Entry, Generation, Run, Track
 from leaderboard.sanitize import plain_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
-from scheduler.estimates import Outlook, Prospect
-from scheduler.job_kinds import About
+from scheduler.estimates import QueueEstimates, StartEstimate
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Blob, Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -81,9 +81,9 @@ def best(track: Track | None) -> Run | None:
     return ours.exclude(trust=Run.Trust.DISPUTED).first()  # type: ignore[no-any-return]
 
 
-def prospect_of(run: Run) -> Prospect:
+def prospect_of(run: Run) -> StartEstimate:
     """Return what could be said of a prompt for this run, were it asked now."""
-    return Outlook(timezone.now()).if_queued(Job(**job_fields(run, None)))
+    return QueueEstimates(timezone.now()).if_queued(Job(**job_fields(run, None)))
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def ask(run: Run, question: Question, visitor: str, *, release: Blob | None = No
     if not can_write(run):
         raise NotNow(f"Run {run.pk} has no weights to ask: only a run that has arrived can write.")
     check_pace(visitor)
-    release = release or storage.release()
+    release = release or storage.store_release()
     with transaction.atomic():
         job = Job.objects.create(**job_fields(run, release))
         return Generation.objects.create(
@@ -116,7 +116,10 @@ def check_pace(visitor: str) -> None:
         raise NotNow("Many prompts wait for a machine already. Nothing was queued; please come back in some minutes.")
     if Generation.objects.since(now - timedelta(hours=1)).count() >= settings.GENERATE_PER_HOUR:
         raise NotNow("The models have written enough for this hour. Nothing was queued; please come back in the next.")
-    if not (rate_limits.allows("generate-burst", visitor) and rate_limits.allows("generate", visitor)):
+    if not (
+        rate_limits.is_within_rate_limit("generate-burst", visitor)
+        and rate_limits.is_within_rate_limit("generate", visitor)
+    ):
         raise NotNow("That was a lot of prompts in a short time. Nothing was queued; please wait a few minutes.")
 
 
@@ -167,10 +170,10 @@ def give_up_old() -> None:
     """Cancel what no node has taken in time, and forget what is too old. Safe to run at any time."""
     now = timezone.now()
     for generation in Generation.objects.unanswered().select_related("job").filter(created_at__lt=now - WAIT):
-        jobs.cancel(generation.job, runs.SITE, "No machine was free for it within an hour. You may ask again.")
+        jobs.cancel_job(generation.job, runs.SITE, "No machine was free for it within an hour. You may ask again.")
     outdated = Generation.objects.outdated(now, KEPT)
-    for generation in outdated.exclude(job__state__in=jobs.OVER).select_related("job"):
-        jobs.cancel(generation.job, runs.SITE, "It is too old.")
+    for generation in outdated.exclude(job__state__in=jobs.FINAL_STATES).select_related("job"):
+        jobs.cancel_job(generation.job, runs.SITE, "It is too old.")
     outdated.delete()
 
 
@@ -188,7 +191,7 @@ class Generating:
         assert about is not None, f"run {run.pk} has lost its {initial_weights.RUN_FILE}"
         return protocol.GenerateOrder(
             dataset=run.season.dataset(),
-            run=storage.reference(about.blob, initial_weights.RUN_FILE),
+            run=storage.build_file_reference(about.blob, initial_weights.RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
             prompt=generation.prompt,
             tokens=generation.tokens,
@@ -226,9 +229,9 @@ class Generating:
     def cancelled(self, job: Job, reason: str) -> None:
         """Nothing, as well."""
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         asked = Generation.objects.filter(job__in=jobs).select_related("run__entry")
         return {
-            one.job_id: About(f"{one.run.entry.title}, writing for a visitor", one.run.get_absolute_url())
+            one.job_id: JobSummary(f"{one.run.entry.title}, writing for a visitor", one.run.get_absolute_url())
             for one in asked
         }

@@ -20,7 +20,7 @@ from leaderboard.models import Entry, NotebookPart, Run
 from leaderboard.sanitize import plain_text
 from leaderboard.submissions.notebook_cells import MOST_BYTES, Cell, NotebookError, cells
 from scheduler import storage
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Job, JobFile, Lease
 from trainer import protocol
 from trainer.accounting.budget import Budget
@@ -54,7 +54,7 @@ def seconds(run: Run) -> float:
 def left(job: Job) -> list[protocol.FileRef]:
     """Return what a part left in `model/`, with paths below it."""
     files = JobFile.objects.select_related("blob").filter(job=job, path__startswith=MODEL).order_by("path")
-    return [storage.reference(file.blob, file.path.removeprefix(MODEL)) for file in files]
+    return [storage.build_file_reference(file.blob, file.path.removeprefix(MODEL)) for file in files]
 
 
 class Executing:
@@ -125,9 +125,9 @@ class Executing:
     def cancelled(self, job: Job, reason: str) -> None:
         train.stop(part_of(job).run, reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         parts = NotebookPart.objects.filter(job__in=jobs).select_related("run__entry")
-        return {part.job_id: About(title(part), part.run.get_absolute_url(), part.run.state) for part in parts}
+        return {part.job_id: JobSummary(title(part), part.run.get_absolute_url(), part.run.state) for part in parts}
 
 
 def name(part: NotebookPart) -> str:
@@ -208,6 +208,6 @@ def executed(job: Job) -> tuple[Sequence[Cell], str]:
     if file.blob.size > MOST_BYTES:
         return [], f"The executed notebook has {file.blob.size:,} bytes, too many for a page: download it."
     try:
-        return cells(storage.read(file.blob)), ""
+        return cells(storage.read_blob(file.blob)), ""
     except NotebookError as error:
         return [], plain_text(str(error), 300)

@@ -19,7 +19,7 @@ from leaderboard.publishing import publications
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_text
 from scheduler import storage
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 
@@ -52,7 +52,7 @@ class ScoringRelease:
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
         return protocol.ScoreOrder(
             dataset=run.season.dataset(),
-            run=storage.reference(file.blob, RUN_FILE),
+            run=storage.build_file_reference(file.blob, RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(kept.manifest),
             suite=tuple(run.track.suite),
             suite_limit=run.track.suite_limit,
@@ -90,7 +90,7 @@ class ScoringRelease:
     def cancelled(self, job: Job, reason: str) -> None:
         say(of(job), runs.SITE, f"is not scored: {plain_text(reason, 300)}")
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         found = Publication.objects.filter(score_job__in=jobs).select_related("run__entry")
         return {kept.score_job_id: about(kept) for kept in found if kept.score_job_id is not None}
 
@@ -103,7 +103,7 @@ def say(kept: Publication, actor: str, sentence: str) -> None:
     Event.record(actor, kept.run, f"Release {kept.name} {sentence}")
 
 
-def about(kept: Publication) -> About:
+def about(kept: Publication) -> JobSummary:
     bits = kept.bits_per_byte
     outcome = "under way or without a number" if bits is None else f"{bits:.4f} bits per byte"
-    return About(f"Scoring of {kept.run.entry.title}, {kept.name}", kept.run.get_absolute_url(), outcome)
+    return JobSummary(f"Scoring of {kept.run.entry.title}, {kept.name}", kept.run.get_absolute_url(), outcome)

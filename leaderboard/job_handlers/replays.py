@@ -1,7 +1,7 @@
 """Spot checks: a random stretch of a run is trained again on a trusted node, and compared with what was uploaded.
 
 The stretch is drawn uniformly from all stretches of the nodes that are due, by a rank that only the server can compute
-(`scheduler.checkpoints.rank`); the one from the first weights to the first checkpoint is among them. While a run
+(`scheduler.checkpoints.draw_rank`); the one from the first weights to the first checkpoint is among them. While a run
 trains, the server keeps the files of one stretch for each node, the one that would be drawn if the run ended now. One
 false stretch of k is found with probability 1 / k: not the single check but BOINC's rule (`scheduler.node_vetting`)
 makes lying a losing game.
@@ -29,7 +29,7 @@ from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from leaderboard.sanitize import plain_text
 from scheduler import checkpoints, node_vetting
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from trainer import protocol
 
@@ -76,11 +76,11 @@ def stretches(run: Run) -> list[Stretch]:
 def after_training(run: Run) -> Replay | None:
     """Draw whether this training is checked, and queue the replay. Bring the transaction that ends the training."""
     assert run.job is not None, "a trained run has a job"
-    due = {node.pk for node in trust.trained_on(run.job) if node_vetting.is_due(node)}
+    due = {node.pk for node in trust.trained_on(run.job) if node_vetting.draw_check(node)}
     drawable = [stretch for stretch in stretches(run) if stretch.node and stretch.node.pk in due]
     if not drawable:
         return None
-    return queue(run, min(drawable, key=lambda stretch: checkpoints.rank(stretch.end)), actor=runs.SITE)
+    return queue(run, min(drawable, key=lambda stretch: checkpoints.draw_rank(stretch.end)), actor=runs.SITE)
 
 
 def ask(run: Run, *, actor: str) -> Replay:
@@ -179,7 +179,7 @@ class Replaying:
     def cancelled(self, job: Job, reason: str) -> None:
         abandon(Replay.objects.select_related("run").get(job=job), reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.of_replays(jobs)
 
 
@@ -194,7 +194,7 @@ def conclude(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
     valid = state == Replay.State.AGREED
     if replay.node is not None and replay.job is not None:
         about = f"Steps {replay.start_step} to {replay.end_step} of run {replay.run_id}: {sentence}"
-        node_vetting.judge(replay.node, replay.job, valid, about, actor=actor)
+        node_vetting.record_verdict(replay.node, replay.job, valid, about, actor=actor)
     if valid:
         trust.scored(replay.run)
     else:

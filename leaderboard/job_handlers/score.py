@@ -8,12 +8,12 @@ from typing import Any
 from leaderboard.job_handlers.release_scores import ScoringRelease
 from leaderboard.job_handlers.train import Scoring
 from leaderboard.models import Publication
-from scheduler.job_kinds import About, Kind
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
 
-def handler(job: Job) -> Kind:
+def handler(job: Job) -> JobKind:
     return ScoringRelease() if Publication.objects.filter(score_job=job).exists() else Scoring()
 
 
@@ -42,5 +42,5 @@ class Scorings:
     def cancelled(self, job: Job, reason: str) -> None:
         handler(job).cancelled(job, reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return {**Scoring().about(jobs), **ScoringRelease().about(jobs)}

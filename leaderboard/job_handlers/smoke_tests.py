@@ -19,7 +19,7 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import matching, storage
 from scheduler import transitions as jobs
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease
 from trainer import protocol
 from trainer.accounting import peak_flops
@@ -33,7 +33,7 @@ KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.OPEN)
 
 def under_way(entry: Entry) -> bool:
     """Whether its smoke run has been asked for and is not over."""
-    return entry.smoke_job is not None and entry.smoke_job.state not in jobs.OVER
+    return entry.smoke_job is not None and entry.smoke_job.state not in jobs.FINAL_STATES
 
 
 def is_due(entry: Entry) -> bool:
@@ -68,7 +68,7 @@ def begin(entry: Entry, *, actor: str = runs.SITE, vouched: bool = False, releas
     """
     if entry.bundle_id is None or entry.kind not in KINDS or not (vouched or may_begin(entry)):
         return None
-    release = release or storage.release()
+    release = release or storage.store_release()
     with transaction.atomic():
         entry = Entry.objects.select_for_update(of=("self",)).select_related("track", "smoke_job").get(pk=entry.pk)
         if under_way(entry) or entry.state not in OPEN:
@@ -104,7 +104,7 @@ def smoke_job(entry: Entry, release: Blob) -> dict[str, Any]:
 def cancel(entry: Entry, reason: str, actor: str) -> None:
     """Stop its smoke run, if one is under way: nobody waits for it any more."""
     if entry.smoke_job is not None:
-        jobs.cancel(entry.smoke_job, actor, reason)
+        jobs.cancel_job(entry.smoke_job, actor, reason)
 
 
 # --- what came of it -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Smoking:
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:
         entry = Entry.objects.select_related("track__season").get(smoke_job=job)
         track = entry.track
-        asked = matching.demand(tuple(track.needs_labels))
+        asked = matching.parse_labels(tuple(track.needs_labels))
         gpus = asked.gpus or any(matching.MODEL_LABEL.fullmatch(label) for label in asked.names)
         site = {"arch": entry.architecture, "budget": track.budget}
         return protocol.SmokeOrder(
@@ -156,16 +156,18 @@ class Smoking:
     def cancelled(self, job: Job, reason: str) -> None:
         conclude(job, None, f"The smoke run was cancelled: {reason}")
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         entries = Entry.objects.filter(smoke_job__in=jobs)
         return {
-            entry.smoke_job_id: About(f"Smoke run of {entry.title}", entry.get_absolute_url(), entry.smoke_sentence)
+            entry.smoke_job_id: JobSummary(
+                f"Smoke run of {entry.title}", entry.get_absolute_url(), entry.smoke_sentence
+            )
             for entry in entries
             if entry.smoke_job_id is not None
         }
 
 
-def memory(track: Track, asked: matching.Demand) -> float | None:
+def memory(track: Track, asked: matching.LabelNeeds) -> float | None:
     """Return the memory of the machines that a track is for; None where its labels do not say."""
     if asked.gpus:
         return float(asked.gpus * asked.gpu_memory_bytes)
@@ -173,7 +175,7 @@ def memory(track: Track, asked: matching.Demand) -> float | None:
     return None if named else float(track.training_limits().memory_bytes)
 
 
-def peak(asked: matching.Demand) -> float | None:
+def peak(asked: matching.LabelNeeds) -> float | None:
     """Return the FLOP/s of the machines that labels like `1xh100` or `2x3090` name; None where none does."""
     for label in asked.names:
         if found := matching.MODEL_LABEL.fullmatch(label):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leaderboard.models import Replay, Run
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Job
 
 
@@ -16,28 +16,28 @@ def outcome(run: Run) -> str:
     return run.reason or run.get_state_display().lower()
 
 
-def of_training(jobs: Sequence[Job]) -> dict[int, About]:
+def of_training(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     runs = Run.objects.filter(job__in=jobs).select_related("entry")
     return {
-        run.job_id: About(run.entry.title, run.get_absolute_url(), outcome(run))
+        run.job_id: JobSummary(run.entry.title, run.get_absolute_url(), outcome(run))
         for run in runs
         if run.job_id is not None
     }
 
 
-def of_scoring(jobs: Sequence[Job]) -> dict[int, About]:
+def of_scoring(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     runs = Run.objects.filter(score_job__in=jobs).select_related("entry")
     return {
-        run.score_job_id: About(f"Scoring of {run.entry.title}", run.get_absolute_url(), outcome(run))
+        run.score_job_id: JobSummary(f"Scoring of {run.entry.title}", run.get_absolute_url(), outcome(run))
         for run in runs
         if run.score_job_id is not None
     }
 
 
-def of_replays(jobs: Sequence[Job]) -> dict[int, About]:
+def of_replays(jobs: Sequence[Job]) -> dict[int, JobSummary]:
     replays = Replay.objects.filter(job__in=jobs).select_related("run__entry")
     return {
-        replay.job_id: About(
+        replay.job_id: JobSummary(
             f"Spot check of {replay.run.entry.title}",
             replay.run.get_absolute_url(),
             replay.sentence or replay.get_state_display().lower(),

@@ -10,7 +10,7 @@ from leaderboard.job_handlers import swarm_runs
 from leaderboard.job_handlers.train import Training
 from leaderboard.models import Run, Seat
 from scheduler import transitions as jobs
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -67,7 +67,7 @@ class Seats:
         """Nothing: it leaves none."""
 
     def requeued(self, job: Job, reason: str) -> None:
-        jobs.cancel(job, runs.SITE, f"Its machine has left: {reason}")
+        jobs.cancel_job(job, runs.SITE, f"Its machine has left: {reason}")
         self.another(job)
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
@@ -84,10 +84,10 @@ class Seats:
     def another(self, job: Job) -> None:
         swarm_runs.top_up(swarm_runs.of(job.seat.swarm.run))
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         seats = Seat.objects.filter(job__in=jobs).select_related("swarm__run__entry")
         return {
-            seat.job_id: About(
+            seat.job_id: JobSummary(
                 f"A seat in {seat.swarm.run.entry.title}",
                 seat.swarm.run.get_absolute_url(),
                 f"{seat.rows} rows of text computed",

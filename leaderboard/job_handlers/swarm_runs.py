@@ -14,7 +14,7 @@ from leaderboard import runs
 from leaderboard.models import Run, Seat, Swarm, SwarmEvent
 from leaderboard.sanitize import MAX_INTEGER, plain_text
 from scheduler import transitions
-from scheduler.matching import swarm_track
+from scheduler.matching import format_swarm_track
 from scheduler.models import Job
 from trainer import protocol
 from trainer.swarm.credentials import make_credential
@@ -116,7 +116,7 @@ def top_up(swarm: Swarm) -> int:
         Seat.objects.create(swarm=swarm, job=Job.objects.create(**seat_job(run)))
     if lacking < 0:
         for seat in swarm.seats.waiting().select_related("job").order_by("-pk")[:-lacking]:
-            transitions.cancel(seat.job, runs.SITE, "As many machines as are wanted have a seat.")
+            transitions.cancel_job(seat.job, runs.SITE, "As many machines as are wanted have a seat.")
     return max(lacking, 0)
 
 
@@ -136,7 +136,7 @@ def seat_job(run: Run) -> dict[str, Any]:
         "expected_seconds": run.expected_seconds,
         "checkpoint_seconds": LEAVES_WITHIN,
         "author": run.entry.author,
-        "track": swarm_track(run.pk),
+        "track": format_swarm_track(run.pk),
         "needs_sandbox": False,  # none but our own code runs, and it needs the network
         "preemptible": True,
         "max_attempts": 1,
@@ -157,9 +157,9 @@ def call_off(run: Run, reason: str) -> None:
     """Take all seats away: there is no coordinator. Whoever sits is told with the next heartbeat."""
     swarm = of(run)
     Swarm.objects.filter(pk=swarm.pk).update(addresses=[])
-    theirs = Job.objects.filter(seat__swarm=swarm).exclude(state__in=transitions.OVER)
+    theirs = Job.objects.filter(seat__swarm=swarm).exclude(state__in=transitions.FINAL_STATES)
     for job in theirs:
-        transitions.cancel(job, runs.SITE, reason)
+        transitions.cancel_job(job, runs.SITE, reason)
     swarm.seats.update(stage=None)
 
 

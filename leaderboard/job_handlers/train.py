@@ -19,7 +19,7 @@ from leaderboard.rankings import budget_charges, speed_probes, trust
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import storage
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 
@@ -130,7 +130,7 @@ class Training:
     def cancelled(self, job: Job, reason: str) -> None:
         stop(Run.objects.get(job=job), reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.of_training(jobs)
 
 
@@ -143,7 +143,7 @@ class Scoring:
         file = JobFile.objects.select_related("blob").get(job=run.job_id, path=RUN_FILE)
         return protocol.ScoreOrder(
             dataset=run.season.dataset(),
-            run=storage.reference(file.blob, RUN_FILE),
+            run=storage.build_file_reference(file.blob, RUN_FILE),
             checkpoint=protocol.Checkpoint.model_validate(run.checkpoint.manifest),
             suite=tuple(run.track.suite) if run.budget == run.track.budget else (),  # the curve needs no more
             suite_limit=run.track.suite_limit,
@@ -182,7 +182,7 @@ class Scoring:
     def cancelled(self, job: Job, reason: str) -> None:
         stop(Run.objects.get(score_job=job), reason)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.of_scoring(jobs)
 
 
@@ -252,7 +252,7 @@ def keep_configuration(run: Run) -> None:
     config = {"error": f"{RUN_FILE} could not be read."}
     if file.blob.size <= RUN_FILE_BYTES:
         try:
-            read = plain_json(json.loads(storage.read(file.blob)))
+            read = plain_json(json.loads(storage.read_blob(file.blob)))
             config = read if isinstance(read, dict) and read else config
         except (ValueError, RecursionError):
             logger.warning("Run %s: its %s is no JSON.", run.pk, RUN_FILE)

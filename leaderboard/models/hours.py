@@ -11,7 +11,7 @@ from leaderboard.models.seasons import Track
 class TrackHours(models.Model):
     """A stretch of every week in which jobs of a track may start, on the wall clock of the track's time zone.
 
-    Satisfies `scheduler.windows.Weekly`. A track without any has no hours: its jobs start at any time.
+    Satisfies `scheduler.windows.WeeklyWindow`. A track without any has no hours: its jobs start at any time.
     """
 
     class Day(models.IntegerChoices):

@@ -92,7 +92,7 @@ class TrackDict(TypedDict):
 
 
 def known_zone(name: str) -> None:
-    if windows.zone(name) is None:
+    if windows.parse_time_zone(name) is None:
         raise ValidationError(f"{name} is no time zone; try Europe/Berlin or UTC.")
 
 

@@ -12,11 +12,11 @@ from leaderboard.models import Entry
 from leaderboard.notifications import delivery
 from leaderboard.notifications.topics import approvals
 from scheduler.models import Event, Node
-from scheduler.pool import UNHEARD_OF
+from scheduler.pool import OFFLINE_REASON
 
 
 def heard(events: Sequence[Event]) -> None:
-    gone_offline([event for event in events if event.target_kind == "node" and UNHEARD_OF in event.sentence])
+    gone_offline([event for event in events if event.target_kind == "node" and OFFLINE_REASON in event.sentence])
     entered({event.target_id for event in events if event.target_kind == "entry"})
 
 

@@ -96,7 +96,7 @@ def is_proven(run: Run) -> bool:
     """Whether its training can be relied on."""
     if run.replays.filter(state=Replay.State.AGREED).exists():
         return True
-    return run.job is not None and all(node_vetting.counts(node) for node in trained_on(run.job))
+    return run.job is not None and all(node_vetting.is_result_accepted(node) for node in trained_on(run.job))
 
 
 def scored(run: Run) -> bool:

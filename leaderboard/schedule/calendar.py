@@ -149,7 +149,7 @@ def interval_times(task: PeriodicTask, since: datetime, until: datetime) -> Iter
 
 def hours(track: Track, now: datetime) -> Iterator[Due]:
     """Yield the stretches in which jobs of the track may start, this week's and the next."""
-    for begins, ends in windows.stretches(list(track.hours.all()), track.hours_zone, now):
+    for begins, ends in windows.list_intervals(list(track.hours.all()), track.hours_zone, now):
         if ends > now:
             yield Due(track, "hours", begins, ends)
 
@@ -182,16 +182,16 @@ def tonight(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[
     for one in due:
         if one.what == "nightly":
             first.setdefault(one.track.pk, one)
-    lanes = estimates.Outlook(now).lanes if first else []
+    lanes = estimates.QueueEstimates(now).lanes if first else []
     return [next_departure(one, lanes, nights) for one in first.values()]
 
 
-def next_departure(due: Due, lanes: Sequence[estimates.Lane], nights: Sequence[Night]) -> Tonight:
-    line = job_groups.line_of(nightly_job(due.track))
-    fitting = {lane.seeker.node for lane in lanes if matching.obstacle(line, lane.seeker) is None}
+def next_departure(due: Due, lanes: Sequence[estimates.SlotSchedule], nights: Sequence[Night]) -> Tonight:
+    line = job_groups.build_group_from_job(nightly_job(due.track))
+    fitting = {lane.seeker.node for lane in lanes if matching.find_obstacle(line, lane.seeker) is None}
     last = next((night for night in nights if night.track_id == due.track.pk), None)
     held = nightly.unfinished(due.track)
-    return Tonight(due, matching.description(line), len(fitting), held, last.problem if last else "")
+    return Tonight(due, matching.describe_needs(line), len(fitting), held, last.problem if last else "")
 
 
 def nightly_job(track: Track) -> Job:

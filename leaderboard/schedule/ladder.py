@@ -80,7 +80,7 @@ def fill_all() -> int:
 
 def fill(track: Track) -> int:
     """Queue what the ladder lacks, smallest rungs first; once it is full, the entries' further seeds."""
-    release = storage.release()
+    release = storage.store_release()
     with transaction.atomic():
         Track.objects.select_for_update().get(pk=track.pk)  # two that fill at once would both find the same lacking
         revive(track)

@@ -36,7 +36,7 @@ def depart_all(now: datetime) -> list[Month]:
 
 def depart(track: Track, first: date, now: datetime) -> Month | None:
     """Do what this month asks of one track and write it into its diary; None if another process was first."""
-    release = storage.release()
+    release = storage.store_release()
     try:
         with transaction.atomic():
             month = Month.objects.create(date=first, track=track)

@@ -80,7 +80,7 @@ def depart(track: Track, day: date, head: Head) -> Night | None:
             entry = main_entry(track, day, head.reading)
         except IntakeError as error:
             head = Head(None, str(error), head.reading.sha)
-    release = storage.release()
+    release = storage.store_release()
     try:
         with transaction.atomic():
             night = Night.objects.create(date=day, track=track, sha=head.reading.sha if head.reading else head.sha)
@@ -108,7 +108,7 @@ def no_platform(run: Run | None) -> str:
     """Return, where no node that is online could take the run, a sentence that says so."""
     if run is None or run.job is None or run.state != Run.State.QUEUED:
         return ""
-    prospect = estimates.of(run.job, timezone.now())
+    prospect = estimates.estimate_start(run.job, timezone.now())
     return "" if prospect.begins_at else f" {prospect.reason}"
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from django.utils import timezone
 
 from leaderboard.models import Run
-from scheduler.estimates import Outlook
+from scheduler.estimates import QueueEstimates
 from scheduler.models import Job
 
 
@@ -28,13 +28,13 @@ class Departure:
     """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
 
 
-def departures(waiting: Sequence[Run], now: datetime, outlook: Outlook | None = None) -> list[Departure]:
+def departures(waiting: Sequence[Run], now: datetime, outlook: QueueEstimates | None = None) -> list[Departure]:
     """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
 
     Whoever has looked at the queue already brings that along.
     """
     if outlook is None and any(in_queue(run) for run in waiting):
-        outlook = Outlook(now)
+        outlook = QueueEstimates(now)
     return [departure(run, outlook) for run in waiting]
 
 
@@ -47,7 +47,7 @@ def in_queue(run: Run) -> bool:
     return run.job is not None and run.job.state == Job.State.QUEUED
 
 
-def departure(run: Run, outlook: Outlook | None) -> Departure:
+def departure(run: Run, outlook: QueueEstimates | None) -> Departure:
     if run.state == Run.State.WAITING:
         return Departure(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
     if run.job is None or outlook is None:

@@ -30,7 +30,7 @@ def stretch(track: Track, now: datetime) -> Stretch:
     lent = list(track.hours.all())
     if not lent:
         return ANY_TIME
-    known = windows.stretches(lent, track.hours_zone, now)
+    known = windows.list_intervals(lent, track.hours_zone, now)
     later = now + windows.WEEK  # where nobody knows the time zone, nothing begins
     return next(((begin, end) for begin, end in known if end > now), (later, later))
 

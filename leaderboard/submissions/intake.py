@@ -241,7 +241,7 @@ def series_of(reading: Reading, wanted: str, track: Track) -> Series:
 
 def keep(reading: Reading, architecture: str, track: Track, *, actor: str, **fields: Any) -> Entry:
     """Store what was read as an entry, once."""
-    bundle = storage.keep(reading.bundle)
+    bundle = storage.store_bytes(reading.bundle)
     with transaction.atomic():
         entry, created = Entry.objects.get_or_create(
             repository=reading.repository,
@@ -298,7 +298,7 @@ def approve(
         raise IntakeError("This entry has no files to run.")
     budget = checked_budget(entry, budget)
     actor = actor or (user.get_username() if user else SITE)
-    release = storage.release()
+    release = storage.store_release()
     open_states = [Entry.State.PROPOSED, Entry.State.SMOKE]
     with transaction.atomic():
         approved = Entry.objects.filter(pk=entry.pk, sha=sha, state__in=open_states).update(

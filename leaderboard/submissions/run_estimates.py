@@ -18,7 +18,7 @@ from leaderboard.formatting import compact, duration, power
 from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, Run, Track
 from scheduler import matching
-from scheduler.estimates import Outlook, clock
+from scheduler.estimates import QueueEstimates, format_time
 from scheduler.models import Job
 from trainer.accounting.budget import Budget
 
@@ -58,14 +58,14 @@ class Estimate:
         if self.tokens:
             said += f", about {compact(self.tokens)} tokens in the budget"
         said += f"; takes about {duration(self.seconds)}"
-        return said + (f", done about {clock(self.ends_at, now)} if it is queued now." if self.ends_at else ".")
+        return said + (f", done about {format_time(self.ends_at, now)} if it is queued now." if self.ends_at else ".")
 
     def to_dict(self) -> dict[str, Any]:
         moments = {name: at.isoformat() if (at := getattr(self, name)) else None for name in ("begins_at", "ends_at")}
         return {**asdict(self), **moments}
 
 
-def estimate(entry: Entry, outlook: Outlook | None = None) -> Estimate | None:
+def estimate(entry: Entry, outlook: QueueEstimates | None = None) -> Estimate | None:
     """Return it for the entry's whole run; None before a smoke run has counted its size.
 
     `entry` should have its `track__season`. Without `outlook` it looks at the queue itself.
@@ -73,7 +73,7 @@ def estimate(entry: Entry, outlook: Outlook | None = None) -> Estimate | None:
     parameters = entry.smoke.get("parameters")
     if not isinstance(parameters, int | float):
         return None
-    outlook = outlook or Outlook(timezone.now())
+    outlook = outlook or QueueEstimates(timezone.now())
     job = job_of(entry)
     prospect = outlook.of(job) if job.pk else outlook.if_queued(job)
     flops = number(entry, "flops_per_token")
@@ -129,5 +129,5 @@ def pace(track: Track) -> float | None:
     rates = past.annotate(rate=F("train_flops") / F("train_seconds")).values_list("rate", flat=True)[:LOOKED_AT]
     if rates:
         return float(median(rates))
-    peak = smoke_tests.peak(matching.demand(tuple(track.needs_labels)))
+    peak = smoke_tests.peak(matching.parse_labels(tuple(track.needs_labels)))
     return peak * USUAL if peak else None

@@ -13,7 +13,7 @@ from leaderboard.views.campaigns import begun
 from leaderboard.views.rate_limits import refusal
 from scheduler import storage
 from scheduler.campaigns import dataset
-from scheduler.errors import Elsewhere
+from scheduler.errors import RangeError
 from scheduler.models import Campaign
 from scheduler.models.jobs import Blob
 from scheduler.node_api import downloads
@@ -43,11 +43,11 @@ def file(request: HttpRequest, slug: str, path: str) -> HttpResponseBase:
 def shard(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     if kept := get_conditional_response(request, etag=f'"{blob.sha256}"'):
         return kept
-    if address := storage.address(blob):
+    if address := storage.get_presigned_url(blob):
         return HttpResponseRedirect(address)
     try:
-        return downloads.send(request, blob)
-    except Elsewhere as error:
+        return downloads.send_blob(request, blob)
+    except RangeError as error:
         return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
 
 

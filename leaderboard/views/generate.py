@@ -16,7 +16,7 @@ from leaderboard.job_handlers import generation as writing
 from leaderboard.models import Generation, Run, Track
 from leaderboard.views.live import LIVE_SECONDS, latest_event
 from leaderboard.views.origin import from_our_pages
-from scheduler.estimates import Outlook, Prospect
+from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.models import Job
 
 MOST_CHOICES = 60
@@ -127,9 +127,9 @@ def found(token: str) -> Generation:
     return get_object_or_404(rows, token=token)
 
 
-def prospect(asked: Generation) -> Prospect | None:
+def prospect(asked: Generation) -> StartEstimate | None:
     """Return what can be said of one that waits for a node."""
-    return Outlook(timezone.now()).of(asked.job) if asked.job.state == Job.State.QUEUED else None
+    return QueueEstimates(timezone.now()).of(asked.job) if asked.job.state == Job.State.QUEUED else None
 
 
 @require_safe

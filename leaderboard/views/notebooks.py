@@ -45,9 +45,9 @@ def file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpRespons
     kept = found.filter(job__notebook_part__run__entry__kind=Entry.Kind.NOTEBOOK).first()
     if kept is None:
         raise Http404
-    if address := storage.address(kept.blob):
+    if address := storage.get_presigned_url(kept.blob):
         return HttpResponseRedirect(address)
-    answer = downloads.stream(request, storage.open_blob(kept.blob), {"Content-Length": str(kept.blob.size)})
+    answer = downloads.stream_file(request, storage.open_blob(kept.blob), {"Content-Length": str(kept.blob.size)})
     saved = content_disposition_header(True, path.rsplit("/", 1)[-1])
     answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it
     return answer

@@ -19,7 +19,7 @@ from leaderboard.schedule.start_estimates import departures
 from leaderboard.views.board import FAILURES
 from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes, with_job
 from scheduler import job_kinds
-from scheduler.estimates import Outlook
+from scheduler.estimates import QueueEstimates
 from scheduler.models import Lease, Node
 
 ARRIVALS = 8
@@ -28,7 +28,7 @@ ARRIVALS = 8
 def timetable() -> dict[str, Any]:
     """Return what runs and what waits, on all tracks, and what nodes do beside that."""
     now = timezone.now()
-    outlook = Outlook(now)
+    outlook = QueueEstimates(now)
     waiting = list(with_job(Run.objects.waiting()))
     return {
         "live": list(with_job(Run.objects.live())),
@@ -79,10 +79,10 @@ def nodes_at_work() -> QuerySet[Node]:
     return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
 
 
-def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.About]]]]:
+def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
     """Return the nodes, each with what it works on: those at work first, then those that could."""
     nodes = list(nodes_at_work())
-    about = job_kinds.about(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
+    about = job_kinds.summarize_jobs(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
     rows = [(node, [(lease, about[lease.job_id]) for lease in node.now]) for node in nodes]  # type: ignore[attr-defined]
     return sorted(rows, key=lambda row: (not row[1], row[0].state != Node.State.ONLINE, row[0].name))
 

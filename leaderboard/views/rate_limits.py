@@ -13,8 +13,8 @@ def refusal(request: HttpRequest, what: str) -> HttpResponse | None:
 
     `what` is one of `pace`'s kinds.
     """
-    if rate_limits.allows(what, request.META.get("REMOTE_ADDR", "")):
+    if rate_limits.is_within_rate_limit(what, request.META.get("REMOTE_ADDR", "")):
         return None
-    wait = rate_limits.seconds_left(what)
+    wait = rate_limits.get_retry_after(what)
     sentence = f"That was often, for one address. Nothing is lost: ask again in {duration(wait)}.\n"
     return HttpResponse(sentence, status=429, content_type="text/plain", headers={"Retry-After": str(wait)})

@@ -12,7 +12,7 @@ from leaderboard.models import Run
 from leaderboard.publishing import weights
 from leaderboard.views.rate_limits import refusal
 from scheduler import storage
-from scheduler.errors import Elsewhere
+from scheduler.errors import RangeError
 from scheduler.node_api import downloads
 
 
@@ -25,11 +25,11 @@ def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpRespons
     blob = dict(weights.found(run, name)).get(path)
     if blob is None:
         raise Http404
-    if address := storage.address(blob):
+    if address := storage.get_presigned_url(blob):
         return HttpResponseRedirect(address)
     try:
-        answer = downloads.send(request, blob)
-    except Elsewhere as error:
+        answer = downloads.send_blob(request, blob)
+    except RangeError as error:
         return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
     saved = content_disposition_header(True, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
     answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it

@@ -35,36 +35,36 @@ class NodeAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description="Trust: may score", permissions=["change"])
     def trust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.trust(node, name_of(request)), "Trusted")
+        each(self, request, nodes, lambda node: pool.trust_node(node, name_of(request)), "Trusted")
 
     @admin.action(description="Trust no longer", permissions=["change"])
     def distrust(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.distrust(node, name_of(request)), "No longer trusted")
+        each(self, request, nodes, lambda node: pool.distrust_node(node, name_of(request)), "No longer trusted")
 
     @admin.action(description="Drain: finish this job, take no more", permissions=["change"])
     def drain(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.drain(node, name_of(request)), "Draining")
+        each(self, request, nodes, lambda node: pool.drain_node(node, name_of(request)), "Draining")
 
     @admin.action(description="Pause: hand the job back at its next checkpoint", permissions=["change"])
     def pause(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.pause(node, name_of(request)), "Paused")
+        each(self, request, nodes, lambda node: pool.pause_node(node, name_of(request)), "Paused")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.resume(node, name_of(request)), "Resumed")
+        each(self, request, nodes, lambda node: pool.resume_node(node, name_of(request)), "Resumed")
 
     @admin.action(description="Ban", permissions=["change"])
     def ban(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: pool.ban(node, name_of(request)), "Banned")
+        each(self, request, nodes, lambda node: pool.ban_node(node, name_of(request)), "Banned")
 
     @admin.action(description="Revoke the token", permissions=["change"])
     def revoke(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
-        each(self, request, nodes, lambda node: auth.revoke(node, name_of(request)), "Revoked")
+        each(self, request, nodes, lambda node: auth.revoke_node_token(node, name_of(request)), "Revoked")
 
     @admin.action(description="Make a token to join again with", permissions=["change"])
     def renew(self, request: HttpRequest, nodes: QuerySet[Node]) -> None:
         for node in nodes:
-            token = auth.new_join_token(renews=node)
+            token = auth.create_join_token(renews=node)
             self.message_user(request, f"{node.name} joins again with {token} (shown only now).", messages.WARNING)
 
 
@@ -98,9 +98,9 @@ class JoinTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def save_model(self, request: HttpRequest, obj: JoinToken, form: Any, change: bool) -> None:
         """Show the token once; what is kept is its hash."""
-        token = auth.new_token("join")
-        obj.token_hash = auth.digest(token)
-        obj.expires_at = auth.expiry(form.cleaned_data["hours"])
+        token = auth.generate_token("join")
+        obj.token_hash = auth.hash_token(token)
+        obj.expires_at = auth.get_expiry(form.cleaned_data["hours"])
         super().save_model(request, obj, form, change)
         self.message_user(request, f"The token, shown only now: {token}", messages.WARNING)
 
@@ -133,21 +133,21 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.action(description="Cancel", permissions=["change"])
     def cancel(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
         reason = f"{name_of(request)} cancelled it."
-        each(self, request, rows, lambda job: transitions.cancel(job, name_of(request), reason), "Cancelled")
+        each(self, request, rows, lambda job: transitions.cancel_job(job, name_of(request), reason), "Cancelled")
 
     @admin.action(description="Hold: keep back until queued again", permissions=["change"])
     def hold(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
         reason = f"{name_of(request)} holds it back."
-        each(self, request, rows, lambda job: transitions.hold(job, name_of(request), reason), "Held")
+        each(self, request, rows, lambda job: transitions.hold_job(job, name_of(request), reason), "Held")
 
     @admin.action(description="Queue what is held", permissions=["change"])
     def queue(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
-        each(self, request, rows, lambda job: transitions.queue(job, name_of(request)), "Queued")
+        each(self, request, rows, lambda job: transitions.queue_job(job, name_of(request)), "Queued")
 
     @admin.action(description="Take back from its node at the next checkpoint, and queue", permissions=["change"])
     def hand_back(self, request: HttpRequest, rows: QuerySet[Job]) -> None:
         reason = f"{name_of(request)} asked for it back."
-        each(self, request, rows, lambda job: transitions.hand_back(job, name_of(request), reason), "Asked for")
+        each(self, request, rows, lambda job: transitions.request_hand_back(job, name_of(request), reason), "Asked for")
 
     @admin.action(description="Raise the priority by one step", permissions=["change"])
     def raise_priority(self, request: HttpRequest, rows: QuerySet[Job]) -> None:

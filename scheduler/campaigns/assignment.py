@@ -13,7 +13,7 @@ from django.db.models import BigIntegerField
 from django.utils import timezone
 
 from scheduler.campaigns import packet_orders, reputation
-from scheduler.errors import Missing, Over
+from scheduler.errors import LeaseEndedError, NotFoundError
 from scheduler.models import Campaign, Handout, Lease, Packet, Share, Sitting, Volunteer
 from scheduler.node_api import uploads
 from scheduler.prepared import Later, Prepared
@@ -48,7 +48,7 @@ FOR_TWO = {"which": "p.second = 'wanted'", "mine": "h.volunteer_id = %s", "chang
 def take(lease: Lease, message: protocol.TakePackets) -> protocol.TakePacketsReply:
     """Return packets for the lease; first those that it holds and does not know of. Raise Over when it has ended."""
     if lease.state != Lease.State.ACTIVE:
-        raise Over
+        raise LeaseEndedError
     campaign, volunteer = campaign_of(lease), reputation.volunteer_of(lease.node)
     if reason := closed(campaign, volunteer):
         return protocol.TakePacketsReply(done=reason)
@@ -83,7 +83,7 @@ def campaign_of(lease: Lease) -> Campaign:
     """Return for which campaign a lease is; raise Missing where it is for none."""
     sitting = OF_JOB.first(job=lease.job_id)
     if sitting is None:
-        raise Missing("This lease is no sitting: there are no packets under it.")
+        raise NotFoundError("This lease is no sitting: there are no packets under it.")
     return sitting.campaign
 
 
@@ -111,7 +111,7 @@ def nothing(campaign: Campaign, *, limited: bool, holds: bool) -> protocol.TakeP
 @transaction.atomic
 def give(lease: Lease, campaign: Campaign, volunteer: Volunteer, count: int) -> list[tuple[Packet, str]]:
     """Claim up to so many packets, and note whose they are."""
-    uploads.require_active(lease)
+    uploads.lock_active_lease(lease)
     known = known_ones(campaign, volunteer, lease, count)
     room = count - len(known)
     seconds = claim(FOR_TWO, campaign, volunteer.pk, min(max(room // SECONDS_IN, 1), room))

@@ -136,6 +136,6 @@ def kept(rows: list[dict[str, Any]], path: Path) -> Blob:
         parquet.write_table(table, path, compression="zstd", row_group_size=ROWS_A_GROUP)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return storage.take_over(sha256, path)
+        return storage.store_local_file(sha256, path)
     finally:
         path.unlink(missing_ok=True)

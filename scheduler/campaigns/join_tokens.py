@@ -7,7 +7,7 @@ from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 
 from scheduler import rate_limits
-from scheduler.errors import SlowDown
+from scheduler.errors import RateLimitError
 from scheduler.models import JoinToken, Node
 from scheduler.node_api import auth
 from trainer import protocol
@@ -17,8 +17,8 @@ HOURS = 24.0
 
 def token(user: AbstractBaseUser | None = None) -> str:
     """Return a join token for one machine of a volunteer."""
-    made = auth.new_join_token(owner=user, hours=HOURS)
-    JoinToken.objects.filter(token_hash=auth.digest(made)).update(for_packets=True)
+    made = auth.create_join_token(owner=user, hours=HOURS)
+    JoinToken.objects.filter(token_hash=auth.hash_token(made)).update(for_packets=True)
     return made
 
 
@@ -27,8 +27,8 @@ def volunteer(address: str, message: protocol.RegisterVolunteer) -> tuple[Node, 
 
     `address`: of whoever asks.
     """
-    if not rate_limits.allows("volunteer", address):
-        raise SlowDown("Many machines have joined from this address lately: please try again in an hour.")
+    if not rate_limits.is_within_rate_limit("volunteer", address):
+        raise RateLimitError("Many machines have joined from this address lately: please try again in an hour.")
     register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
     with transaction.atomic():
-        return auth.register(token(), register)
+        return auth.register_node(token(), register)

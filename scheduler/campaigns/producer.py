@@ -104,7 +104,7 @@ def quality_of(campaign: Campaign) -> quality.Quality | None:
             learned = quality.learn(sample)
         except ValueError as error:
             raise SourceError(str(error)) from error
-        Campaign.objects.filter(pk=campaign.pk, quality=None).update(quality=storage.keep(learned.dump()))
+        Campaign.objects.filter(pk=campaign.pk, quality=None).update(quality=storage.store_bytes(learned.dump()))
         campaign.refresh_from_db()
     assert campaign.quality is not None, "it was kept just now, by us or another"
     return quality.load(campaign.quality.sha256)

@@ -79,6 +79,6 @@ def learn(texts: Iterable[str]) -> Quality:
 @lru_cache(maxsize=4)
 def load(sha256: str) -> Quality:
     """Return a model that was kept."""
-    told = json.loads(storage.read(Blob.objects.get(sha256=sha256)))
+    told = json.loads(storage.read_blob(Blob.objects.get(sha256=sha256)))
     low, high = told["cuts"]
     return Quality(told["trigrams"], told["pairs"], (low, high))

@@ -30,7 +30,9 @@ def forget_old(now: datetime | None = None) -> dict[str, int]:
     forgotten = {
         "texts": forget(Rephrasing.objects.filter(at__lt=due).exclude(state=Rephrasing.State.ACCEPTED)),
         "handouts": forget(Handout.objects.filter(state__in=GIVEN_UP, answered_at__lt=due, rephrasings=None)),
-        "sittings": forget(Job.objects.filter(kind=KIND, state__in=transitions.OVER, finished_at__lt=due, leases=None)),
+        "sittings": forget(
+            Job.objects.filter(kind=KIND, state__in=transitions.FINAL_STATES, finished_at__lt=due, leases=None)
+        ),
     }
     if any(forgotten.values()):
         logger.info("Forgot of the dataset swarm: %s", forgotten)

@@ -15,7 +15,7 @@ from scheduler import storage
 from scheduler import transitions as jobs
 from scheduler.campaigns import packet_orders
 from scheduler.campaigns import release as giving_back
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Blob, Campaign, Checkpoint, Job, Lease, Packet, Sitting
 from trainer import protocol
 
@@ -56,7 +56,7 @@ def top_up_all() -> int:
     for campaign in Campaign.objects.filter(state=Campaign.State.RUNNING):
         lacking = AHEAD - waiting(campaign) if has_work(campaign) else 0
         if lacking > 0:
-            made += len(make(campaign, lacking, storage.release()))
+            made += len(make(campaign, lacking, storage.store_release()))
         # Age lifts what waits, and these would rise above the trains.
         Job.objects.filter(sitting__campaign=campaign, state=Job.State.QUEUED).update(queued_at=timezone.now())
     return made
@@ -88,8 +88,8 @@ def make(campaign: Campaign, count: int, release: Blob) -> list[Job]:
 
 def call_off(campaign: Campaign, by: str, reason: str) -> None:
     """Take away what waits; who is sitting is told with the next packets that are asked for."""
-    for job in Job.objects.filter(sitting__campaign=campaign, state__in=jobs.WAITING):
-        jobs.cancel(job, by, reason)
+    for job in Job.objects.filter(sitting__campaign=campaign, state__in=jobs.WAITING_STATES):
+        jobs.cancel_job(job, by, reason)
 
 
 class Sittings:
@@ -112,7 +112,7 @@ class Sittings:
     def requeued(self, job: Job, reason: str) -> None:
         giving_back.of_job(job)
         if job.sitting.campaign.state != Campaign.State.RUNNING:
-            jobs.cancel(job, SITE, f"{job.sitting.campaign.name} is {job.sitting.campaign.state}.")
+            jobs.cancel_job(job, SITE, f"{job.sitting.campaign.name} is {job.sitting.campaign.state}.")
 
     def done(self, job: Job, result: dict[str, Any]) -> None:
         giving_back.of_job(job)
@@ -123,8 +123,9 @@ class Sittings:
     def cancelled(self, job: Job, reason: str) -> None:
         giving_back.of_job(job)
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         sittings = Sitting.objects.filter(job__in=jobs).select_related("campaign")
         return {
-            one.job_id: About(f"Packets of {one.campaign.name}", one.campaign.get_absolute_url()) for one in sittings
+            one.job_id: JobSummary(f"Packets of {one.campaign.name}", one.campaign.get_absolute_url())
+            for one in sittings
         }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from scheduler.campaigns.quality import Quality
 from scheduler.campaigns.sources import Row
 from scheduler.models import Campaign
-from scheduler.sanitize import storable
+from scheduler.sanitize import replace_unstorable
 from trainer.rephrase import languages
 
 DIGITS = re.compile(r"\d")
@@ -45,7 +45,7 @@ def look(row: Row, campaign: Campaign) -> Candidate | str:
     """Return a candidate, or why the row is none."""
     if row.text is None:
         return "unreadable"
-    text = storable(row.text).strip()
+    text = replace_unstorable(row.text).strip()
     if len(text) < campaign.min_characters:
         return "short"
     if campaign.language:
@@ -108,7 +108,7 @@ def new_text(candidate: Candidate, campaign: Campaign, seen: set[int], dropped: 
 
 
 def whole(candidate: Candidate) -> str:
-    return storable(candidate.row.text or "").strip()
+    return replace_unstorable(candidate.row.text or "").strip()
 
 
 def add(counts: dict[str, int], reason: str, more: int = 1) -> None:

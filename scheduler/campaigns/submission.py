@@ -125,7 +125,7 @@ def reject_duplicates(judged: Sequence[Judged], campaign: Campaign) -> None:
 @transaction.atomic
 def count(lease: Lease, campaign: Campaign, volunteer: Volunteer, judged: Mapping[int, Judged]) -> set[int]:
     """Let results count; return those packets whose did: the lease still held them."""
-    uploads.require_active(lease)
+    uploads.lock_active_lease(lease)
     packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=judged).order_by("pk").in_bulk()
     held = Handout.objects.select_for_update(no_key=True).filter(
         lease=lease, packet__in=judged, state=Handout.State.HELD

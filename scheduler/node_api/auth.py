@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import BigIntegerField, CharField, Exists, OuterRef, Q
 from django.utils import timezone
 
-from scheduler.errors import Forbidden, Unknown
+from scheduler.errors import ForbiddenError, UnauthorizedError
 from scheduler.models import Event, JoinToken, Lease, Node
 from scheduler.prepared import Later, Prepared
 from trainer import protocol
@@ -26,16 +26,16 @@ from trainer import protocol
 TokenKind = Literal["join", "node", "lease"]
 
 JOIN_TOKEN_HOURS = 24.0
-ANSWER_LOST = timedelta(minutes=15)
+JOIN_RETRY_PERIOD = timedelta(minutes=15)
 """So long a join token may be used again by the same node, should the answer to its registration have been lost."""
 
 
-def new_token(kind: TokenKind) -> str:
+def generate_token(kind: TokenKind) -> str:
     """Return a fresh token. The prefix says what has leaked, and lets secret scanners find it."""
     return f"dtn_{kind}_{secrets.token_urlsafe(32)}"
 
 
-def digest(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return what is kept of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -43,7 +43,7 @@ def digest(token: str) -> str:
 # --- joining -------------------------------------------------------------------------------------------------------
 
 
-def new_join_token(
+def create_join_token(
     *,
     trusted: bool = False,
     labels: Sequence[str] = (),
@@ -52,54 +52,54 @@ def new_join_token(
     renews: Node | None = None,
 ) -> str:
     """Return a token that lets one node in, once. With `renews` that node comes back as itself."""
-    token = new_token("join")
+    token = generate_token("join")
     JoinToken.objects.create(
-        token_hash=digest(token),
+        token_hash=hash_token(token),
         trusted=trusted,
         labels=list(labels),
         owner=owner,  # type: ignore[misc]
         renews=renews,
-        expires_at=expiry(hours),
+        expires_at=get_expiry(hours),
     )
     return token
 
 
-def expiry(hours: float) -> datetime:
+def get_expiry(hours: float) -> datetime:
     return timezone.now() + timedelta(hours=hours)
 
 
-def register(token: str, message: protocol.Register) -> tuple[Node, str]:
+def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
     """Let a node in; return it with its own token. A join token is used up by exactly one node."""
     now = timezone.now()
     try:
         with transaction.atomic():
-            join = JoinToken.objects.filter(token_hash=digest(token)).select_related("renews", "used_by").first()
+            join = JoinToken.objects.filter(token_hash=hash_token(token)).select_related("renews", "used_by").first()
             if join is None:
-                raise Unknown("This join token is not known here: ask the site's people for a new one.")
+                raise UnauthorizedError("This join token is not known here: ask the site's people for a new one.")
             if join.expires_at < now:
-                raise Unknown("This join token has expired: ask the site's people for a new one.")
-            node = join.used_by or join.renews or new_node(join, message)
+                raise UnauthorizedError("This join token has expired: ask the site's people for a new one.")
+            node = join.used_by or join.renews or create_node(join, message)
             free = Q(used_at=None)
             if join.used_by and join.used_by.state == Node.State.NEW:
-                free |= Q(used_at__gt=now - ANSWER_LOST)
+                free |= Q(used_at__gt=now - JOIN_RETRY_PERIOD)
             used = JoinToken.objects.filter(free, pk=join.pk).update(used_at=now, used_by=node)
             if not used:
-                raise Unknown("This join token has been used: each lets one node in. Ask for a new one.")
-            return node, admit(node, join, message)
+                raise UnauthorizedError("This join token has been used: each lets one node in. Ask for a new one.")
+            return node, issue_node_token(node, join, message)
     except IntegrityError:
-        raise Unknown("Another node joined under this name at the same moment: try again.") from None
+        raise UnauthorizedError("Another node joined under this name at the same moment: try again.") from None
 
 
-def new_node(join: JoinToken, message: protocol.Register) -> Node:
+def create_node(join: JoinToken, message: protocol.Register) -> Node:
     return Node.objects.create(
-        name=free_name(message.name.strip() or message.hardware.hostname or "node"),
+        name=find_free_name(message.name.strip() or message.hardware.hostname or "node"),
         owner=join.owner,
         trusted=join.trusted,
         packets=Node.Packets.ONLY if join.for_packets else Node.Packets.NEVER,
     )
 
 
-def free_name(wanted: str) -> str:
+def find_free_name(wanted: str) -> str:
     """Return the name, or the name with the first number that nobody has."""
     taken = set(Node.objects.filter(name__startswith=wanted).values_list("name", flat=True))
     if wanted not in taken:
@@ -107,12 +107,12 @@ def free_name(wanted: str) -> str:
     return next(name for number in range(2, len(taken) + 3) if (name := f"{wanted[:74]}-{number}") not in taken)
 
 
-def admit(node: Node, join: JoinToken, message: protocol.Register) -> str:
+def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) -> str:
     """Give the node its token; whatever token it had is worth nothing from now on."""
-    token = new_token("node")
+    token = generate_token("node")
     wished = sorted({*node.wished_labels, *join.labels, *message.labels})
     Node.objects.filter(pk=node.pk).update(
-        token_hash=digest(token),
+        token_hash=hash_token(token),
         labels=sorted({*wished, *message.hardware.found_labels}),
         wished_labels=wished,
         hardware=message.hardware.model_dump(mode="json"),
@@ -132,18 +132,20 @@ OF_TOKEN = Prepared(
 )
 
 
-def node_of(token: str) -> Node:
+def get_node_by_token(token: str) -> Node:
     """Return the node whose token this is; raise Unknown or Forbidden with a sentence.
 
     It has an attribute more: whether it `holds` a lease."""
-    node = OF_TOKEN.first(token_hash=digest(token))
+    node = OF_TOKEN.first(token_hash=hash_token(token))
     if node is None:
         if token.startswith("dtn_lease_"):
-            raise Forbidden("This is the token of a lease, and this call needs the node's own.")
+            raise ForbiddenError("This is the token of a lease, and this call needs the node's own.")
         if token.startswith("dtn_join_"):
-            raise Forbidden("This is a join token: register with it first.")
-        raise Unknown("This node's token is not known here, or it was revoked: join again with a new join token.")
-    refuse_banned(node)
+            raise ForbiddenError("This is a join token: register with it first.")
+        raise UnauthorizedError(
+            "This node's token is not known here, or it was revoked: join again with a new join token."
+        )
+    check_not_banned(node)
     return node
 
 
@@ -152,43 +154,43 @@ OF_NUMBER = Prepared(
 )
 
 
-def lease_of(token: str, lease_id: int) -> Lease:
+def get_lease_by_token(token: str, lease_id: int) -> Lease:
     """Return the lease whose token this is, active or not; raise Unknown or Forbidden with a sentence."""
-    hashed = digest(token)
+    hashed = hash_token(token)
     lease = OF_NUMBER.first(lease=lease_id)
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
-            raise Forbidden("This call needs the token of the lease, not the node's.")
+            raise ForbiddenError("This call needs the token of the lease, not the node's.")
         if Lease.objects.filter(token_hash=hashed).exists():
-            raise Forbidden("This token belongs to another lease.")
-        raise Unknown("This lease's token is not known here.")
-    refuse_revoked(lease.node)
-    refuse_banned(lease.node)
+            raise ForbiddenError("This token belongs to another lease.")
+        raise UnauthorizedError("This lease's token is not known here.")
+    check_not_revoked(lease.node)
+    check_not_banned(lease.node)
     return lease
 
 
-def refuse_revoked(node: Node) -> None:
+def check_not_revoked(node: Node) -> None:
     if node.token_hash is None:
-        raise Unknown(
+        raise UnauthorizedError(
             "This node's token was revoked: stop what runs, nothing more is taken. Join again with a new token."
         )
 
 
-def refuse_banned(node: Node) -> None:
+def check_not_banned(node: Node) -> None:
     if node.state == Node.State.BANNED:
-        raise Forbidden(f"This node is banned: {node.reason or 'ask the people of the site why'}")
+        raise ForbiddenError(f"This node is banned: {node.reason or 'ask the people of the site why'}")
 
 
 # --- the owner's word ----------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
-def revoke(node: Node, actor: str) -> bool:
+def revoke_node_token(node: Node, actor: str) -> bool:
     """Make the node's token worthless; return whether it had one. Its lease runs out by itself, unheard.
 
     So are the tokens with which it could join again.
     """
-    withdraw(node)
+    expire_join_tokens(node)
     revoked = Node.objects.filter(pk=node.pk, token_hash__isnull=False).update(token_hash=None)
     node.refresh_from_db()
     if revoked:
@@ -196,7 +198,7 @@ def revoke(node: Node, actor: str) -> bool:
     return revoked == 1
 
 
-def withdraw(node: Node) -> None:
+def expire_join_tokens(node: Node) -> None:
     """Let the node's join tokens expire now, also one whose answer may have been lost."""
     now = timezone.now()
     JoinToken.objects.filter(Q(renews=node) | Q(used_by=node), expires_at__gt=now).update(expires_at=now)

@@ -12,43 +12,43 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from scheduler import storage
-from scheduler.errors import Elsewhere
+from scheduler.errors import RangeError
 from scheduler.models import Blob
 
 PARTIAL = 206
 
 
-def send(request: HttpRequest, blob: Blob) -> HttpResponseBase:
+def send_blob(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     """Return the file, or its bytes from where `Range` says on; raise Elsewhere if there are none."""
     tag = f'"{blob.sha256}"'
     same = request.headers.get("If-Range", tag) == tag  # otherwise what was begun is of another file
-    first = begin(request.headers.get("Range", "")) if same else 0
+    first = parse_range_start(request.headers.get("Range", "")) if same else 0
     if first and first >= blob.size:
-        raise Elsewhere(f"The file has {blob.size:,} bytes: there is none from byte {first:,} on. Ask for all of it.")
+        raise RangeError(f"The file has {blob.size:,} bytes: there is none from byte {first:,} on. Ask for all of it.")
     file = storage.open_blob(blob)
     file.seek(first)
     headers = {"Content-Length": str(blob.size - first), "Accept-Ranges": "bytes", "ETag": tag}
     if first:
         headers["Content-Range"] = f"bytes {first}-{blob.size - 1}/{blob.size}"
-    answer = stream(request, file, headers)
+    answer = stream_file(request, file, headers)
     answer.status_code = PARTIAL if first else 200
     return answer
 
 
-def begin(header: str) -> int:
+def parse_range_start(header: str) -> int:
     """Return where a range begins that goes on to the end. For others all is sent, as HTTP allows (RFC 9110, 14.2)."""
     match = re.fullmatch(r"bytes=(\d{1,15})-", header.strip())
     return int(match[1]) if match else 0
 
 
-def stream(request: HttpRequest, file: File[bytes], headers: dict[str, str]) -> HttpResponseBase:
+def stream_file(request: HttpRequest, file: File[bytes], headers: dict[str, str]) -> HttpResponseBase:
     """Return a file piece by piece, from where it stands, in the way that this server waits for pieces."""
     if isinstance(request, ASGIRequest):
-        return StreamingHttpResponse(pieces(file), content_type="application/octet-stream", headers=headers)
+        return StreamingHttpResponse(iterate_chunks(file), content_type="application/octet-stream", headers=headers)
     return FileResponse(file, content_type="application/octet-stream", headers=headers)
 
 
-async def pieces(file: File[bytes]) -> AsyncIterator[bytes]:
+async def iterate_chunks(file: File[bytes]) -> AsyncIterator[bytes]:
     try:
         while piece := await sync_to_async(file.read)(storage.CHUNK):
             yield piece

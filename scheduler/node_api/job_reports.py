@@ -5,17 +5,17 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import F
 
-from scheduler.errors import OutOfOrder, Over
-from scheduler.job_kinds import kind_of
+from scheduler.errors import LeaseEndedError, OutOfOrderError
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Lease, LogChunk
 from trainer import protocol
 
-LOG_BYTES = 8 * 2**20
+MAX_LOG_BYTES = 8 * 2**20
 """Kept of one lease's output; the rest is counted and dropped."""
 
 
 @transaction.atomic
-def metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
+def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """Take a batch, if it is the next one, and hand its rows to the job's kind."""
     taken = (
         Lease.objects.active(lease)
@@ -23,26 +23,26 @@ def metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledg
         .update(metrics_received=message.sequence)
     )
     if taken:
-        kind_of(lease.job).metrics(lease.job, message.rows)
+        get_job_kind(lease.job).metrics(lease.job, message.rows)
         return protocol.Acknowledgment(received=message.sequence)
-    require_active(lease)
+    check_lease_active(lease)
     if message.sequence > lease.metrics_received:
-        raise OutOfOrder(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
+        raise OutOfOrderError(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
     return protocol.Acknowledgment(received=lease.metrics_received)
 
 
 @transaction.atomic
-def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
+def store_log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
     """Take a stretch of output. Of one that overlaps what is here only the new part is kept."""
     lease.refresh_from_db(fields=["state", "log_received"])
     content = message.text.encode("utf-8", "replace")
     end = message.offset + len(content)
     received = lease.log_received
     if message.offset > received:
-        require_active(lease)
-        raise OutOfOrder(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
+        check_lease_active(lease)
+        raise OutOfOrderError(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
     if end <= received:
-        require_active(lease)
+        check_lease_active(lease)
         return protocol.Acknowledgment(received=received)
     taken = (
         Lease.objects.active(lease)
@@ -50,22 +50,22 @@ def log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
         .update(log_received=F("log_received") + end - received)
     )
     if not taken:
-        require_active(lease)
+        check_lease_active(lease)
         return protocol.Acknowledgment(received=lease.log_received)
-    keep(lease, received, content[received - message.offset :].decode("utf-8", "replace"))
+    store_log_chunk(lease, received, content[received - message.offset :].decode("utf-8", "replace"))
     return protocol.Acknowledgment(received=end)
 
 
-def keep(lease: Lease, offset: int, text: str) -> None:
+def store_log_chunk(lease: Lease, offset: int, text: str) -> None:
     """Store the text, unless there is too much already; the first that is dropped says so."""
-    if offset < LOG_BYTES:
-        too_much = offset + len(text.encode()) >= LOG_BYTES
-        notice = f"\n[the log is longer than {LOG_BYTES // 2**20} MB; the rest was dropped]\n" if too_much else ""
+    if offset < MAX_LOG_BYTES:
+        too_much = offset + len(text.encode()) >= MAX_LOG_BYTES
+        notice = f"\n[the log is longer than {MAX_LOG_BYTES // 2**20} MB; the rest was dropped]\n" if too_much else ""
         LogChunk.objects.create(lease=lease, offset=offset, text=text + notice)
 
 
-def require_active(lease: Lease) -> None:
+def check_lease_active(lease: Lease) -> None:
     """Read the lease again; raise Over when it has ended."""
     lease.refresh_from_db()
     if lease.state != Lease.State.ACTIVE:
-        raise Over
+        raise LeaseEndedError

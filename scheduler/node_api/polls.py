@@ -32,7 +32,7 @@ class Patrol:
             return
         self._last = now
         if lease_sweeper.EXPIRED.tuples(now=now):
-            lease_sweeper.sweep(now)
+            lease_sweeper.sweep_leases(now)
 
 
 PATROL = Patrol()
@@ -53,9 +53,9 @@ class Question:
         """Look once, thoroughly; return the answer, or None where waiting may help. `notes`: see `pool.greet`."""
         now = timezone.now()
         message = self.message
-        pool.greet(self.node, message.hardware, message.health, message.lanes_wished, notes)
+        pool.record_poll(self.node, message.hardware, message.health, message.lanes_wished, notes)
         PATROL.see_to_expired(now)
-        if held := lease_sweeper.give_up(self.node, self.message, now):
+        if held := lease_sweeper.release_stale_leases(self.node, self.message, now):
             return idle(BUSY_SECONDS, f"This node still holds lease {held.pk}; it ends when it is not heard of.")
         return self.not_now(now) or self.look(now)
 
@@ -74,8 +74,8 @@ class Question:
     def not_now(self, now: datetime) -> protocol.PollReply | None:
         """Return the answer for a node that is to get no work at all."""
         node = self.node
-        auth.refuse_banned(node)
-        auth.refuse_revoked(node)
+        auth.check_not_banned(node)
+        auth.check_not_revoked(node)
         if node.state == Node.State.DRAINING:
             return protocol.PollReply(
                 action="stop", reason=node.reason or "This node is drained: it takes no more jobs."
@@ -96,36 +96,36 @@ class Question:
             )
         if self.message.health is not None and self.message.health.trouble:
             return idle(BUSY_SECONDS, self.message.health.trouble)
-        if until := node_quota.exhausted_until(node, now):
-            return idle(PAUSE_SECONDS, node_quota.sentence(node, until))
+        if until := node_quota.get_quota_reset(node, now):
+            return idle(PAUSE_SECONDS, node_quota.describe_quota(node, until))
         return self.not_lent(now)
 
     def not_lent(self, now: datetime) -> protocol.PollReply | None:
         """Return the answer for a node that its owner does not lend just now."""
         if self.seeker(now).seconds_left != 0:
             return None
-        opens = node_slots.opens_at(self.node, now, self.windows)
+        opens = node_slots.find_next_opening(self.node, now, self.windows)
         wait = min((opens - now).total_seconds(), PAUSE_SECONDS) if opens else PAUSE_SECONDS
-        zone = node_slots.zone_of(self.node)
+        zone = node_slots.get_time_zone(self.node)
         again = f" It is again from {opens.astimezone(zone):%A, %H:%M} ({zone})." if opens else ""
         return idle(wait, f"Its owner does not lend this node just now.{again}")
 
     def look(self, now: datetime) -> protocol.PollReply | None:
         """Look through the queue for a job that fits."""
-        queue = job_groups.queue(now)
+        queue = job_groups.get_queue(now)
         self.looked_at = queue.read_at
         seeker = self.seeker(now)
-        if lease := leases.claim(self.node, self.message.lane, queue=queue, seeker=seeker):
+        if lease := leases.claim_job(self.node, self.message.lane, queue=queue, seeker=seeker):
             return protocol.PollReply(action="job", lease=lease)
         self.idle_reason = queue.why_idle(seeker)
         return None
 
-    def seeker(self, now: datetime) -> matching.Seeker:
+    def seeker(self, now: datetime) -> matching.NodeSlot:
         """Return the lane that asks. Its owner's windows are read once for each question."""
         if self.windows is None:
-            self.windows = node_slots.windows_of(self.node)
+            self.windows = node_slots.load_windows(self.node)
         message = self.message
-        return node_slots.seeker(self.node, now, lane=message.lane, lanes=message.lanes, lent=self.windows)
+        return node_slots.build_node_slot(self.node, now, lane=message.lane, lanes=message.lanes, lent=self.windows)
 
     def may_hope(self, newest: datetime | None) -> bool:
         """Whether matching has something for it now; `newest`: when the last job came into the queue. No query but
@@ -133,7 +133,7 @@ class Question:
         if newest is None or (self.looked_at and newest <= self.looked_at - CLOCKS_DIFFER):
             return False
         now = timezone.now()
-        queue, seeker = job_groups.queue(now), self.seeker(now)
+        queue, seeker = job_groups.get_queue(now), self.seeker(now)
         if next(queue.fitting(seeker), None) is not None:
             return True
         self.looked_at, self.idle_reason = queue.read_at, queue.why_idle(seeker)

@@ -19,12 +19,12 @@ from typing import IO, Self
 from django.conf import settings
 
 from scheduler import storage
-from scheduler.errors import Elsewhere, Unacceptable
+from scheduler.errors import InvalidMessageError, RangeError
 from scheduler.models import Blob
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteRange:
     """Which bytes of a file a piece is: `first` to `last`, both included, of `total`."""
 
     first: int
@@ -37,7 +37,7 @@ class Span:
         match = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", header)
         span = cls(*map(int, match.groups())) if match else None
         if span is None or not span.first <= span.last < span.total or span.length != length:
-            raise Unacceptable(f"Content-Range {header[:80]!r} is not that of a body of {length:,} bytes.")
+            raise InvalidMessageError(f"Content-Range {header[:80]!r} is not that of a body of {length:,} bytes.")
         return span
 
     @property
@@ -45,11 +45,11 @@ class Span:
         return self.last - self.first + 1
 
 
-def place(lease: int, sha256: str, total: int) -> Path:
+def get_partial_path(lease: int, sha256: str, total: int) -> Path:
     return settings.UPLOADS / str(lease) / f"{sha256}.{total}"
 
 
-def received(lease: int, sha256: str) -> int:
+def get_received_size(lease: int, sha256: str) -> int:
     """Return how many bytes of a file are here. One that is whole and has not been found right misses its last byte:
     with that it is looked at again."""
     for path in (settings.UPLOADS / str(lease)).glob(f"{sha256}.*"):
@@ -58,7 +58,7 @@ def received(lease: int, sha256: str) -> int:
     return 0
 
 
-def held(lease: int, beside: str) -> int:
+def sum_partial_sizes(lease: int, beside: str) -> int:
     """Return how many bytes of a lease's other files are here."""
     sizes = 0
     for path in (settings.UPLOADS / str(lease)).glob("*"):
@@ -68,34 +68,34 @@ def held(lease: int, beside: str) -> int:
 
 
 @contextmanager
-def opened(lease: int, sha256: str, total: int) -> Iterator[IO[bytes]]:
+def open_partial_file(lease: int, sha256: str, total: int) -> Iterator[IO[bytes]]:
     """Open a partial file, empty if there is none; of several who want it at once each waits for the one before."""
-    path = place(lease, sha256, total)
+    path = get_partial_path(lease, sha256, total)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_at(path, file):  # it became whole while we waited, and belongs to the storage now
+            if not is_same_file(path, file):  # it became whole while we waited, and belongs to the storage now
                 continue
             yield file
             return
 
 
-def is_at(path: Path, file: IO[bytes]) -> bool:
+def is_same_file(path: Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 
 
-def write(file: IO[bytes], span: Span, read: Callable[[int], bytes]) -> int:
+def append_piece(file: IO[bytes], span: ByteRange, read: Callable[[int], bytes]) -> int:
     """Put a piece where it belongs; return how far the file is here. Raise Elsewhere if something before it is missing.
 
     Of a piece that is here in part only the rest is kept.
     """
     size = file.seek(0, 2)
     if span.first > size:
-        raise Elsewhere(f"The file is here up to byte {size:,}, and this piece begins at {span.first:,}.")
+        raise RangeError(f"The file is here up to byte {size:,}, and this piece begins at {span.first:,}.")
     left, known = span.length, size - span.first
     while left > 0 and (data := read(min(storage.CHUNK, left))):
         left -= len(data)
@@ -105,20 +105,20 @@ def write(file: IO[bytes], span: Span, read: Callable[[int], bytes]) -> int:
     return max(size, span.last + 1 - left)
 
 
-def finish(sha256: str, path: Path) -> Blob:
+def finish_upload(sha256: str, path: Path) -> Blob:
     """Make a blob of a file that is whole. Raise Unacceptable, and drop it, if its hash is another one."""
     try:
-        return storage.take_over(sha256, path)
+        return storage.store_local_file(sha256, path)
     finally:
         path.unlink(missing_ok=True)
 
 
-def forget(lease: int) -> None:
+def delete_partial_uploads(lease: int) -> None:
     """Drop what a lease left half-way."""
     shutil.rmtree(settings.UPLOADS / str(lease), ignore_errors=True)
 
 
-def leases() -> list[int]:
+def list_leases_with_partials() -> list[int]:
     """Return the leases that have something here."""
     folder: Path = settings.UPLOADS
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []

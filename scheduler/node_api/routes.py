@@ -19,7 +19,7 @@ from ninja.security import HttpBearer
 
 from scheduler import leases, rate_limits, sanitize, signing, storage
 from scheduler.campaigns import assignment, join_tokens, submission
-from scheduler.errors import OtherVersion, Refused, TooLarge, Unacceptable, Unknown
+from scheduler.errors import ApiError, InvalidMessageError, TooLargeError, UnauthorizedError, VersionMismatchError
 from scheduler.models import Lease, Node
 from scheduler.node_api import auth, downloads, job_reports, polls, resumable_uploads, uploads
 from trainer import protocol
@@ -36,17 +36,17 @@ class PlainJson(Parser):
 
 def plain_json(body: bytes) -> dict[str, Any]:
     """Return a message; raise ValueError or Refused where it is none."""
-    data = sanitize.tidy(json.loads(body))
+    data = sanitize.sanitize_message(json.loads(body))
     if not isinstance(data, dict):
-        raise Unacceptable("The message has to be a JSON object.")
+        raise InvalidMessageError("The message has to be a JSON object.")
     if data.get("version", protocol.VERSION) != protocol.VERSION:
-        raise OtherVersion
+        raise VersionMismatchError
     return data
 
 
 class JoinToken(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> str:
-        rate_limits.check("register", request.META.get("REMOTE_ADDR", ""))
+        rate_limits.check_rate_limit("register", request.META.get("REMOTE_ADDR", ""))
         return token
 
 
@@ -57,15 +57,15 @@ class NodeToken(HttpBearer):
 
 def admitted(token: str) -> Node:
     """Return the node, if it does not ask too often. The cache that counts may be far away."""
-    node = auth.node_of(token)
-    rate_limits.check("poll", str(node.pk))
+    node = auth.get_node_by_token(token)
+    rate_limits.check_rate_limit("poll", str(node.pk))
     return node
 
 
 def holder(token: str, lease_id: int) -> Lease:
     """Return the lease, if whoever has it does not speak too often."""
-    lease = auth.lease_of(token, lease_id)
-    rate_limits.check("lease", str(lease.pk))
+    lease = auth.get_lease_by_token(token, lease_id)
+    rate_limits.check_rate_limit("lease", str(lease.pk))
     return lease
 
 
@@ -97,8 +97,8 @@ class Asked(HttpRequest):
 @node_api.post("/register", auth=JoinToken(), response={200: protocol.RegisterReply, **REFUSALS})
 def register(request: Asked, message: protocol.Register) -> protocol.RegisterReply:
     """A new node joins, with its join token; it gets its own token and the key to check job specs with."""
-    node, token = auth.register(request.auth, message)
-    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.public_key())
+    node, token = auth.register_node(request.auth, message)
+    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 
 @node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **REFUSALS})
@@ -114,7 +114,7 @@ def poll(request: Asked, message: protocol.Poll) -> HttpResponse:
 def volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
     """Somebody without an account joins, for packets alone."""
     node, token = join_tokens.volunteer(request.META.get("REMOTE_ADDR", ""), message)
-    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.public_key())
+    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 
 # --- lease -> site ---------------------------------------------------------------------------------------------------
@@ -125,25 +125,25 @@ def volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> prot
 )
 def heartbeat(request: Asked, lease_id: int, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
     """Keeps the lease; the reply may ask to stop."""
-    return leases.heartbeat(request.auth, message)
+    return leases.renew_lease(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})
 def metrics(request: Asked, lease_id: int, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """The next batch of metric lines; a repeat does nothing."""
-    return job_reports.metrics(request.auth, message)
+    return job_reports.store_metrics(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})
 def log(request: Asked, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledgment:
     """The next stretch of output; a repeat does nothing."""
-    return job_reports.log(request.auth, message)
+    return job_reports.store_log(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.MissingBlobs, **REFUSALS})
 def blobs(request: Asked, lease_id: int, message: protocol.BlobQuery) -> protocol.MissingBlobs:
     """Which of these files does the site still want?"""
-    return uploads.wanted(request.auth, message)
+    return uploads.list_missing_blobs(request.auth, message)
 
 
 @node_api.put(
@@ -161,9 +161,9 @@ def put_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> protocol
     """One file, as raw bytes, or a piece of it (`Content-Range`). It counts when all of it is here with this hash."""
     length = int(request.META.get("CONTENT_LENGTH") or 0)
     if header := request.headers.get("Content-Range"):
-        span = resumable_uploads.Span.parse(header, length)
-        return protocol.Acknowledgment(received=uploads.take_in_piece(request.auth, sha256, request.read, span))
-    return protocol.Acknowledgment(received=uploads.take_in(request.auth, sha256, request.read, length).size)
+        span = resumable_uploads.ByteRange.parse(header, length)
+        return protocol.Acknowledgment(received=uploads.store_upload_piece(request.auth, sha256, request.read, span))
+    return protocol.Acknowledgment(received=uploads.store_upload(request.auth, sha256, request.read, length).size)
 
 
 @node_api.api_operation(
@@ -171,16 +171,16 @@ def put_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> protocol
 )
 def how_far(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResponse:
     """How many bytes of a file have come under this lease: `Upload-Offset`."""
-    return HttpResponse(headers={"Upload-Offset": str(uploads.how_far(request.auth, sha256))})
+    return HttpResponse(headers={"Upload-Offset": str(uploads.get_upload_offset(request.auth, sha256))})
 
 
 @node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=REFUSALS)
 def get_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResponseBase:
     """A file that the lease's spec names: raw bytes, those from `Range: bytes=<first>-` on, or a redirect to them."""
-    blob = uploads.readable(request.auth, sha256)
-    if address := storage.address(blob):
+    blob = uploads.get_downloadable_blob(request.auth, sha256)
+    if address := storage.get_presigned_url(blob):
         return HttpResponseRedirect(address)
-    return downloads.send(request, blob)
+    return downloads.send_blob(request, blob)
 
 
 @node_api.post(
@@ -188,7 +188,7 @@ def get_blob(request: Asked, lease_id: int, sha256: protocol.Sha256) -> HttpResp
 )
 def checkpoints(request: Asked, lease_id: int, message: protocol.CheckpointUploaded) -> protocol.Acknowledgment:
     """Every file of the checkpoint has been sent: it counts from now on."""
-    uploads.checkpoint(request.auth, message.checkpoint, message.files)
+    uploads.record_checkpoint(request.auth, message.checkpoint, message.files)
     return protocol.Acknowledgment(received=message.checkpoint.step)
 
 
@@ -212,7 +212,7 @@ def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPacket
 def finish(request: Asked, lease_id: int, message: protocol.FinishLease) -> protocol.Acknowledgment:
     """The end of the lease; a repeat does nothing."""
     lease: Lease = request.auth
-    leases.finish(lease, message)
+    leases.finish_lease(lease, message)
     return protocol.Acknowledgment(received=lease.metrics_received)
 
 
@@ -228,30 +228,30 @@ def refuse(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
     return node_api.create_response(request, protocol.ErrorDetail(detail=sentence).model_dump(), status=status)
 
 
-@node_api.exception_handler(Refused)
-def refused(request: HttpRequest, error: Refused) -> HttpResponse:
+@node_api.exception_handler(ApiError)
+def refused(request: HttpRequest, error: ApiError) -> HttpResponse:
     response = refuse(request, error.status, str(error))
     if error.status == 429:
-        response["Retry-After"] = str(rate_limits.seconds_left())
+        response["Retry-After"] = str(rate_limits.get_retry_after())
     return response
 
 
 @node_api.exception_handler(HttpError)
 def unread(request: HttpRequest, error: HttpError) -> HttpResponse:
     """ninja says this of whatever the parser raises; the parser's own word is better."""
-    if isinstance(error.__cause__, Refused):
+    if isinstance(error.__cause__, ApiError):
         return refused(request, error.__cause__)
     return refuse(request, error.status_code, "The message is not JSON.")
 
 
 @node_api.exception_handler(RequestDataTooBig)
 def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
-    return refuse(request, TooLarge.status, "The message is larger than the site takes: send less at a time.")
+    return refuse(request, TooLargeError.status, "The message is larger than the site takes: send less at a time.")
 
 
 @node_api.exception_handler(AuthenticationError)
 def no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
-    return refuse(request, Unknown.status, "This call needs a token: Authorization: Bearer <token>.")
+    return refuse(request, UnauthorizedError.status, "This call needs a token: Authorization: Bearer <token>.")
 
 
 @node_api.exception_handler(ValidationError)

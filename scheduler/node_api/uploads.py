@@ -12,8 +12,8 @@ from django.db.models import BigIntegerField, Q, Sum
 
 from scheduler import storage
 from scheduler.checkpoints import delete_superseded
-from scheduler.errors import Forbidden, Missing, Over, TooLarge, Unacceptable
-from scheduler.job_kinds import kind_of
+from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedError, NotFoundError, TooLargeError
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from scheduler.node_api import resumable_uploads
 from scheduler.prepared import Later, Prepared
@@ -23,140 +23,148 @@ MAX_FILES = 256
 """In one message; a checkpoint has a handful."""
 
 
-def wanted(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
+def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
     """Return which files have to be sent.
 
     A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
     """
-    with limit_recorded(lease):
+    with record_exceeded_limit(lease):
         check_files(message.files)
-    here = possessed(lease.job, message.files)
+    here = find_uploaded_blobs(lease.job, message.files)
     return protocol.MissingBlobs(
         sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here))
     )
 
 
-def take_in(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
+def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
     """Store one file of this lease; raise TooLarge, Over, or Unacceptable for another hash."""
-    limit = room(lease, length)
-    blob = storage.receive(sha256, read, limit)
+    limit = get_upload_allowance(lease, length)
+    blob = storage.store_stream(sha256, read, limit)
     with transaction.atomic():
-        require_active(lease)
+        lock_active_lease(lease)
         lease.uploads.add(blob)
     return blob
 
 
-def take_in_piece(lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.Span) -> int:
+def store_upload_piece(
+    lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange
+) -> int:
     """Keep a piece of a file; return how far the file is here. With its last byte it is stored as by `take_in`.
 
     Raise as that does, and Elsewhere if something before the piece is missing.
     """
-    room(lease, span.total, resumable_uploads.held(lease.pk, beside=sha256))
-    with resumable_uploads.opened(lease.pk, sha256, span.total) as file:
-        received = how_far(lease, sha256)
+    get_upload_allowance(lease, span.total, resumable_uploads.sum_partial_sizes(lease.pk, beside=sha256))
+    with resumable_uploads.open_partial_file(lease.pk, sha256, span.total) as file:
+        received = get_upload_offset(lease, sha256)
         if received < span.total:
-            received = resumable_uploads.write(file, span, read)
+            received = resumable_uploads.append_piece(file, span, read)
         if received < span.total:
             return received
-        path = resumable_uploads.place(lease.pk, sha256, span.total)
+        path = resumable_uploads.get_partial_path(lease.pk, sha256, span.total)
         if not lease.uploads.filter(pk=sha256).exists():  # else it became whole while this piece waited for its turn
-            blob = resumable_uploads.finish(sha256, path)
+            blob = resumable_uploads.finish_upload(sha256, path)
             with transaction.atomic():
-                require_active(lease)
+                lock_active_lease(lease)
                 lease.uploads.add(blob)
         path.unlink(missing_ok=True)
     return span.total
 
 
-def how_far(lease: Lease, sha256: str) -> int:
+def get_upload_offset(lease: Lease, sha256: str) -> int:
     """Return how many bytes of a file have come under this lease."""
     blob = lease.uploads.filter(pk=sha256).first()
-    return resumable_uploads.received(lease.pk, sha256) if blob is None else blob.size
+    return resumable_uploads.get_received_size(lease.pk, sha256) if blob is None else blob.size
 
 
-def room(lease: Lease, length: int, under_way: int = 0) -> int:
+def get_upload_allowance(lease: Lease, length: int, under_way: int = 0) -> int:
     """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended.
 
     Only what is kept under the lease counts: files of superseded checkpoints do not.
     """
     if not Lease.objects.active(lease).exists():
-        raise Over
+        raise LeaseEndedError
     kept = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
     limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - kept - under_way))
-    with limit_recorded(lease):
+    with record_exceeded_limit(lease):
         if length > limit:
-            raise TooLarge(f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease.")
+            raise TooLargeError(
+                f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease."
+            )
     return limit
 
 
 @contextmanager
-def limit_recorded(lease: Lease) -> Iterator[None]:
+def record_exceeded_limit(lease: Lease) -> Iterator[None]:
     """Record on the lease that a limit of the site refused a file, so that its node is not blamed."""
     try:
         yield
-    except TooLarge:
+    except TooLargeError:
         Lease.objects.filter(pk=lease.pk).update(limit_exceeded=True)
         raise
 
 
 @transaction.atomic
-def checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
+def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
     """Record a checkpoint and the files that came with it, and delete the files of those that it supersedes.
 
     The same one again changes nothing. Another one of the same step is refused, and so is one older than the newest:
     it would come between the ends of a stretch that is kept for a replay.
     """
-    require_active(lease)
-    attach(lease, files)
+    lock_active_lease(lease)
+    attach_files(lease, files)
     job = lease.job
     manifest = message.model_dump(mode="json")
     known = job.checkpoints.filter(step=message.step).first()
     if known is not None:
         if known.manifest != manifest:
-            raise Unacceptable(f"This job has another checkpoint of step {message.step} already; the first one counts.")
+            raise InvalidMessageError(
+                f"This job has another checkpoint of step {message.step} already; the first one counts."
+            )
         return
     last = job.checkpoints.last()
     if last is not None and message.step < last.step:
-        raise Unacceptable(
+        raise InvalidMessageError(
             f"This job has a checkpoint of step {last.step} already: one of step {message.step} is too old."
         )
-    blobs = complete(job, message.files)
+    blobs = get_complete_blobs(job, message.files)
     made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
     made.blobs.set(blobs)
     Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
-    kind_of(job).checkpoint(job, made)
+    get_job_kind(job).checkpoint(job, made)
     delete_superseded(job)
 
 
-def attach(lease: Lease, files: Sequence[protocol.FileRef]) -> None:
+def attach_files(lease: Lease, files: Sequence[protocol.FileRef]) -> None:
     """Keep small files with the job. Bring a transaction."""
-    blobs = {blob.sha256: blob for blob in complete(lease.job, files)}
+    blobs = {blob.sha256: blob for blob in get_complete_blobs(lease.job, files)}
     for file in files:
         JobFile.objects.update_or_create(job=lease.job, path=file.path, defaults={"blob": blobs[file.sha256]})
 
 
-def readable(lease: Lease, sha256: str) -> Blob:
+def get_downloadable_blob(lease: Lease, sha256: str) -> Blob:
     """Return a file that this lease's spec names; raise Over, Forbidden or Missing."""
     if lease.state != Lease.State.ACTIVE:
-        raise Over
-    if sha256 not in {file.sha256 for file in named(protocol.JobSpec.model_validate_json(lease.spec))}:
-        raise Forbidden("This file does not belong to this lease's job.")
+        raise LeaseEndedError
+    if sha256 not in {
+        file.sha256 for file in iterate_file_references(protocol.JobSpec.model_validate_json(lease.spec))
+    }:
+        raise ForbiddenError("This file does not belong to this lease's job.")
     blob = Blob.objects.filter(sha256=sha256).first()
     if blob is None:
-        raise Missing("The site has lost this file; its people have to be told.")
+        raise NotFoundError("The site has lost this file; its people have to be told.")
     return blob
 
 
-def named(message: Any) -> Iterator[protocol.FileRef]:
+def iterate_file_references(message: Any) -> Iterator[protocol.FileRef]:
     """Yield every file that a message names. Not what only looks like one: free-form parts are an author's words."""
     if isinstance(message, protocol.FileRef):
         yield message
     elif isinstance(message, protocol.Message):
         for name in type(message).model_fields:
-            yield from named(getattr(message, name))
+            yield from iterate_file_references(getattr(message, name))
     elif isinstance(message, tuple):
         for item in message:
-            yield from named(item)
+            yield from iterate_file_references(item)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -172,13 +180,13 @@ ACTIVE = Prepared(
 )
 
 
-def require_active(lease: Lease) -> None:
+def lock_active_lease(lease: Lease) -> None:
     """Raise Over when the lease has ended. Bring a transaction: the row is locked, where the database can."""
     if not ACTIVE.tuples(lease=lease.pk):
-        raise Over
+        raise LeaseEndedError
 
 
-def possessed(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
+def find_uploaded_blobs(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
     """Return those of the files that were sent for this job before, under any of its leases."""
     if not files:
         return {}
@@ -188,28 +196,28 @@ def possessed(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
     return {blob.sha256: blob for blob in blobs}
 
 
-def complete(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
+def get_complete_blobs(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
     """Return the blobs of all files; raise Unacceptable when one is missing, or is not what was said."""
     check_files(files)
-    here = possessed(job, files)
+    here = find_uploaded_blobs(job, files)
     for file in files:
         if file.sha256 not in here:
-            raise Unacceptable(f"{file.path} has not been sent: upload it first, then say so again.")
+            raise InvalidMessageError(f"{file.path} has not been sent: upload it first, then say so again.")
         if here[file.sha256].size != file.size:
-            raise Unacceptable(f"{file.path} has {here[file.sha256].size:,} bytes and not {file.size:,}.")
+            raise InvalidMessageError(f"{file.path} has {here[file.sha256].size:,} bytes and not {file.size:,}.")
     return list(here.values())
 
 
 def check_files(files: Sequence[protocol.FileRef]) -> None:
     """Refuse a list that no honest node sends: it may be laid out as a folder on somebody else's machine."""
     if len(files) > MAX_FILES:
-        raise Unacceptable(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")
+        raise InvalidMessageError(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")
     paths = [file.path for file in files]
     if len(set(paths)) != len(paths):
-        raise Unacceptable("Two of the files have the same path.")
+        raise InvalidMessageError("Two of the files have the same path.")
     for path in paths:
         if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
-            raise Unacceptable(f"{path!r} is no path inside a folder.")
+            raise InvalidMessageError(f"{path!r} is no path inside a folder.")
     for file in files:
         if file.size > settings.BLOB_MAX_BYTES:
-            raise TooLarge(f"{file.path} has {file.size:,} bytes; one file may have {settings.BLOB_MAX_BYTES:,}.")
+            raise TooLargeError(f"{file.path} has {file.size:,} bytes; one file may have {settings.BLOB_MAX_BYTES:,}.")

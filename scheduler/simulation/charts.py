@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from scheduler.simulation.statistics import Outcome, shares
+from scheduler.simulation.statistics import Outcome, compute_fair_shares
 from scheduler.simulation.workload import CLASSES
 
 WIDTH, HEIGHT = 960, 720
@@ -19,10 +19,10 @@ text{font:13px system-ui,sans-serif;fill:#24292f;font-variant-numeric:tabular-nu
 .hair{stroke:#6e7681}.bar,.light,.dot{fill:#56b4e9}.fair{stroke:#f0913a}}
 </style>"""
 # Okabe and Ito's colours, told apart by the colour-blind; in the order of the queue.
-COLOURS = ("#d55e00", "#000000", "#cc79a7", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#f0e442", "#999999", "#6a3d9a")
+COLORS = ("#d55e00", "#000000", "#cc79a7", "#e69f00", "#0072b2", "#56b4e9", "#009e73", "#f0e442", "#999999", "#6a3d9a")
 
 
-def draw(outcome: Outcome) -> str:
+def draw_outcome(outcome: Outcome) -> str:
     """Return the picture."""
     title = (
         f"{outcome.nodes:,} nodes, {outcome.days:g} days, seed {outcome.seed}: "
@@ -30,45 +30,45 @@ def draw(outcome: Outcome) -> str:
         f"{outcome.starved} jobs starved, {outcome.jobs_done:,} done"
     )
     parts = [
-        text(40, 34, title, "title"),
-        *utilisation(outcome, 60, 70, 860, 210),
-        *waits(outcome, 150, 385, 320, 270),
-        *fairness(outcome, 580, 385, 340, 270),
+        format_text(40, 34, title, "title"),
+        *draw_utilization(outcome, 60, 70, 860, 210),
+        *draw_waits(outcome, 150, 385, 320, 270),
+        *draw_fairness(outcome, 580, 385, 340, 270),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
     paper = f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>'
     return "\n".join([head, f"<title>{escape(title)}</title>", STYLE, paper, *parts, "</svg>"]) + "\n"
 
 
-def utilisation(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
+def draw_utilization(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
     """Each day's offered hours, by the class of job that used them."""
-    yield text(left - 20, top - 10, "Used, of the hours offered on each day", "")
+    yield format_text(left - 20, top - 10, "Used, of the hours offered on each day", "")
     for share in (0, 0.25, 0.5, 0.75, 0.9, 1):
         y = top + height * (1 - share)
-        yield line(left, y, left + width, y, "faint")
-        yield text(left - 8, y + 4, f"{share:.0%}", "small end")
+        yield format_line(left, y, left + width, y, "faint")
+        yield format_text(left - 8, y + 4, f"{share:.0%}", "small end")
     days = len(next(iter(outcome.used_by_day.values()), ()))
     across = width / max(days, 1)
     for day in range(days):
         below = 0.0
-        for name, colour in zip(CLASSES, COLOURS, strict=True):
+        for name, colour in zip(CLASSES, COLORS, strict=True):
             share = outcome.used_by_day[name][day]
             y = top + height * (1 - below - share)
-            yield bar(left + day * across + 1, y, across - 2, height * share, f'fill="{colour}"')
+            yield format_bar(left + day * across + 1, y, across - 2, height * share, f'fill="{colour}"')
             below += share
-    yield from legend(left, top + height + 24)
+    yield from draw_legend(left, top + height + 24)
 
 
-def legend(x: float, y: float) -> Iterator[str]:
-    for name, colour in zip(CLASSES, COLOURS, strict=True):
-        yield bar(x, y - 10, 10, 10, f'fill="{colour}" stroke="#8c959f"')
-        yield text(x + 14, y, name, "small")
+def draw_legend(x: float, y: float) -> Iterator[str]:
+    for name, colour in zip(CLASSES, COLORS, strict=True):
+        yield format_bar(x, y - 10, 10, 10, f'fill="{colour}" stroke="#8c959f"')
+        yield format_text(x + 14, y, name, "small")
         x += 26 + 7 * len(name)
 
 
-def waits(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
+def draw_waits(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
     """Hours until a node took a job: the median in full colour, the 95th percentile behind it. Logarithmic."""
-    yield text(left - 110, top - 18, "Hours until a node takes a job: median and 95 %", "")
+    yield format_text(left - 110, top - 18, "Hours until a node takes a job: median and 95 %", "")
     longest = max((outcome.wait(name, 0.95) for name in outcome.waits), default=1.0)
     decades = max(1, math.ceil(math.log10(max(longest, 1.0))) + 2)  # from 0.01 h up
 
@@ -77,54 +77,54 @@ def waits(outcome: Outcome, left: float, top: float, width: float, height: float
 
     for decade in range(decades + 1):
         x = left + width * decade / decades
-        yield line(x, top, x, top + height, "faint")
-        yield text(x, top + height + 18, f"{10.0 ** (decade - 2):g}", "small middle")
+        yield format_line(x, top, x, top + height, "faint")
+        yield format_text(x, top + height + 18, f"{10.0 ** (decade - 2):g}", "small middle")
     step = height / max(len(outcome.waits), 1)
     for number, name in enumerate(outcome.waits):
         y = top + number * step
-        yield text(left - 10, y + step / 2 + 4, name, "end")
-        yield bar(left, y + step * 0.2, across(outcome.wait(name, 0.95)), step * 0.6, 'class="light"')
-        yield bar(left, y + step * 0.2, across(outcome.wait(name, 0.5)), step * 0.6, 'class="bar"')
+        yield format_text(left - 10, y + step / 2 + 4, name, "end")
+        yield format_bar(left, y + step * 0.2, across(outcome.wait(name, 0.95)), step * 0.6, 'class="light"')
+        yield format_bar(left, y + step * 0.2, across(outcome.wait(name, 0.5)), step * 0.6, 'class="bar"')
 
 
-def fairness(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
+def draw_fairness(outcome: Outcome, left: float, top: float, width: float, height: float) -> Iterator[str]:
     """What each author asked for and got, and what would be fair."""
-    yield text(left - 40, top - 18, f"Work asked for and done, by author; fairness {outcome.fairness:.3f}", "")
+    yield format_text(left - 40, top - 18, f"Work asked for and done, by author; fairness {outcome.fairness:.3f}", "")
     most = max((wanted for wanted, _ in outcome.authors), default=1.0)
-    fair = shares(outcome.authors)
+    fair = compute_fair_shares(outcome.authors)
     highest = max([1.0, *fair, *(got for _, got in outcome.authors)]) * 1.1
-    yield line(left, top + height, left + width, top + height, "hair")
-    yield line(left, top, left, top + height, "hair")
+    yield format_line(left, top + height, left + width, top + height, "hair")
+    yield format_line(left, top, left, top + height, "hair")
     for number in range(1, 5):
-        yield text(left + width * number / 4, top + height + 18, f"{most * number / 4:,.0f} h", "small middle")
-        yield text(left - 6, top + height * (1 - number / 4) + 4, f"{highest * number / 4:,.0f}", "small end")
+        yield format_text(left + width * number / 4, top + height + 18, f"{most * number / 4:,.0f} h", "small middle")
+        yield format_text(left - 6, top + height * (1 - number / 4) + 4, f"{highest * number / 4:,.0f}", "small end")
     points = [
         (left + width * wanted / most, top + height * (1 - share / highest))
         for (wanted, _), share in zip(outcome.authors, fair, strict=True)
     ]
-    yield path(points, "fair")
+    yield format_path(points, "fair")
     for wanted, got in outcome.authors:
-        yield dot(left + width * wanted / most, top + height * (1 - got / highest), "dot")
+        yield format_dot(left + width * wanted / most, top + height * (1 - got / highest), "dot")
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def text(x: float, y: float, words: str, kind: str) -> str:
+def format_text(x: float, y: float, words: str, kind: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(words)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def format_line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def bar(x: float, y: float, width: float, height: float, look: str) -> str:
+def format_bar(x: float, y: float, width: float, height: float, look: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{max(height, 0):.1f}" {look}/>'
 
 
-def dot(x: float, y: float, kind: str) -> str:
+def format_dot(x: float, y: float, kind: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{kind}"/>'
 
 
-def path(points: Sequence[tuple[float, float]], kind: str) -> str:
+def format_path(points: Sequence[tuple[float, float]], kind: str) -> str:
     return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>'

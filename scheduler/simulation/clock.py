@@ -12,7 +12,7 @@ START = datetime(2026, 3, 2, tzinfo=UTC)
 """A Monday; the clocks of Europe and America change within the month that follows."""
 
 
-class Clock:
+class VirtualClock:
     """Seconds since `START`."""
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class Clock:
 
 
 @contextmanager
-def virtual_time() -> Iterator[Clock]:
+def virtual_time() -> Iterator[VirtualClock]:
     """Let this process read the time from a new clock. Not only `timezone.now`: rows hold that as their defaults."""
-    clock = Clock()
+    clock = VirtualClock()
 
     class Virtual(datetime):
         @classmethod

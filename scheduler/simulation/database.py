@@ -20,7 +20,7 @@ from django.test.utils import override_settings
 from scheduler import job_groups
 from scheduler.node_api import polls
 
-KIND = "scheduler.simulation.job_kind.Simulated"
+KIND = "scheduler.simulation.job_kind.SimulatedJobKind"
 SETTINGS = {
     "JOB_KINDS": {"train": KIND, "score": KIND},
     "STORAGES": {"default": {"BACKEND": "django.core.files.storage.InMemoryStorage"}},
@@ -28,7 +28,7 @@ SETTINGS = {
     "QUEUE_READ_SECONDS": 180.0,
 }
 """Those of a real site, but for the last: its nodes ask more often in a second than these in minutes."""
-JOB_LASTS = timedelta(seconds=5)
+REFRESH_PER_JOB = timedelta(seconds=5)
 """As in `lines.Reader`; so a whole queue is read about once in a simulated hour."""
 
 
@@ -40,19 +40,19 @@ def throwaway_database() -> Iterator[None]:
     own = connections["default"]
     fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
     connections["default"] = fresh
-    reader, job_groups.READER = job_groups.READER, job_groups.Reader(JOB_LASTS)
+    reader, job_groups.QUEUE_CACHE = job_groups.QUEUE_CACHE, job_groups.QueueCache(REFRESH_PER_JOB)
     patrol, polls.PATROL = polls.PATROL, polls.Patrol()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
-            make_tables(fresh)
+            create_tables(fresh)
             yield
     finally:
         connections["default"] = own
-        job_groups.READER, polls.PATROL = reader, patrol
+        job_groups.QUEUE_CACHE, polls.PATROL = reader, patrol
         fresh.close()
 
 
-def make_tables(database: BaseDatabaseWrapper) -> None:
+def create_tables(database: BaseDatabaseWrapper) -> None:
     """Make what the pool's rows need, as the models say: the migrations of the whole site would take seconds."""
     with database.schema_editor() as editor:
         models: list[type[Model]] = [ContentType, Permission, Group, User]

@@ -21,23 +21,31 @@ from scheduler import job_groups, lease_sweeper, leases, preemption, storage
 from scheduler.models import Job, Lease, Node, Sweep
 from scheduler.node_api import polls, uploads
 from scheduler.prepared import Later, Prepared, PreparedUpdate
-from scheduler.simulation.clock import Clock, virtual_time
+from scheduler.simulation.clock import VirtualClock, virtual_time
 from scheduler.simulation.database import throwaway_database
-from scheduler.simulation.nodes import DAY, HOUR, Machine, make_pool, open_until
-from scheduler.simulation.statistics import Books, Outcome, close
-from scheduler.simulation.workload import ASKED, NIGHTLY, SCORE, SCORED, Asked, Class, Demand
+from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode, create_pool, extend_burst
+from scheduler.simulation.statistics import Ledger, Outcome, summarize_outcome
+from scheduler.simulation.workload import (
+    NIGHTLY,
+    REQUESTED_CLASSES,
+    SCORE,
+    SCORED_CLASSES,
+    JobClass,
+    JobGenerator,
+    SimulatedJob,
+)
 from trainer import protocol
 
-BEAT = 1200.0
+SWEEP_SECONDS = 1200.0
 """Between two rounds of sweeping and of waking idle nodes; a real site does both every few seconds."""
-NIGHT = 2 * HOUR
+NIGHTLY_AT = 2 * HOUR
 """When the nightly train leaves."""
-PREPARES = (60.0, 240.0)
+PREPARE_SECONDS = (60.0, 240.0)
 """Seconds from the answer to the first step: fetching, unpacking, starting. Not counted as use."""
-FAREWELLS = (85, 30)
+FINAL_HEARTBEATS = (85, 30)
 """Seconds before the end of a window, or of what an owner lends to one run, at which a heartbeat is simulated."""
 
-Happening = Callable[[], None]
+Callback = Callable[[], None]
 
 NODE = Prepared(lambda: Node.objects.filter(pk=Later("node", BigIntegerField())).order_by())
 LEASE = Prepared(lambda: Lease.objects.filter(pk=Later("lease", BigIntegerField())).select_related("job", "node"))
@@ -52,12 +60,12 @@ SWEPT = PreparedUpdate(lambda: (Sweep.objects.filter(pk=1), {"at": Later("at", D
 
 
 @dataclass
-class Run:
+class SimulatedLease:
     """A lease in a machine's hands."""
 
-    machine: Machine
+    machine: SimulatedNode
     lease: int
-    asked: Asked
+    asked: SimulatedJob
     begins: float
     """When the first step is made."""
     speed: float
@@ -78,24 +86,24 @@ class Run:
 class Simulation:
     """A pool, its queue, and what happens to them."""
 
-    def __init__(self, clock: Clock, nodes: int, days: float, seed: int) -> None:
+    def __init__(self, clock: VirtualClock, nodes: int, days: float, seed: int) -> None:
         self.clock = clock
         self.horizon = days * DAY
         self.draw = random.Random(seed)
-        self.books = Books()
-        self.machines = make_pool(nodes, days, self.draw)
+        self.books = Ledger()
+        self.machines = create_pool(nodes, days, self.draw)
         self.by_node = {machine.node: machine for machine in self.machines}
-        self.demand = Demand(nodes, self.draw, storage.keep(b"a release"))
-        self.runs: dict[int, Run] = {}
+        self.demand = JobGenerator(nodes, self.draw, storage.store_bytes(b"a release"))
+        self.runs: dict[int, SimulatedLease] = {}
         """By lease."""
         self.parked: dict[int, polls.Question] = {}
         """Questions of machines for which there was nothing, by node: as if they were held open."""
         self.stirred = False
         """Something has come into the queue since the parked machines last asked."""
-        self._events: list[tuple[float, int, Happening]] = []
+        self._events: list[tuple[float, int, Callback]] = []
         self._number = 0
 
-    def at(self, time: float, happening: Happening) -> None:
+    def at(self, time: float, happening: Callback) -> None:
         if time < self.horizon:
             self._number += 1
             heapq.heappush(self._events, (time, self._number, happening))
@@ -114,7 +122,7 @@ class Simulation:
 
     def begin(self) -> None:
         Sweep.objects.create(pk=1, at=self.clock.now)
-        for sort in ASKED:
+        for sort in REQUESTED_CLASSES:
             while self.demand.joins(sort):
                 self.demand.make(sort, 0.0)
             self.at(self.demand.until_next(sort), partial(self.ask_for, sort))
@@ -123,8 +131,8 @@ class Simulation:
                 self.at(begin, partial(self.opens, machine, end))
                 self.at(end, partial(self.closes, machine))
             self.at(self.until_failure(machine), partial(self.falls_silent, machine))
-        self.at(NIGHT, self.night)
-        self.at(BEAT, self.beat)
+        self.at(NIGHTLY_AT, self.night)
+        self.at(SWEEP_SECONDS, self.beat)
 
     def end(self) -> None:
         """Close the books on what still runs."""
@@ -137,7 +145,7 @@ class Simulation:
 
     # --- what is asked for --------------------------------------------------------------------------------------------
 
-    def ask_for(self, sort: Class) -> None:
+    def ask_for(self, sort: JobClass) -> None:
         if self.demand.joins(sort):
             self.demand.make(sort, self.clock.seconds)
             self.stirred = True
@@ -150,18 +158,18 @@ class Simulation:
 
     # --- what machines do ---------------------------------------------------------------------------------------------
 
-    def opens(self, machine: Machine, end: float) -> None:
-        open_until(machine, end)
+    def opens(self, machine: SimulatedNode, end: float) -> None:
+        extend_burst(machine, end)
         self.comes(machine)
 
-    def comes(self, machine: Machine, abandoned: tuple[int, ...] = ()) -> None:
+    def comes(self, machine: SimulatedNode, abandoned: tuple[int, ...] = ()) -> None:
         """It is lent, and up: it asks for work."""
         if not machine.up:
             machine.up, machine.up_since = True, self.clock.seconds
-            Node.objects.filter(pk=machine.node).update(last_seen=Clock.at(2 * self.horizon))
+            Node.objects.filter(pk=machine.node).update(last_seen=VirtualClock.at(2 * self.horizon))
         self.asks(machine, abandoned)
 
-    def gone(self, machine: Machine) -> None:
+    def gone(self, machine: SimulatedNode) -> None:
         """It is not lent any more, or not there."""
         self.parked.pop(machine.node, None)
         if machine.up:
@@ -170,7 +178,7 @@ class Simulation:
             machine.offered_seconds += self.clock.seconds - machine.up_since
             self.books.was_there(machine.up_since, self.clock.seconds)
 
-    def closes(self, machine: Machine) -> None:
+    def closes(self, machine: SimulatedNode) -> None:
         """Its window is over. What it has not handed back by now is lost: its owner turns it off."""
         if not machine.up or self.is_lent(machine):
             return
@@ -178,10 +186,10 @@ class Simulation:
             self.loses(self.runs[machine.lease], "window")
         self.gone(machine)
 
-    def until_failure(self, machine: Machine) -> float:
+    def until_failure(self, machine: SimulatedNode) -> float:
         return self.clock.seconds + self.draw.expovariate(1 / machine.hardware.hours_between_failures) * HOUR
 
-    def falls_silent(self, machine: Machine) -> None:
+    def falls_silent(self, machine: SimulatedNode) -> None:
         """Its lid is closed, its network is gone, its container is killed; after a while it is back."""
         if machine.up:
             held = machine.lease
@@ -194,14 +202,14 @@ class Simulation:
             self.at(back, partial(self.returns, machine, (held,) if restarts and held else ()))
         self.at(self.until_failure(machine), partial(self.falls_silent, machine))
 
-    def returns(self, machine: Machine, abandoned: tuple[int, ...]) -> None:
+    def returns(self, machine: SimulatedNode, abandoned: tuple[int, ...]) -> None:
         if self.is_lent(machine) and not machine.up:
             self.comes(machine, abandoned)
 
-    def is_lent(self, machine: Machine) -> bool:
+    def is_lent(self, machine: SimulatedNode) -> bool:
         return any(begin <= self.clock.seconds < end for begin, end in machine.offered)
 
-    def asks(self, machine: Machine, abandoned: tuple[int, ...] = ()) -> None:
+    def asks(self, machine: SimulatedNode, abandoned: tuple[int, ...] = ()) -> None:
         """It asks what to do, with the site's own answer."""
         if not machine.up or machine.lease is not None:
             return
@@ -213,7 +221,7 @@ class Simulation:
         if answer is not None and answer.lease is not None:
             self.starts(machine, answer.lease)
         elif node.rest_until and node.rest_until > self.clock.now:
-            self.at((node.rest_until - Clock.at(0)).total_seconds() + 1, partial(self.asks, machine))
+            self.at((node.rest_until - VirtualClock.at(0)).total_seconds() + 1, partial(self.asks, machine))
         else:
             self.parked[machine.node] = question
 
@@ -224,12 +232,12 @@ class Simulation:
         self.draw.shuffle(parked)
         for node, question in parked:
             now = self.clock.now
-            if next(job_groups.queue(now).fitting(question.seeker(now)), None) is not None:
+            if next(job_groups.get_queue(now).fitting(question.seeker(now)), None) is not None:
                 self.asks(self.by_node[node])
 
     # --- what leases do -----------------------------------------------------------------------------------------------
 
-    def starts(self, machine: Machine, lease: protocol.Lease) -> None:
+    def starts(self, machine: SimulatedNode, lease: protocol.Lease) -> None:
         self.keep(lease.lease)
         asked = self.demand.asked[protocol.JobSpec.model_validate_json(lease.spec).job]
         now = self.clock.seconds
@@ -238,11 +246,11 @@ class Simulation:
             self.demand.waiting[asked.sort.name] -= 1
         self.books.leases += 1
         machine.lease = lease.lease
-        run = Run(machine, lease.lease, asked, now + self.draw.uniform(*PREPARES), machine.speed)
+        run = SimulatedLease(machine, lease.lease, asked, now + self.draw.uniform(*PREPARE_SECONDS), machine.speed)
         self.runs[run.lease] = run
         self.plan(run)
 
-    def plan(self, run: Run) -> None:
+    def plan(self, run: SimulatedLease) -> None:
         """Put down how this lease will end if nothing comes between."""
         asked, now = run.asked, self.clock.seconds
         ends = asked.work if asked.breaks_at is None else asked.breaks_at
@@ -251,22 +259,22 @@ class Simulation:
             self.at(run.begins + self.draw.expovariate(1 / HOUR), partial(self.breaks, run))
         for begin, end in run.machine.offered:
             if begin <= now < end:
-                for seconds in FAREWELLS:
+                for seconds in FINAL_HEARTBEATS:
                     self.at(max(now + 1, end - seconds), partial(self.beats, run))
         if run.machine.max_hours is not None:
-            for seconds in FAREWELLS:
+            for seconds in FINAL_HEARTBEATS:
                 self.at(now + run.machine.max_hours * HOUR - seconds, partial(self.beats, run))
 
-    def alive(self, run: Run) -> bool:
+    def alive(self, run: SimulatedLease) -> bool:
         return self.runs.get(run.lease) is run
 
-    def row(self, run: Run) -> Lease:
+    def row(self, run: SimulatedLease) -> Lease:
         return LEASE.rows(lease=run.lease)[0]
 
-    def heartbeat(self, run: Run, lease: Lease) -> protocol.HeartbeatReply:
-        return leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
+    def heartbeat(self, run: SimulatedLease, lease: Lease) -> protocol.HeartbeatReply:
+        return leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=run.ran(self.clock.seconds)))
 
-    def beats(self, run: Run) -> None:
+    def beats(self, run: SimulatedLease) -> None:
         """A heartbeat that may be told to stop: then the job is saved and handed back."""
         if not self.alive(run):
             return
@@ -277,9 +285,9 @@ class Simulation:
 
     def keep(self, lease: int) -> None:
         """Spare a living node the heartbeats that keep its lease."""
-        KEEP.run(lease=lease, until=Clock.at(2 * self.horizon))
+        KEEP.run(lease=lease, until=VirtualClock.at(2 * self.horizon))
 
-    def hands_back(self, run: Run) -> None:
+    def hands_back(self, run: SimulatedLease) -> None:
         """The trainer saves where it is, and stops. One that saves nothing loses what it did."""
         if not self.alive(run):
             return
@@ -291,7 +299,7 @@ class Simulation:
         self.lost(run, before, "handed back")
         self.asks(run.machine)
 
-    def ends(self, run: Run) -> None:
+    def ends(self, run: SimulatedLease) -> None:
         """The job is done, or its model fails."""
         if not self.alive(run):
             return
@@ -300,7 +308,7 @@ class Simulation:
             asked.done, asked.finished = asked.work, True
             self.finish(run, lease, protocol.FinishLease(outcome="done"), "done")
             self.books.done += 1
-            if asked.sort.name in SCORED:
+            if asked.sort.name in SCORED_CLASSES:
                 self.demand.make(SCORE, self.clock.seconds)
                 self.stirred = True
         else:
@@ -309,7 +317,7 @@ class Simulation:
             self.books.failed += 1
         self.asks(run.machine)
 
-    def breaks(self, run: Run) -> None:
+    def breaks(self, run: SimulatedLease) -> None:
         """The machine, not the model, is at fault."""
         if not self.alive(run):
             return
@@ -321,7 +329,7 @@ class Simulation:
         self.lost(run, before, "node failed")
         self.asks(run.machine)
 
-    def loses(self, run: Run, why: str) -> None:
+    def loses(self, run: SimulatedLease, why: str) -> None:
         """Nothing more is heard of the lease; its time runs out, and a sweep finds it."""
         before = run.asked.done
         lease = self.row(run)
@@ -331,25 +339,25 @@ class Simulation:
         self.lost(run, before, why)
         self.at(self.clock.seconds + settings.LEASE_SECONDS + 1, self.sweep)
 
-    def save(self, run: Run, lease: Lease, work: float) -> None:
+    def save(self, run: SimulatedLease, lease: Lease, work: float) -> None:
         """The job's last checkpoint is here, if there is a new one."""
         if work > run.asked.done:
-            uploads.checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
+            uploads.record_checkpoint(lease, protocol.Checkpoint(step=int(work * 1000), files=()))
             run.asked.done = work
 
-    def finish(self, run: Run, lease: Lease, word: protocol.FinishLease, why: str) -> None:
-        leases.finish(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
+    def finish(self, run: SimulatedLease, lease: Lease, word: protocol.FinishLease, why: str) -> None:
+        leases.finish_lease(lease, word.model_copy(update={"seconds": run.ran(self.clock.seconds)}))
         self.over(run, why)
         self.stirred = self.stirred or why != "done"
 
-    def over(self, run: Run, why: str) -> None:
+    def over(self, run: SimulatedLease, why: str) -> None:
         now = self.clock.seconds
         del self.runs[run.lease]
         run.machine.lease = None
         self.books.ends[why] += 1
         self.books.ran(run.asked, min(run.begins, now), now)
 
-    def lost(self, run: Run, before: float, why: str) -> None:
+    def lost(self, run: SimulatedLease, before: float, why: str) -> None:
         """Count the seconds that ran and left nothing."""
         self.books.lost[why] += max(0.0, run.ran(self.clock.seconds) - (run.asked.done - before) / run.speed)
 
@@ -362,7 +370,7 @@ class Simulation:
             self.heard(job)
         if self.stirred:
             self.wake()
-        self.at(self.clock.seconds + BEAT, self.beat)
+        self.at(self.clock.seconds + SWEEP_SECONDS, self.beat)
 
     def heard(self, job: Job) -> None:
         """The node that was asked to stop hears of it with its next heartbeat."""
@@ -374,7 +382,7 @@ class Simulation:
         """Sweep as the site does, with its last sweep just past."""
         now = self.clock.now
         SWEPT.run(at=now - timedelta(seconds=10))
-        if lease_sweeper.sweep(now):
+        if lease_sweeper.sweep_leases(now):
             self.stirred = True
 
 
@@ -383,4 +391,6 @@ def simulate(nodes: int, days: float, seed: int, told: Callable[[float], None] =
     with throwaway_database(), virtual_time() as clock:
         simulation = Simulation(clock, nodes, days, seed)
         simulation.run(told)
-        return close(simulation.books, simulation.machines, list(simulation.demand.asked.values()), days, seed)
+        return summarize_outcome(
+            simulation.books, simulation.machines, list(simulation.demand.asked.values()), days, seed
+        )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
 PIN = protocol.DatasetPin(corpus="simulated", tokenizer="bpe:256", hash="0" * 64)
 
 
-class Simulated:
+class SimulatedJobKind:
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         return protocol.TrainOrder(dataset=PIN, config={}, resume=resume)
 
-    def about(self, jobs: Sequence[Job]) -> Mapping[int, About]:
+    def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
         return {}
 
     def leased(self, job: Job, lease: Lease) -> None: ...

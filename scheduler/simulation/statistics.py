@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.simulation.nodes import DAY, HOUR, Machine
-from scheduler.simulation.workload import CLASSES, Asked
+from scheduler.simulation.nodes import DAY, HOUR, SimulatedNode
+from scheduler.simulation.workload import CLASSES, SimulatedJob
 
 STARVED = 7 * DAY
 """A job that no node has taken after so long has been forgotten: by then its age lifts it above a fresh score."""
 
 
 @dataclass
-class Books:
+class Ledger:
     """Seconds and counts, as they come."""
 
     used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -31,19 +31,19 @@ class Books:
     failed: int = 0
     given_up: int = 0
 
-    def ran(self, asked: Asked, begin: float, end: float) -> None:
+    def ran(self, asked: SimulatedJob, begin: float, end: float) -> None:
         """A job ran from `begin` to `end`."""
         self.used[asked.sort.name] += end - begin
-        for day, seconds in days(begin, end):
+        for day, seconds in split_by_day(begin, end):
             self.used_by_day[day, asked.sort.name] += seconds
 
     def was_there(self, begin: float, end: float) -> None:
         """A machine was lent and up from `begin` to `end`."""
-        for day, seconds in days(begin, end):
+        for day, seconds in split_by_day(begin, end):
             self.offered_by_day[day] += seconds
 
 
-def days(begin: float, end: float) -> Iterable[tuple[int, float]]:
+def split_by_day(begin: float, end: float) -> Iterable[tuple[int, float]]:
     """Yield the days that a stretch touches, and the seconds of it in each."""
     while begin < end:
         day = int(begin // DAY)
@@ -85,7 +85,7 @@ class Outcome:
 
     def wait(self, name: str, share: float) -> float:
         """Return the hours within which so many of a class were taken."""
-        return quantile(self.waits[name], share)
+        return compute_quantile(self.waits[name], share)
 
     def report(self) -> dict[str, object]:
         """Return what `--json` prints."""
@@ -98,19 +98,21 @@ class Outcome:
         }
 
 
-def close(books: Books, machines: Collection[Machine], asked: Collection[Asked], days: float, seed: int) -> Outcome:
+def summarize_outcome(
+    books: Ledger, machines: Collection[SimulatedNode], asked: Collection[SimulatedJob], days: float, seed: int
+) -> Outcome:
     """Sum up."""
     now, ran = days * DAY, sum(books.used.values())
     offered = sum(machine.offered_seconds for machine in machines)
-    waits = {name: sorted(hours(job, now) for job in asked if job.sort.name == name) for name in CLASSES}
-    authors = sorted(demand_and_supply(asked))
+    waits = {name: sorted(get_wait_hours(job, now) for job in asked if job.sort.name == name) for name in CLASSES}
+    authors = sorted(sum_author_hours(asked))
     return Outcome(
         days=days,
         nodes=len(machines),
         seed=seed,
         utilisation=ran / offered if offered else 0.0,
         lost_work=sum(books.lost.values()) / ran if ran else 0.0,
-        starved=sum(hours(job, now) > STARVED / HOUR for job in asked),
+        starved=sum(get_wait_hours(job, now) > STARVED / HOUR for job in asked),
         waits={name: tuple(found) for name, found in waits.items() if found},
         jobs_done=books.done,
         jobs_failed=books.failed,
@@ -118,17 +120,19 @@ def close(books: Books, machines: Collection[Machine], asked: Collection[Asked],
         leases=books.leases,
         ends=dict(sorted(books.ends.items())),
         lost_by_reason={reason: seconds / ran for reason, seconds in sorted(books.lost.items())},
-        used_by_day=daily(books, math.ceil(days)),
+        used_by_day=compute_daily_shares(books, math.ceil(days)),
         authors=tuple(authors),
-        fairness=jain([got / fair for (_, got), fair in zip(authors, shares(authors), strict=True) if fair]),
+        fairness=compute_jain_index(
+            [got / fair for (_, got), fair in zip(authors, compute_fair_shares(authors), strict=True) if fair]
+        ),
     )
 
 
-def hours(job: Asked, now: float) -> float:
+def get_wait_hours(job: SimulatedJob, now: float) -> float:
     return (job.waited if job.waited is not None else now - job.at) / HOUR
 
 
-def daily(books: Books, days: int) -> dict[str, tuple[float, ...]]:
+def compute_daily_shares(books: Ledger, days: int) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(
             books.used_by_day[day, name] / offered if (offered := books.offered_by_day[day]) else 0.0
@@ -138,7 +142,7 @@ def daily(books: Books, days: int) -> dict[str, tuple[float, ...]]:
     }
 
 
-def quantile(values: Collection[float], share: float) -> float:
+def compute_quantile(values: Collection[float], share: float) -> float:
     """Return the smallest of the sorted values that `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
@@ -147,7 +151,7 @@ def quantile(values: Collection[float], share: float) -> float:
 # --- fairness ---------------------------------------------------------------------------------------------------------
 
 
-def demand_and_supply(asked: Collection[Asked]) -> list[tuple[float, float]]:
+def sum_author_hours(asked: Collection[SimulatedJob]) -> list[tuple[float, float]]:
     """Return, for each author, hours asked for and hours done, of an RTX 3090. The site itself is no author."""
     wanted: dict[str, float] = defaultdict(float)
     got: dict[str, float] = defaultdict(float)
@@ -158,7 +162,7 @@ def demand_and_supply(asked: Collection[Asked]) -> list[tuple[float, float]]:
     return [(wanted[author], got[author]) for author in sorted(wanted)]
 
 
-def shares(authors: Collection[tuple[float, float]]) -> list[float]:
+def compute_fair_shares(authors: Collection[tuple[float, float]]) -> list[float]:
     """Return each author's max-min fair share of what they all got: nobody gets more than asked for, the rest is even.
 
     `authors` are sorted by what they asked for.
@@ -170,7 +174,7 @@ def shares(authors: Collection[tuple[float, float]]) -> list[float]:
     return fair
 
 
-def jain(values: Collection[float]) -> float:
+def compute_jain_index(values: Collection[float]) -> float:
     """Return Jain's fairness index, (sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984, DEC-TR-301, equation 1)."""
     squares = sum(value**2 for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.models import Blob, Job
 from scheduler.prepared import PreparedInsert
-from scheduler.simulation.clock import Clock
+from scheduler.simulation.clock import VirtualClock
 from scheduler.simulation.nodes import DAY, GB, HOUR
 
 AUTHORS = 60
@@ -20,7 +20,7 @@ Priority = Job.Priority
 
 
 @dataclass(frozen=True)
-class Class:
+class JobClass:
     """Jobs of one sort."""
 
     name: str
@@ -44,30 +44,30 @@ class Class:
     impacts: tuple[int, ...] = (0,)
 
 
-NIGHTLY = Class("nightly", Priority.NIGHTLY, 23 * 13.9, 0, 0, 1, gpus=1, memory_gb=80, disk_gb=500, core=True)
+NIGHTLY = JobClass("nightly", Priority.NIGHTLY, 23 * 13.9, 0, 0, 1, gpus=1, memory_gb=80, disk_gb=500, core=True)
 """Once a day, at two. The hours are an H100's 23."""
-SCORE = Class("score", Priority.SCORE, 0.1, 0.3, 0, 1, trusted=True, checkpoint_hours=0)
+SCORE = JobClass("score", Priority.SCORE, 0.1, 0.3, 0, 1, trusted=True, checkpoint_hours=0)
 """After every training of the classes in `SCORED`."""
-SCORED = ("nightly", "confirmation", "community", "big")
-ASKED = (
-    Class("confirmation", Priority.CONFIRMATION, 26, 0.2, 0.004, 0.01, gpus=1, memory_gb=80, core=True),
-    Class("maintainers", Priority.MAINTAINER, 4, 0.6, 0.02, 0.02, gpus=1, memory_gb=24, core=True),
-    Class("community", Priority.COMMUNITY, 14, 0.7, 2, 0.6, gpus=1, memory_gb=16, impacts=(0, 0, 0, 0, 1, 2)),
-    Class("playground", Priority.COMMUNITY, 3, 0.7, 0.35, 0.2, 1, 12, track="playground", preemptible=True),
-    Class("ci", Priority.COMMUNITY, 0.25, 0.3, 0.2, 0.1, gpus=1, memory_gb=16, checkpoint_hours=0),
-    Class("pair", Priority.COMMUNITY, 8, 0.4, 0.4, 0.1, gpus=2, memory_gb=24, disk_gb=150),
-    Class("big", Priority.COMMUNITY, 44, 0.4, 0.1, 0.03, gpus=4, memory_gb=80, disk_gb=400),
-    Class("ladder", Priority.LADDER, 2, 0.8, 0.25, 0.2),
+SCORED_CLASSES = ("nightly", "confirmation", "community", "big")
+REQUESTED_CLASSES = (
+    JobClass("confirmation", Priority.CONFIRMATION, 26, 0.2, 0.004, 0.01, gpus=1, memory_gb=80, core=True),
+    JobClass("maintainers", Priority.MAINTAINER, 4, 0.6, 0.02, 0.02, gpus=1, memory_gb=24, core=True),
+    JobClass("community", Priority.COMMUNITY, 14, 0.7, 2, 0.6, gpus=1, memory_gb=16, impacts=(0, 0, 0, 0, 1, 2)),
+    JobClass("playground", Priority.COMMUNITY, 3, 0.7, 0.35, 0.2, 1, 12, track="playground", preemptible=True),
+    JobClass("ci", Priority.COMMUNITY, 0.25, 0.3, 0.2, 0.1, gpus=1, memory_gb=16, checkpoint_hours=0),
+    JobClass("pair", Priority.COMMUNITY, 8, 0.4, 0.4, 0.1, gpus=2, memory_gb=24, disk_gb=150),
+    JobClass("big", Priority.COMMUNITY, 44, 0.4, 0.1, 0.03, gpus=4, memory_gb=80, disk_gb=400),
+    JobClass("ladder", Priority.LADDER, 2, 0.8, 0.25, 0.2),
 )
-CLASSES = {sort.name: sort for sort in (NIGHTLY, SCORE, *ASKED)}
+CLASSES = {sort.name: sort for sort in (NIGHTLY, SCORE, *REQUESTED_CLASSES)}
 
 
 @dataclass
-class Asked:
+class SimulatedJob:
     """A job, and what the pool does not know of it."""
 
     job: int
-    sort: Class
+    sort: JobClass
     author: str
     at: float
     work: float
@@ -84,25 +84,25 @@ class Asked:
 QUEUE = PreparedInsert(lambda: Job)
 
 
-class Demand:
+class JobGenerator:
     """Makes the jobs of the simulation."""
 
     def __init__(self, nodes: int, draw: random.Random, release: Blob) -> None:
         self.nodes = nodes
         self.draw = draw
         self.release = release
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, SimulatedJob] = {}
         self.waiting: dict[str, int] = dict.fromkeys(CLASSES, 0)
         """Jobs of each class that no node has taken yet."""
 
-    def until_next(self, sort: Class) -> float:
+    def until_next(self, sort: JobClass) -> float:
         """Return the seconds until somebody next wants such a job."""
         return self.draw.expovariate(sort.a_day * self.nodes) * DAY
 
-    def joins(self, sort: Class) -> bool:
+    def joins(self, sort: JobClass) -> bool:
         return self.waiting[sort.name] < max(1, sort.most_waiting * self.nodes)
 
-    def make(self, sort: Class, now: float) -> Asked:
+    def make(self, sort: JobClass, now: float) -> SimulatedJob:
         """Queue a job of this class."""
         work = sort.hours * HOUR * self.draw.lognormvariate(0, sort.spread)
         author = "site" if sort.core else self.author()
@@ -110,7 +110,7 @@ class Demand:
             kind="score" if sort.trusted else "train",
             priority=sort.priority,
             impact=self.draw.choice(sort.impacts),
-            expected_seconds=typical(sort),
+            expected_seconds=get_expected_seconds(sort),
             author=author,
             needs_trusted=sort.trusted,
             needs_disk_bytes=sort.disk_gb * GB,
@@ -122,12 +122,12 @@ class Demand:
             preemptible=sort.preemptible,
             release=self.release,
             limits=LIMITS,
-            queued_at=Clock.at(now),
-            state_since=Clock.at(now),
+            queued_at=VirtualClock.at(now),
+            state_since=VirtualClock.at(now),
         )
         QUEUE.add(row)
         breaks = self.draw.uniform(0, work) if self.draw.random() < 0.02 else None
-        self.asked[row.pk] = made = Asked(row.pk, sort, author, now, work, breaks)
+        self.asked[row.pk] = made = SimulatedJob(row.pk, sort, author, now, work, breaks)
         self.waiting[sort.name] += 1
         return made
 
@@ -137,6 +137,6 @@ class Demand:
         return f"author-{number:02}"
 
 
-def typical(sort: Class) -> float:
+def get_expected_seconds(sort: JobClass) -> float:
     """Return how long such a job is said to take: its track's word, the same for all of them."""
     return sort.hours * HOUR

@@ -73,7 +73,7 @@ def of_row(row: Mapping[str, Any]) -> Given:
         jobs=row["jobs"],
         gpu_seconds=gpu_seconds,
         cpu_seconds=0.0 if row["gpus"] else seconds,
-        credit_hours=credit.h100_hours(row["accelerator"], gpu_seconds),
+        credit_hours=credit.convert_to_h100_hours(row["accelerator"], gpu_seconds),
         first=row["first"],
         last=row["last"],
     )

@@ -129,7 +129,7 @@ class WishesForm(forms.Form):
         super().__init__(data, initial=known)
         field = self.fields["serves_track"]
         assert isinstance(field, forms.ChoiceField)
-        field.choices = list(job_kinds.tracks().items())
+        field.choices = list(job_kinds.list_tracks().items())
         for row in range(self.rows):
             self.fields[f"days_{row}"] = forms.TypedMultipleChoiceField(
                 choices=list(enumerate(WEEKDAYS)), coerce=int, required=False, widget=forms.CheckboxSelectMultiple

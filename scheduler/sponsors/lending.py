@@ -61,7 +61,7 @@ def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node,
     node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.wished_labels))
     set_wishes(node, wishes)
     Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}; it has yet to join.")
-    return node, auth.new_join_token(renews=node, owner=owner)
+    return node, auth.create_join_token(renews=node, owner=owner)
 
 
 @transaction.atomic
@@ -99,15 +99,15 @@ def new_line(node: Node, by: User) -> str:
 
     The token that the node has is good until the new one is used: nothing that runs is lost.
     """
-    auth.withdraw(node)
+    auth.expire_join_tokens(node)
     Event.record(by.get_username(), node, f"{by.get_username()} asked for a new line to join with.")
-    return auth.new_join_token(renews=node, owner=by)
+    return auth.create_join_token(renews=node, owner=by)
 
 
 def waits_with(node: Node, token: str) -> JoinToken | None:
     """Return the join token that the node may use now; with `token` None is returned unless it is that one."""
     usable = JoinToken.objects.filter(renews=node, used_at=None, expires_at__gt=timezone.now()).order_by("-pk")
-    return (usable.filter(token_hash=auth.digest(token)) if token else usable).first()
+    return (usable.filter(token_hash=auth.hash_token(token)) if token else usable).first()
 
 
 @transaction.atomic

@@ -198,7 +198,7 @@ def node(request: HttpRequest, node_id: int) -> HttpResponse:
         "more": more,
         "events": list(Event.objects.about(found).order_by("-pk")[:SERVED])[::-1],
         "windows": stretches(found),
-        "track": job_kinds.tracks().get(found.serves_track, found.serves_track) if found.serves_track else "",
+        "track": job_kinds.list_tracks().get(found.serves_track, found.serves_track) if found.serves_track else "",
         "revision": revision(found),
     }
     return render(request, "scheduler/node.html", context)
@@ -207,7 +207,7 @@ def node(request: HttpRequest, node_id: int) -> HttpResponse:
 def joining(node: Node, token: str) -> dict[str, Any]:
     """Return whether the node is expected, with what to paste for whoever has the token, and whether it has come."""
     expected = lending.waits_with(node, token) or lending.waits_with(node, "")
-    lines = expected is not None and bool(token) and expected.token_hash == auth.digest(token)
+    lines = expected is not None and bool(token) and expected.token_hash == auth.hash_token(token)
     return {
         "expected": expected,
         "docker": lending.docker_line(node, token) if lines else "",
@@ -218,9 +218,9 @@ def joining(node: Node, token: str) -> dict[str, Any]:
     }
 
 
-def at_work(node: Node) -> list[tuple[Lease, job_kinds.About]]:
+def at_work(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
     leases = list(Lease.objects.held_by(node).select_related("job").order_by("lane"))
-    about = job_kinds.about(lease.job for lease in leases)
+    about = job_kinds.summarize_jobs(lease.job for lease in leases)
     return [(lease, about[lease.job_id]) for lease in leases]
 
 
@@ -232,11 +232,11 @@ def served_by(node: Node, page: int) -> tuple[list[dict[str, Any]], bool]:
     leases: dict[int, list[Lease]] = {}
     for lease in node.leases.filter(job__in=ids[:SERVED]).select_related("job").defer("spec").order_by("pk"):
         leases.setdefault(lease.job_id, []).append(lease)
-    about = job_kinds.about(held[0].job for held in leases.values())
+    about = job_kinds.summarize_jobs(held[0].job for held in leases.values())
     return [served(about[pk], leases[pk]) for pk in ids[:SERVED] if pk in leases], len(ids) > SERVED
 
 
-def served(about: job_kinds.About, leases: list[Lease]) -> dict[str, Any]:
+def served(about: job_kinds.JobSummary, leases: list[Lease]) -> dict[str, Any]:
     seconds = sum(lease.seconds for lease in leases)
     return {
         "about": about,
@@ -289,16 +289,16 @@ def wishes(request: HttpRequest, node_id: int) -> HttpResponse:
 
 def resume(node: Node, request: HttpRequest) -> None:
     lifts_ban = can_manage_nodes(request)
-    resumed = pool.resume(node, person(request).get_username(), lifts_ban=lifts_ban)
+    resumed = pool.resume_node(node, person(request).get_username(), lifts_ban=lifts_ban)
     if not resumed and node.state == Node.State.BANNED:
         raise PermissionDenied
 
 
 ACTIONS: dict[str, Callable[[Node, HttpRequest], object]] = {
-    "drain": lambda node, request: pool.drain(node, person(request).get_username()),
-    "pause": lambda node, request: pool.pause(node, person(request).get_username()),
+    "drain": lambda node, request: pool.drain_node(node, person(request).get_username()),
+    "pause": lambda node, request: pool.pause_node(node, person(request).get_username()),
     "resume": resume,
-    "revoke": lambda node, request: auth.revoke(node, person(request).get_username()),
+    "revoke": lambda node, request: auth.revoke_node_token(node, person(request).get_username()),
 }
 
 

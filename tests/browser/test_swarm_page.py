@@ -48,7 +48,7 @@ def happen(swarm: Swarm) -> None:
     seats: dict[str, int] = {}
     event(swarm, "start", 0)
     for number, name in enumerate(NAMES):
-        job = Job.objects.create(kind="seat", state=Job.State.LEASED, release=storage.keep(b"release"))
+        job = Job.objects.create(kind="seat", state=Job.State.LEASED, release=storage.store_bytes(b"release"))
         sums = {"rows": 900 - 120 * number, "bytes_in": 3 * 10**8, "bytes_out": 2 * 10**8}
         stage = None if name == "kiosk" else number % 2
         Seat.objects.create(swarm=swarm, job=job, name=name, peer=name[:8], stage=stage, **sums)

@@ -11,7 +11,7 @@ from django.conf import settings
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Generation, Run
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job
 from tests.support import scene
 
@@ -40,7 +40,7 @@ def serious(page: Page) -> list[str]:
 
 
 def says(asked: Generation, text: str) -> None:
-    kind_of(asked.job).metrics(asked.job, [{"kind": "text", "text": text}])
+    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": text}])
 
 
 def test_a_visitor_types_a_prompt_and_reads_what_comes(open_page: Callable[..., Page], best: Run) -> None:

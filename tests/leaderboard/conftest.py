@@ -18,7 +18,7 @@ from django.utils import timezone
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.submissions import intake
 from scheduler import storage
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
 from tests.support import boards, github_server, scene
 from tests.support.github_server import GitHub
@@ -182,24 +182,24 @@ def lease(job: Job, node: Node) -> Lease:
     given = Lease.objects.create(
         job=job, node=node, attempt=job.attempts, token_hash=f"{job.pk}-{job.attempts}", expires_at=timezone.now()
     )
-    kind_of(job).leased(job, given)
+    get_job_kind(job).leased(job, given)
     return given
 
 
 def hand_back(given: Lease, reason: str = "The node was switched off.") -> None:
     Lease.objects.filter(pk=given.pk).update(state=Lease.State.LOST)
     Job.objects.filter(pk=given.job_id).update(state=Job.State.QUEUED)
-    kind_of(given.job).requeued(given.job, reason)
+    get_job_kind(given.job).requeued(given.job, reason)
 
 
 def upload(job: Job, step: int) -> Checkpoint:
     """Leave a checkpoint and `run.json` with the job, as a node does."""
-    weights = storage.keep(b"weights at %d" % step)
-    files = [storage.reference(weights, f"checkpoints/step-{step:08d}/model.safetensors").model_dump()]
+    weights = storage.store_bytes(b"weights at %d" % step)
+    files = [storage.build_file_reference(weights, f"checkpoints/step-{step:08d}/model.safetensors").model_dump()]
     made = Checkpoint.objects.create(job=job, step=step, manifest={"step": step, "files": files})
     made.blobs.add(weights)
     if not job.files.exists():
-        JobFile.objects.create(job=job, path="run.json", blob=storage.keep(b'{"format": 1, "arch": "smear"}'))
+        JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b'{"format": 1, "arch": "smear"}'))
     return made
 
 
@@ -230,13 +230,13 @@ def finish(run: Run, node: Node, verdict: dict[str, Any] | None = None) -> Run:
     """Take a queued run through training and scoring."""
     assert run.job
     lease(run.job, node)
-    kind_of(run.job).metrics(run.job, [train_row(10), train_row(20, 2.5)])
+    get_job_kind(run.job).metrics(run.job, [train_row(10), train_row(20, 2.5)])
     upload(run.job, 20)
-    kind_of(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).done(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
     lease(run.score_job, node)
-    kind_of(run.score_job).done(run.score_job, verdict or VERDICT)
+    get_job_kind(run.score_job).done(run.score_job, verdict or VERDICT)
     node.leases.update(state=Lease.State.FINISHED)
     run.refresh_from_db()
     return run

@@ -62,14 +62,14 @@ def test_one_that_trains_is_held_with_its_checkpoint_and_goes_on_from_there(
     lease, _ = take(able)
     ask(client, run, "hold")
     lease = Lease.objects.select_related("job", "node").get(pk=lease.pk)
-    assert leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1)).stop == "finish"
+    assert leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1)).stop == "finish"
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
-    uploads.checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
-    leases.finish(lease, protocol.FinishLease(outcome="released", reason="ada holds it back."))
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="released", reason="ada holds it back."))
     run.refresh_from_db()
     assert (run.state, job_of(run).state) == ("paused", Job.State.HELD)
     assert run.reason == "ada holds it back. It goes on from step 10 once it is let go on."
-    assert leases.claim(able) is None
+    assert leases.claim_job(able) is None
     ask(client, run, "go-on")
     _, spec = take(able)
     assert isinstance(spec.order, protocol.TrainOrder)
@@ -103,7 +103,9 @@ def test_more_seeds_of_a_result_and_runs_that_check_it_are_for_maintainers(
 def test_what_the_infrastructure_broke_goes_on_with_its_seed(client: Client, ada: User, run: Run, able: Node) -> None:
     Job.objects.update(max_attempts=1)
     lease, _ = take(able)
-    leases.finish(lease, protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full."))
+    leases.finish_lease(
+        lease, protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full.")
+    )
     assert buttons(client, run) == ["retry", "again"]
     ask(client, run, "retry")
     assert (run.state, job_of(run).state) == ("queued", Job.State.QUEUED)

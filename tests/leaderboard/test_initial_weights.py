@@ -43,7 +43,7 @@ def tuned(base: Run, idea: Entry) -> Run:
 
 
 def claim(node: Node) -> tuple[Lease, protocol.TrainOrder]:
-    while given := leases.claim(node):
+    while given := leases.claim_job(node):
         order = protocol.JobSpec.model_validate_json(given.spec).order
         if isinstance(order, protocol.TrainOrder):
             return Lease.objects.get(pk=given.lease), order
@@ -57,7 +57,7 @@ def test_the_order_carries_what_the_run_starts_from_and_its_node_may_fetch_it(
     assert order.base is not None
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{base.pk}", 20)
     for file in (order.base.run, *order.base.checkpoint.files):
-        assert uploads.readable(lease, file.sha256).size == file.size
+        assert uploads.get_downloadable_blob(lease, file.sha256).size == file.size
     assert "from" not in order.config
 
 
@@ -89,7 +89,7 @@ def test_its_page_and_the_api_say_whose_weights_they_were(client: Client, base: 
 
 
 def test_the_weights_are_kept_for_as_long_as_a_track_names_them(base: Run, tuned: Run) -> None:
-    retention.forget_old(timezone.now() + timedelta(days=365))
+    retention.delete_expired(timezone.now() + timedelta(days=365))
     assert base.job
     assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base.job)] == [20, 30]
     assert tuned.start_run

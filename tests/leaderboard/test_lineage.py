@@ -19,7 +19,7 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.publishing import publications
 from leaderboard.runs import RunError
 from scheduler import leases, retention
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, Lease, Node
 from tests.leaderboard.conftest import finish, lease, train_row, upload
 from trainer import protocol
@@ -30,7 +30,7 @@ def first(run: Run, able: Node) -> Run:
     """A run at step 16 of 20, with checkpoints of steps 8 and 16; its node has it no more."""
     assert run.job
     lease(run.job, able)
-    kind_of(run.job).metrics(run.job, [train_row(step, 4 - step / 10) for step in range(1, 17)])
+    get_job_kind(run.job).metrics(run.job, [train_row(step, 4 - step / 10) for step in range(1, 17)])
     upload(run.job, 8)
     upload(run.job, 16)
     able.leases.update(state=Lease.State.FINISHED)
@@ -51,7 +51,7 @@ def learn(run: Run, steps: int) -> None:
     node = Node.objects.get(name="cellar")
     assert run.job
     lease(run.job, node)
-    kind_of(run.job).metrics(run.job, [train_row(step, 3 - step / 10) for step in range(1, steps + 1)])
+    get_job_kind(run.job).metrics(run.job, [train_row(step, 3 - step / 10) for step in range(1, steps + 1)])
     run.refresh_from_db()
 
 
@@ -60,7 +60,7 @@ def test_a_rewind_is_a_run_of_what_was_left_and_starts_from_that_checkpoint(firs
     assert (made.entry, made.budget, made.purpose) == (first.entry, "12steps", Run.Purpose.REWIND)
     assert (made.start_run, made.start_checkpoint) == (first, Checkpoint.objects.get(job=first.job, step=8))
     Job.objects.filter(pk=first.job_id).update(state=Job.State.CANCELLED)
-    given = leases.claim(able)
+    given = leases.claim_job(able)
     assert given is not None
     order = protocol.JobSpec.model_validate_json(given.spec).order
     assert isinstance(order, protocol.TrainOrder)
@@ -72,7 +72,7 @@ def test_what_a_rewind_starts_from_stays(second: Run, first: Run) -> None:
     Job.objects.filter(pk=first.job_id).update(
         state=Job.State.CANCELLED, finished_at=timezone.now() - timedelta(days=9)
     )
-    retention.forget_old(timezone.now() + timedelta(days=365))
+    retention.delete_expired(timezone.now() + timedelta(days=365))
     assert sorted(initial_weights.steps(first)) == [8, 16]
 
 

@@ -68,7 +68,7 @@ def steps_with_files(work: Work) -> list[int]:
 
 def draw_stretch(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     """Have the stretch that ends with one of these steps drawn as evidence."""
-    monkeypatch.setattr(checkpoints, "rank", lambda checkpoint: b"0" if checkpoint.step in ends else b"1")
+    monkeypatch.setattr(checkpoints, "draw_rank", lambda checkpoint: b"0" if checkpoint.step in ends else b"1")
 
 
 def download(work: Work, sha256: str) -> bytes:
@@ -131,7 +131,7 @@ def test_job_of_two_nodes_keeps_one_stretch_for_each(work: Work, upload: Upload)
     with_files = set(steps_with_files(work))
     for node in Node.objects.all():
         ends = [row for row in rows if row.lease and row.lease.node == node]
-        drawn = min(ends, key=checkpoints.rank).step
+        drawn = min(ends, key=checkpoints.draw_rank).step
         assert {step for step in (drawn - 1, drawn) if step} <= with_files, node.name
     assert len(with_files) <= 6
 
@@ -139,7 +139,7 @@ def test_job_of_two_nodes_keeps_one_stretch_for_each(work: Work, upload: Upload)
 def test_drawn_stretch_over_many_jobs_is_uniform(db: None) -> None:
     steps = range(1, 5)
     drawn = Counter(
-        min(steps, key=lambda step: checkpoints.rank(Checkpoint(job_id=job, step=step))) for job in range(2000)
+        min(steps, key=lambda step: checkpoints.draw_rank(Checkpoint(job_id=job, step=step))) for job in range(2000)
     )
     assert all(abs(drawn[step] - 500) < 100 for step in steps), drawn  # five standard deviations
 
@@ -151,7 +151,9 @@ def test_checkpoint_that_a_run_starts_from_keeps_its_files(
     season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
     track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
     about = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.keep(b"an entry"), **about)
+    entry = Entry.objects.create(
+        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **about
+    )
     upload(work, 1)
     upload(work, 2)
     start = work.job.checkpoints.get(step=2)

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from scheduler import lease_sweeper, leases
+from scheduler.errors import LeaseEndedError
 from scheduler.models import Event, Job, Lease, Node
 from tests.support.pool import make_job, make_node
 from trainer import protocol
@@ -41,7 +42,7 @@ def nodes(count: int) -> list[Node]:
 
 
 def claims(askers: list[Node]) -> list[Callable[[], protocol.Lease | None]]:
-    return [lambda node=node: leases.claim(node) for node in askers]  # type: ignore[misc]
+    return [lambda node=node: leases.claim_job(node) for node in askers]  # type: ignore[misc]
 
 
 def check_no_job_is_held_twice(askers: int, jobs: int, authors: int) -> None:
@@ -58,7 +59,7 @@ def check_no_job_is_held_twice(askers: int, jobs: int, authors: int) -> None:
     # Whoever left empty-handed because all tries were contested asks again and is served.
     busy = {protocol.JobSpec.model_validate_json(lease.spec).node for lease in granted}
     for node in Node.objects.exclude(pk__in=busy):
-        leases.claim(node)
+        leases.claim_job(node)
     assert Lease.objects.count() == min(askers, jobs)
     assert Job.objects.filter(leases__state=Lease.State.ACTIVE).distinct().count() == min(askers, jobs)
 
@@ -93,17 +94,17 @@ def test_a_finish_and_a_sweep_at_once_end_the_lease_once() -> None:
     job = make_job()
     node, _ = make_node()
     for _ in range(4):
-        assert leases.claim(node)
+        assert leases.claim_job(node)
         Lease.objects.filter(state=Lease.State.ACTIVE).update(expires_at="2020-01-01T00:00:00Z")
         lease = Lease.objects.select_related("job", "node").get(state=Lease.State.ACTIVE)
 
         def finish(lease: Lease = lease) -> object:
             try:
-                return leases.finish(lease, protocol.FinishLease(outcome="released"))
-            except leases.Over:
+                return leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
+            except LeaseEndedError:
                 return "over"
 
-        all_at_once([finish, lease_sweeper.sweep, lease_sweeper.sweep, lease_sweeper.sweep])
+        all_at_once([finish, lease_sweeper.sweep_leases, lease_sweeper.sweep_leases, lease_sweeper.sweep_leases])
         job.refresh_from_db()
         assert job.state == Job.State.QUEUED
         assert Event.objects.about(job).filter(sentence__startswith="Back in the queue").count() == lease.attempt
@@ -119,13 +120,13 @@ def test_fifty_nodes_and_sweepers_and_finishers_keep_the_books_straight() -> Non
 
     def round_trip(node: Node) -> None:
         for outcome in ("released", "failed", "done"):
-            granted = leases.claim(node)
+            granted = leases.claim_job(node)
             if granted is None:
-                lease_sweeper.sweep()
+                lease_sweeper.sweep_leases()
                 continue
             lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
-            leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
-            leases.finish(lease, protocol.FinishLease(outcome=outcome))  # type: ignore[arg-type]
+            leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
+            leases.finish_lease(lease, protocol.FinishLease(outcome=outcome))  # type: ignore[arg-type]
 
     all_at_once([lambda node=node: round_trip(node) for node in everyone])  # type: ignore[misc]
     assert not Lease.objects.filter(state=Lease.State.ACTIVE).exists()

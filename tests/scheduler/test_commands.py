@@ -23,7 +23,7 @@ def run(*words: str) -> str:
 
 def test_join_token_prints_the_token_and_nothing_else_on_standard_output() -> None:
     token = run("join_token", "--trusted", "--label", "h100", "--label", "mine")
-    kept = JoinToken.objects.get(token_hash=auth.digest(token))
+    kept = JoinToken.objects.get(token_hash=auth.hash_token(token))
     assert (kept.trusted, kept.labels) == (True, ["h100", "mine"])
 
 

@@ -16,8 +16,8 @@ H100, RTX = "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"
 
 
 def test_an_h100_is_worth_one() -> None:
-    assert credit.relative_speed(H100) == 1
-    assert credit.h100_hours(H100, 7200) == 2
+    assert credit.get_relative_speed(H100) == 1
+    assert credit.convert_to_h100_hours(H100, 7200) == 2
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_names_that_begin_alike_stand_in_the_right_order() -> None:
 
 
 def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
-    assert credit.relative_speed("NVIDIA Next 9") is None
-    assert credit.h100_hours("NVIDIA Next 9", 3600) == 0
+    assert credit.get_relative_speed("NVIDIA Next 9") is None
+    assert credit.convert_to_h100_hours("NVIDIA Next 9", 3600) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_device_without_a_figure_earns_hours_and_no_credit() -> None:
 def test_a_lane_lends_its_gpus_at_the_speed_of_the_slowest(
     hardware: dict[str, Any], lane: int, lanes: int, found: tuple[int, str]
 ) -> None:
-    assert credit.lent(hardware, lane, lanes) == found
+    assert credit.describe_slot_gpus(hardware, lane, lanes) == found
 
 
 @pytest.mark.django_db

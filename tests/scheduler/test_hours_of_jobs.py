@@ -30,7 +30,7 @@ def test_it_begins_in_its_hours_only(begins: timedelta | None, ends: timedelta |
     now = timezone.now()
     node, _ = make_node()
     make_job(not_before=at(now, begins), not_after=at(now, ends))
-    assert (leases.claim(node) is not None) == taken
+    assert (leases.claim_job(node) is not None) == taken
 
 
 def at(now: datetime, offset: timedelta | None) -> datetime | None:
@@ -41,16 +41,16 @@ def test_a_stale_look_at_the_queue_does_not_let_it_begin_late() -> None:
     now = timezone.now()
     node, _ = make_node()
     job = make_job(not_before=now - HOUR, not_after=now + HOUR)
-    seen = job_groups.read(now)
+    seen = job_groups.load_queue(now)
     Job.objects.filter(pk=job.pk).update(not_after=now - HOUR / 60)
-    assert leases.claim(node, queue=seen) is None
+    assert leases.claim_job(node, queue=seen) is None
 
 
 def test_others_go_on_meanwhile() -> None:
     node, _ = make_node()
     make_job(priority=Job.Priority.NIGHTLY, not_before=timezone.now() + HOUR)
     free = make_job()
-    granted = leases.claim(node)
+    granted = leases.claim_job(node)
     assert granted
     free.refresh_from_db()
     assert free.state == Job.State.LEASED
@@ -60,7 +60,7 @@ def test_its_outlook_says_for_what_it_waits() -> None:
     make_node()
     opens = timezone.now() + 30 * HOUR
     job = make_job(not_before=opens, not_after=opens + HOUR)
-    prospect = estimates.of(job, timezone.now())
+    prospect = estimates.estimate_start(job, timezone.now())
     assert prospect.begins_at == opens
     assert prospect.reason.startswith("It starts in the hours of its track only. They begin at ")
 
@@ -69,7 +69,7 @@ def test_an_interrupted_job_waits_for_its_hours_again() -> None:
     node, _ = make_node()
     now = timezone.now()
     job = make_job(not_before=now - HOUR, not_after=now + HOUR)
-    assert leases.claim(node)
+    assert leases.claim_job(node)
     Job.objects.filter(pk=job.pk).update(state=Job.State.QUEUED, not_after=now - HOUR / 2)
     job.leases.all().delete()
-    assert leases.claim(node) is None
+    assert leases.claim_job(node) is None

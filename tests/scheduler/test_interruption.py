@@ -50,7 +50,7 @@ def began(work: Work, seconds_ago: float) -> None:
 
 def fall_silent(work: Work) -> None:
     Lease.objects.filter(pk=work.lease.lease).update(expires_at=F("expires_at") - timedelta(hours=1))
-    lease_sweeper.sweep()
+    lease_sweeper.sweep_leases()
 
 
 # --- GPU-seconds and credit ------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Machine:
         self.output = folder.with_suffix(".stderr")
         words = ["--server", site, "--home", str(folder), "--name", self.name, "--sandbox", "none"]
         node = Node.objects.create(name=self.name, lanes=lanes)  # as the form "Lend a GPU" does
-        token = auth.new_join_token(renews=node)
+        token = auth.create_join_token(renews=node)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.cli", "node", *words, "--token", token], stdout=output, stderr=output
@@ -250,7 +250,7 @@ def machine(site_url: str, tmp_path: Path, settings: Settings) -> Iterator[Start
 @pytest.fixture
 def job(transactional_db: None, tmp_path: Path) -> Job:
     config = {"steps": STEPS, "every": EVERY, "ledger": str(tmp_path / "ledger")}
-    return make_job(release=storage.keep(release()), result=config, needs_sandbox=False)
+    return make_job(release=storage.store_bytes(release()), result=config, needs_sandbox=False)
 
 
 def until(condition: Callable[[], Any], seconds: float = 30) -> None:
@@ -258,7 +258,7 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        lease_sweeper.sweep()
+        lease_sweeper.sweep_leases()
         time.sleep(0.05)
 
 
@@ -357,7 +357,7 @@ def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job
 def test_a_job_asked_to_stop_while_its_node_is_gone_is_cancelled_when_the_lease_ends() -> None:
     job = make_job()
     work = gpu_node("cellar", RTX).work()
-    transitions.cancel(job, "ada", "not needed")
+    transitions.cancel_job(job, "ada", "not needed")
     fall_silent(work)
     job.refresh_from_db()
     assert job.state == Job.State.CANCELLED

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler import deadlines, lease_sweeper, leases, preemption, storage, transitions
-from scheduler.errors import Over
+from scheduler.errors import LeaseEndedError
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.node_api import uploads
 from tests.support.pool import make_job, make_node, reference
@@ -43,7 +43,7 @@ steps = st.lists(
         st.tuples(st.just("silence"), lane),
         st.tuples(st.sampled_from(["closes", "opens", "core only"]), node),
         st.tuples(st.sampled_from(["sweep", "make room"]), st.none()),
-        st.tuples(st.sampled_from(["cancel", "hand_back", "hold", "queue", "retry"]), job),
+        st.tuples(st.sampled_from(["cancel_job", "request_hand_back", "hold_job", "queue_job", "retry_job"]), job),
     ),
     max_size=30,
 )
@@ -72,7 +72,7 @@ class World:
         if what == "claim":
             self.claim(*which)
         elif what == "sweep":
-            lease_sweeper.sweep()
+            lease_sweeper.sweep_leases()
         elif what == "make room":
             self.make_room()
         elif what == "closes":
@@ -80,17 +80,17 @@ class World:
             Node.objects.filter(pk=self.nodes[which].pk).update(available=Node.Available.UNTIL, available_until=until)
         elif what in WISHES:
             Node.objects.filter(pk=self.nodes[which].pk).update(**WISHES[what])
-        elif what in ("cancel", "hand_back", "hold"):
+        elif what in ("cancel_job", "request_hand_back", "hold_job"):
             getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada", "Because.")
-        elif what in ("queue", "retry"):
-            self.ended.pop(self.jobs[which], None) if what == "retry" else None
+        elif what in ("queue_job", "retry_job"):
+            self.ended.pop(self.jobs[which], None) if what == "retry_job" else None
             getattr(transitions, what)(Job.objects.get(pk=self.jobs[which]), "ada")
         elif which in self.held:
             self.speak(what, Lease.objects.select_related("job", "node").get(pk=self.held[which]))
 
     def claim(self, number: int, lane: int) -> None:
         row = Node.objects.get(pk=self.nodes[number].pk)
-        if granted := leases.claim(row, lane):
+        if granted := leases.claim_job(row, lane):
             self.held[number, lane] = granted.lease
             lease = Lease.objects.select_related("job").get(pk=granted.lease)
             assert lease.lane == lane
@@ -117,19 +117,19 @@ class World:
                 Lease.objects.filter(pk=lease.pk).update(expires_at=F("expires_at") - timedelta(days=1))
                 return
             if what == "heartbeat":
-                due = deadlines.due(lease, timezone.now())
-                answer = leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
+                due = deadlines.find_stop_reason(lease, timezone.now())
+                answer = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
                 assert answer.stop or not (due or lease.job.stop_requested)
             elif what == "checkpoint":
                 step = lease.job.checkpoints.count() + 1
                 content = f"job {lease.job_id} step {step}".encode()
-                lease.uploads.add(storage.keep(content))
-                uploads.checkpoint(lease, protocol.Checkpoint(step=step, files=(reference(content),)))
+                lease.uploads.add(storage.store_bytes(content))
+                uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(reference(content),)))
             elif what in ("done", "released"):
-                leases.finish(lease, protocol.FinishLease(outcome=what))  # type: ignore[arg-type]
+                leases.finish_lease(lease, protocol.FinishLease(outcome=what))  # type: ignore[arg-type]
             else:
-                leases.finish(lease, protocol.FinishLease(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
-        except Over:
+                leases.finish_lease(lease, protocol.FinishLease(outcome="failed", cause=what, reason="It broke."))  # type: ignore[arg-type]
+        except LeaseEndedError:
             assert before != Lease.State.ACTIVE
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class World:
         assert (row.state == Job.State.LEASED) == is_held
         assert row.attempts == row.leases.count()
         assert row.failures <= MOST
-        assert (row.finished_at is not None) == (row.state in transitions.OVER)
+        assert (row.finished_at is not None) == (row.state in transitions.FINAL_STATES)
         assert row.state == Job.State.LEASED or not row.stop_requested
         assert row.state != Job.State.FAILED or row.cause in ("model", "infrastructure")
         if row.state in (Job.State.DONE, Job.State.CANCELLED) or row.cause == "model":
@@ -186,13 +186,13 @@ def test_whatever_has_happened_the_queue_can_be_worked_off(db: None, history: li
         for what, which in history:
             world.act(what, which)
         Lease.objects.filter(state=Lease.State.ACTIVE).update(expires_at=timezone.now() - timedelta(days=1))
-        lease_sweeper.sweep()
+        lease_sweeper.sweep_leases()
         Node.objects.update(**WISHES["opens"])
         for _ in range(2 * len(JOBS)):
             for sound in world.nodes:
-                if granted := leases.claim(Node.objects.get(pk=sound.pk)):
+                if granted := leases.claim_job(Node.objects.get(pk=sound.pk)):
                     lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
-                    leases.finish(lease, protocol.FinishLease(outcome="done"))
-        left: list[Any] = list(Job.objects.exclude(state__in=[*transitions.OVER, Job.State.HELD]))
+                    leases.finish_lease(lease, protocol.FinishLease(outcome="done"))
+        left: list[Any] = list(Job.objects.exclude(state__in=[*transitions.FINAL_STATES, Job.State.HELD]))
         assert left == []
         transaction.set_rollback(True)

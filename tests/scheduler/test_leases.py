@@ -85,7 +85,7 @@ def test_the_models_own_failure_is_final(work: Work, calls: list[Any]) -> None:
     job = work.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
     assert calls[-1] == ("failed", ("model", "The loss became NaN at step 12."))
-    assert not transitions.retry(job, "admin")
+    assert not transitions.retry_job(job, "admin")
     assert work.agent.ask().action == "idle"
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_was_given_up_can_be_tried_again(agent: Agent) -> None:
     job = make_job(max_attempts=1)
     agent.work().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
-    assert transitions.retry(job, "admin")
+    assert transitions.retry_job(job, "admin")
     assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
     assert agent.work().spec.attempt == 2
 
@@ -162,10 +162,10 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
     work.checkpoint(100, b"early")
     work.checkpoint(200, b"late")
     work.heartbeat()
-    assert lease_sweeper.sweep() == 0
+    assert lease_sweeper.sweep_leases() == 0
     silence()
-    assert lease_sweeper.sweep() == 1
-    assert lease_sweeper.sweep() == 0
+    assert lease_sweeper.sweep_leases() == 1
+    assert lease_sweeper.sweep_leases() == 0
     assert calls[-1] == ("requeued", "loco fell silent.")
     assert work.row.state == Lease.State.LOST
     order = other.work().spec.order
@@ -177,7 +177,7 @@ def test_when_the_heartbeat_stops_the_job_goes_on_elsewhere_from_its_last_checkp
 def test_a_heartbeat_in_time_keeps_the_lease(work: Work) -> None:
     silence()
     assert work.heartbeat().status_code == 200  # nobody has swept yet, so nobody else has the job
-    assert lease_sweeper.sweep() == 0
+    assert lease_sweeper.sweep_leases() == 0
     assert work.row.expires_at > timezone.now()
 
 
@@ -185,7 +185,7 @@ def test_a_heartbeat_between_the_look_and_the_sweep_wins(work: Work) -> None:
     lease = work.row
     seen = timezone.now() + timedelta(seconds=61)  # a sweep that found the lease expired
     Lease.objects.update(expires_at=seen + timedelta(seconds=60))  # and then its heartbeat came
-    assert not leases.lose(lease, "fell silent", expired_before=seen)
+    assert not leases.lose_lease(lease, "fell silent", expired_before=seen)
     assert work.row.state == Lease.State.ACTIVE
 
 
@@ -194,7 +194,7 @@ def test_lost_leases_are_bounded_too(agent: Agent) -> None:
     for _ in range(2):
         agent.work()
         silence()
-        lease_sweeper.sweep()
+        lease_sweeper.sweep_leases()
     job.refresh_from_db()
     assert job.state == Job.State.FAILED
     assert "loco fell silent" in job.reason
@@ -202,14 +202,14 @@ def test_lost_leases_are_bounded_too(agent: Agent) -> None:
 
 def test_when_the_site_itself_was_down_the_nodes_get_another_chance(work: Work) -> None:
     now = timezone.now()
-    lease_sweeper.sweep(now)
+    lease_sweeper.sweep_leases(now)
     back = now + timedelta(hours=1)
-    assert lease_sweeper.sweep(back) == 0
+    assert lease_sweeper.sweep_leases(back) == 0
     assert work.row.state == Lease.State.ACTIVE
     assert work.row.expires_at > back
-    assert lease_sweeper.sweep(back + timedelta(seconds=20)) == 0
+    assert lease_sweeper.sweep_leases(back + timedelta(seconds=20)) == 0
     Sweep.objects.update(at=back + timedelta(seconds=100))
-    assert lease_sweeper.sweep(back + timedelta(seconds=101)) == 1
+    assert lease_sweeper.sweep_leases(back + timedelta(seconds=101)) == 1
 
 
 def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None:
@@ -221,7 +221,7 @@ def test_without_background_work_a_poll_sweeps(work: Work, other: Agent) -> None
 def test_a_job_whose_node_was_deleted_goes_back(work: Work) -> None:
     job = work.job
     Node.objects.all().delete()
-    assert lease_sweeper.sweep() == 1
+    assert lease_sweeper.sweep_leases() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == (Job.State.QUEUED, "Its node is gone.")
 
@@ -252,7 +252,7 @@ def test_one_node_holds_one_job(work: Work) -> None:
     action = work.agent.ask()
     assert (action.action, action.wait_seconds) == ("idle", 5)
     assert "still holds" in action.reason
-    assert leases.claim(work.row.node) is None  # not even past the polite check
+    assert leases.claim_job(work.row.node) is None  # not even past the polite check
 
 
 # --- what people ask -------------------------------------------------------------------------------------------------
@@ -260,16 +260,16 @@ def test_one_node_holds_one_job(work: Work) -> None:
 
 def test_a_job_that_waits_is_cancelled_at_once(agent: Agent, calls: list[Any]) -> None:
     job = make_job()
-    assert transitions.cancel(job, "ada", "Wrong seed.")
+    assert transitions.cancel_job(job, "ada", "Wrong seed.")
     assert (job.state, job.reason) == (Job.State.CANCELLED, "Wrong seed.")
     assert calls == [("cancelled", "Wrong seed.")]
-    assert not transitions.cancel(job, "ada", "Again.")
+    assert not transitions.cancel_job(job, "ada", "Again.")
     assert agent.ask().action == "idle"
 
 
 @pytest.mark.parametrize("outcome", ["released", "done", "failed"])
 def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, calls: list[Any], outcome: str) -> None:
-    assert transitions.cancel(work.job, "ada", "Wrong seed.")
+    assert transitions.cancel_job(work.job, "ada", "Wrong seed.")
     assert work.job.state == Job.State.LEASED
     assert reply(work) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
     assert work.finish(outcome).status_code == 200
@@ -278,15 +278,15 @@ def test_a_job_under_way_is_cancelled_when_its_node_has_heard_of_it(work: Work, 
 
 
 def test_or_when_its_lease_ends_without_a_word(work: Work, calls: list[Any]) -> None:
-    transitions.cancel(work.job, "ada", "Wrong seed.")
+    transitions.cancel_job(work.job, "ada", "Wrong seed.")
     silence()
-    lease_sweeper.sweep()
+    lease_sweeper.sweep_leases()
     assert work.job.state == Job.State.CANCELLED
     assert calls[-1] == ("cancelled", "Wrong seed.")
 
 
 def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
-    assert transitions.hand_back(work.job, "site", "The nightly train needs the node.")
+    assert transitions.request_hand_back(work.job, "site", "The nightly train needs the node.")
     assert reply(work).stop == "finish"
     work.checkpoint(50)
     work.finish("released")
@@ -295,18 +295,18 @@ def test_a_job_is_handed_back_and_goes_on(work: Work, other: Agent) -> None:
 
 
 def test_a_cancellation_is_not_softened(work: Work) -> None:
-    transitions.cancel(work.job, "ada", "Wrong seed.")
-    assert not transitions.hand_back(work.job, "site", "Make room.")
+    transitions.cancel_job(work.job, "ada", "Wrong seed.")
+    assert not transitions.request_hand_back(work.job, "site", "Make room.")
     assert reply(work).stop == "cancel"
 
 
 def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> None:
-    assert transitions.hold(work.job, "ada", "Let me look first.")
+    assert transitions.hold_job(work.job, "ada", "Let me look first.")
     assert reply(work).stop == "finish"
     work.finish("released")
     assert work.job.state == Job.State.HELD
     assert other.ask().action == "idle"
-    assert transitions.queue(work.job, "ada")
+    assert transitions.queue_job(work.job, "ada")
     assert other.ask().action == "job"
 
 
@@ -316,7 +316,7 @@ def test_a_held_job_stays_until_it_is_queued_again(work: Work, other: Agent) -> 
 def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent) -> None:
     agent.ask()
     assert Node.objects.get().state == Node.State.ONLINE
-    lease_sweeper.sweep(timezone.now() + timedelta(minutes=3))
+    lease_sweeper.sweep_leases(timezone.now() + timedelta(minutes=3))
     assert Node.objects.get().state == Node.State.OFFLINE
     Node.objects.update(last_seen=None)
     agent.ask()
@@ -324,19 +324,19 @@ def test_a_node_is_online_when_it_asks_and_offline_when_it_does_not(agent: Agent
 
 
 def test_a_drained_node_finishes_its_job_and_is_told_to_stop(work: Work) -> None:
-    pool.drain(work.row.node, "ada")
+    pool.drain_node(work.row.node, "ada")
     assert reply(work).stop == ""
     work.finish()
     assert work.agent.ask().action == "stop"
 
 
 def test_a_paused_node_hands_its_job_back_and_waits(work: Work) -> None:
-    pool.pause(work.row.node, "ada", "I need my GPU tonight.")
+    pool.pause_node(work.row.node, "ada", "I need my GPU tonight.")
     assert reply(work) == protocol.HeartbeatReply(stop="finish", reason="I need my GPU tonight.")
     work.finish("released")
     action = work.agent.ask()
     assert (action.action, action.reason) == ("pause", "I need my GPU tonight.")
-    pool.resume(Node.objects.get(), "ada")
+    pool.resume_node(Node.objects.get(), "ada")
     assert work.agent.ask().action == "job"
 
 
@@ -366,7 +366,7 @@ def test_a_lease_lasts_as_long_as_the_settings_say(agent: Agent, settings: Setti
 
 def test_a_refusal_says_that_what_was_uploaded_is_safe(work: Work) -> None:
     silence()
-    lease_sweeper.sweep()
+    lease_sweeper.sweep_leases()
     assert "What was uploaded is safe" in sentence(work.heartbeat())
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import matching
-from scheduler.matching import LIFT, Line, Seeker
+from scheduler.matching import LIFT_PERIOD, JobGroup, NodeSlot
 from scheduler.models import Job
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-ANY_NODE = Seeker(
+ANY_NODE = NodeSlot(
     labels=frozenset({"2x3090", "rack-4"}),
     trusted=True,
     sandboxed=True,
@@ -23,7 +23,7 @@ ANY_NODE = Seeker(
     gpu_memory_bytes=25 * 10**9,
     memory_bytes=10**11,
 )
-LINE = Line(
+LINE = JobGroup(
     priority=Job.Priority.COMMUNITY,
     impact=0,
     expected_seconds=3600.0,
@@ -42,7 +42,7 @@ ASKED = {"1x24gb": (1, 24), "2x24gb": (2, 24), "1x80gb": (1, 80)}
 tracks = st.sampled_from(["", "small", "large"])
 queues = st.lists(
     st.builds(
-        Line,
+        JobGroup,
         priority=st.sampled_from([int(priority) for priority in Job.Priority]),
         impact=st.integers(-2, 2),
         expected_seconds=st.floats(1, 1e6),
@@ -65,7 +65,7 @@ queues = st.lists(
     max_size=12,
 )
 nodes = st.builds(
-    Seeker,
+    NodeSlot,
     labels=names.map(frozenset),
     trusted=st.booleans(),
     sandboxed=st.booleans(),
@@ -84,11 +84,11 @@ nodes = st.builds(
 shares = st.dictionaries(st.sampled_from(["ada", "bob", "eve"]), st.floats(0, 1e6))
 
 
-def first(*lines: Line, used: dict[str, float] | None = None, now: datetime = NOW) -> Line:
-    return matching.order(lines, ANY_NODE, used or {}, now)[0]
+def first(*lines: JobGroup, used: dict[str, float] | None = None, now: datetime = NOW) -> JobGroup:
+    return matching.sort_fitting_groups(lines, ANY_NODE, used or {}, now)[0]
 
 
-def may(line: Line, node: Seeker) -> bool:
+def may(line: JobGroup, node: NodeSlot) -> bool:
     """The rules once more, one by one."""
     asked = [ASKED[label] for label in line.needs_labels if label in ASKED]
     left = min(
@@ -115,33 +115,36 @@ def may(line: Line, node: Seeker) -> bool:
 
 @given(queues, nodes, shares)
 def test_a_node_is_offered_what_it_may_serve_and_nothing_else(
-    queue: list[Line], node: Seeker, used: dict[str, float]
+    queue: list[JobGroup], node: NodeSlot, used: dict[str, float]
 ) -> None:
-    chosen = matching.order(queue, node, used, NOW)
+    chosen = matching.sort_fitting_groups(queue, node, used, NOW)
     for line in queue:
         assert (line in chosen) == may(line, node)
 
 
 @given(queues, shares)
-def test_the_order_does_not_depend_on_how_the_queue_was_read(queue: list[Line], used: dict[str, float]) -> None:
-    def ranks(lines: list[Line]) -> list[tuple[object, ...]]:
-        chosen = matching.order(lines, ANY_NODE, used, NOW)
-        places = [(line, matching.rank(line, used.get(line.author, 0.0), NOW)) for line in chosen]
-        return [(*rank[:2], matching.idle_gpus(line, ANY_NODE), *rank[2:]) for line, rank in places]
+def test_the_order_does_not_depend_on_how_the_queue_was_read(queue: list[JobGroup], used: dict[str, float]) -> None:
+    def ranks(lines: list[JobGroup]) -> list[tuple[object, ...]]:
+        chosen = matching.sort_fitting_groups(lines, ANY_NODE, used, NOW)
+        places = [(line, matching.rank_group(line, used.get(line.author, 0.0), NOW)) for line in chosen]
+        return [(*rank[:2], matching.count_idle_gpus(line, ANY_NODE), *rank[2:]) for line, rank in places]
 
     assert ranks(queue) == sorted(ranks(queue)) == ranks(list(reversed(queue)))
 
 
 @given(queues.filter(bool), shares, st.integers(0, 365))
-def test_nothing_starves_because_age_lifts_without_end(queue: list[Line], used: dict[str, float], days: int) -> None:
+def test_nothing_starves_because_age_lifts_without_end(
+    queue: list[JobGroup], used: dict[str, float], days: int
+) -> None:
     """After a bounded time a waiting job goes before whatever is queued from then on."""
     old = queue[0]
     ladder = [int(priority) for priority in Job.Priority]
-    bound = LIFT * ((max(ladder) - min(ladder)) // matching.STEP + 1)
+    bound = LIFT_PERIOD * ((max(ladder) - min(ladder)) // matching.PRIORITY_STEP + 1)
     now = old.waiting_since + bound + timedelta(days=days)
     new = [replace(line, waiting_since=now) for line in queue]
     assert all(
-        matching.rank(old, used.get(old.author, 0.0), now) < matching.rank(line, used.get(line.author, 0.0), now)
+        matching.rank_group(old, used.get(old.author, 0.0), now)
+        < matching.rank_group(line, used.get(line.author, 0.0), now)
         for line in new
     )
 
@@ -149,7 +152,7 @@ def test_nothing_starves_because_age_lifts_without_end(queue: list[Line], used: 
 def test_nightly_goes_before_confirmation_before_maintainers_before_the_community() -> None:
     order = [Job.Priority.NIGHTLY, Job.Priority.CONFIRMATION, Job.Priority.MAINTAINER, Job.Priority.COMMUNITY]
     lines = [replace(LINE, priority=int(priority)) for priority in reversed(order)]
-    assert [line.priority for line in matching.order(lines, ANY_NODE, {}, NOW)] == order
+    assert [line.priority for line in matching.sort_fitting_groups(lines, ANY_NODE, {}, NOW)] == order
 
 
 def test_within_a_priority_impact_goes_first() -> None:
@@ -172,24 +175,28 @@ def test_then_who_has_waited_longer() -> None:
 
 def test_a_job_that_waited_three_nights_ranks_with_tonights_train() -> None:
     tonight = replace(LINE, priority=int(Job.Priority.NIGHTLY))
-    assert matching.level(replace(LINE, waiting_since=NOW - 3 * LIFT), NOW) == matching.level(tonight, NOW)
-    patient = replace(LINE, waiting_since=NOW - 4 * LIFT)
+    assert matching.get_lifted_priority(
+        replace(LINE, waiting_since=NOW - 3 * LIFT_PERIOD), NOW
+    ) == matching.get_lifted_priority(tonight, NOW)
+    patient = replace(LINE, waiting_since=NOW - 4 * LIFT_PERIOD)
     assert first(tonight, patient) == patient
 
 
 def test_a_sponsor_is_told_what_the_queue_waits_for() -> None:
     queue = [replace(LINE, needs_labels=("h100",)), replace(LINE, needs_trusted=True)]
-    idle = Seeker(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
-    assert matching.why_idle(queue, idle) == "What waits needs a node labelled h100; or one that is trusted to score."
-    assert matching.why_idle([], idle) == "The queue is empty."
+    idle = NodeSlot(labels=frozenset(), trusted=False, sandboxed=True, disk_free_bytes=0)
+    assert (
+        matching.explain_idle(queue, idle) == "What waits needs a node labelled h100; or one that is trusted to score."
+    )
+    assert matching.explain_idle([], idle) == "The queue is empty."
 
 
 def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
     check = replace(LINE, excluded_nodes=(1,), excluded_owners=(7,))
-    assert matching.obstacle(check, replace(ANY_NODE, node=1, owner=8))
-    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=7))
-    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=8)) is None
-    assert matching.obstacle(check, replace(ANY_NODE, node=2, owner=None)) is None
+    assert matching.find_obstacle(check, replace(ANY_NODE, node=1, owner=8))
+    assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=7))
+    assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=8)) is None
+    assert matching.find_obstacle(check, replace(ANY_NODE, node=2, owner=None)) is None
 
 
 # --- labels, wishes, windows -----------------------------------------------------------------------------------------
@@ -213,43 +220,43 @@ def test_a_node_does_not_check_itself_nor_its_owners_other_machines() -> None:
     ],
 )
 def test_labels_with_numbers_are_compared_as_numbers(label: str, waits_for: str | None) -> None:
-    assert matching.obstacle(replace(LINE, needs_labels=(label,)), ANY_NODE) == waits_for
+    assert matching.find_obstacle(replace(LINE, needs_labels=(label,)), ANY_NODE) == waits_for
 
 
 def test_a_lane_of_a_larger_machine_has_only_its_own_gpus() -> None:
     lane = replace(ANY_NODE, gpus=1)
-    assert matching.obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labelled 2x3090"
-    assert matching.obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
-    assert matching.obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
+    assert matching.find_obstacle(replace(LINE, needs_labels=("2x3090",)), lane) == "labelled 2x3090"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("2x24gb",)), lane) == "with 2 GPUs of 24 GB"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), lane) is None
 
 
 def test_an_owners_label_makes_no_gpu() -> None:
     braggart = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
-    assert matching.obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
-    assert matching.obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labelled 1x3090"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("8x80gb",)), braggart) == "with 8 GPUs of 80 GB"
+    assert matching.find_obstacle(replace(LINE, needs_labels=("1x3090",)), braggart) == "labelled 1x3090"
 
 
 def test_a_node_serves_whom_its_owner_wishes() -> None:
     core, track = replace(ANY_NODE, serves="core"), replace(ANY_NODE, serves="track", serves_track="small")
     ours, small = replace(LINE, from_core=True, track="large"), replace(LINE, track="small")
-    assert [matching.obstacle(ours, core), matching.obstacle(small, track)] == [None, None]
-    assert matching.obstacle(small, core) == "whose owner lends it to everyone"
-    assert matching.obstacle(ours, track) == "whose owner lends it to more than one track"
+    assert [matching.find_obstacle(ours, core), matching.find_obstacle(small, track)] == [None, None]
+    assert matching.find_obstacle(small, core) == "whose owner lends it to everyone"
+    assert matching.find_obstacle(ours, track) == "whose owner lends it to more than one track"
 
 
 def test_what_would_save_nothing_before_the_window_ends_is_not_begun() -> None:
     hourly = replace(LINE, expected_seconds=36_000.0, checkpoint_seconds=3600.0)
     at_once = replace(LINE, expected_seconds=7200.0)
     short, long = replace(ANY_NODE, seconds_left=3000.0), replace(ANY_NODE, seconds_left=3800.0)
-    assert matching.obstacle(hourly, short) == "that is free for 63 minutes at a stretch"
-    assert matching.obstacle(hourly, long) is None
-    assert matching.obstacle(at_once, long) == "that is free for 123 minutes at a stretch"
-    assert matching.obstacle(hourly, replace(ANY_NODE, max_seconds=3000.0)) is not None
-    assert matching.obstacle(replace(hourly, expected_seconds=60.0), short) is None
+    assert matching.find_obstacle(hourly, short) == "that is free for 63 minutes at a stretch"
+    assert matching.find_obstacle(hourly, long) is None
+    assert matching.find_obstacle(at_once, long) == "that is free for 123 minutes at a stretch"
+    assert matching.find_obstacle(hourly, replace(ANY_NODE, max_seconds=3000.0)) is not None
+    assert matching.find_obstacle(replace(hourly, expected_seconds=60.0), short) is None
 
 
 def test_an_emptied_line_is_passed_over() -> None:
-    queue = matching.Queue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
+    queue = matching.JobQueue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
     first_line = next(queue.fitting(ANY_NODE))
     queue.forget(first_line)
     assert [line.author for line in queue.fitting(ANY_NODE)] == ["ada"]
@@ -257,5 +264,5 @@ def test_an_emptied_line_is_passed_over() -> None:
 
 def test_what_a_job_waits_for_in_words() -> None:
     wanted = replace(LINE, needs_labels=("h100", "500gb"), needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
-    assert matching.description(wanted) == "with 2 GPUs of 24 GB and labelled h100 and with 500 GB of free disk"
-    assert matching.description(LINE) == "that fits"
+    assert matching.describe_needs(wanted) == "with 2 GPUs of 24 GB and labelled h100 and with 500 GB of free disk"
+    assert matching.describe_needs(LINE) == "that fits"

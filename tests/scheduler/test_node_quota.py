@@ -12,37 +12,37 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduler import node_quota, node_vetting
 from scheduler.models import Lease, Node
-from scheduler.node_quota import FIRST_CUT, FULL
+from scheduler.node_quota import FIRST_REDUCED_QUOTA, FULL_QUOTA
 from tests.support.pool import Agent, make_job, make_node
 
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_it_stays_between_one_and_full_and_never_grows_on_a_wrong_result(results: list[bool]) -> None:
-    now = FULL
+    now = FULL_QUOTA
     for valid in results:
-        then, now = now, node_quota.after(now, valid)
-        assert 1 <= now <= FULL
+        then, now = now, node_quota.adjust_quota(now, valid)
+        assert 1 <= now <= FULL_QUOTA
         assert (now >= then) if valid else (now < then or now == 1)
 
 
 def test_it_shrinks_quickly_and_grows_back_with_as_many_right_results() -> None:
-    shrinking, value = [], FULL
+    shrinking, value = [], FULL_QUOTA
     for _ in range(6):
-        value = node_quota.after(value, False)
+        value = node_quota.adjust_quota(value, False)
         shrinking.append(value)
     assert shrinking == [16, 8, 4, 2, 1, 1]
     growing = []
     for _ in range(5):
-        value = node_quota.after(value, True)
+        value = node_quota.adjust_quota(value, True)
         growing.append(value)
-    assert growing == [2, 4, 8, FIRST_CUT, FULL]
+    assert growing == [2, 4, 8, FIRST_REDUCED_QUOTA, FULL_QUOTA]
 
 
 def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None:
     node, token = make_node()
     agent = Agent(token)
     for number in range(6):
-        node_vetting.judge(node, make_job(author=f"check-{number}"), False, "It differs.", actor="site")
+        node_vetting.record_verdict(node, make_job(author=f"check-{number}"), False, "It differs.", actor="site")
     node.refresh_from_db()
     assert (node.quota, node.valid_in_a_row) == (1, 0)
     agent.work().finish("done")
@@ -53,7 +53,7 @@ def test_a_node_gets_as_many_jobs_a_day_as_its_results_deserve(db: None) -> None
     )
     Lease.objects.update(started_at=timezone.now() - timedelta(hours=25))
     agent.work().finish("done")
-    node_vetting.judge(node, make_job(author="check-again"), True, "It agrees.", actor="site")
+    node_vetting.record_verdict(node, make_job(author="check-again"), True, "It agrees.", actor="site")
     agent.work()
 
 
@@ -62,14 +62,14 @@ def test_who_is_trusted_has_no_quota_and_a_sound_node_pays_no_query(
 ) -> None:
     now = timezone.now()
     with django_assert_num_queries(0):
-        assert node_quota.exhausted_until(Node(quota=1, trusted=True), now) is None
-        assert node_quota.exhausted_until(Node(), now) is None
+        assert node_quota.get_quota_reset(Node(quota=1, trusted=True), now) is None
+        assert node_quota.get_quota_reset(Node(), now) is None
 
 
 @pytest.mark.django_db
 def test_a_comparison_told_twice_counts_once() -> None:
     node, job = make_node()[0], make_job()
-    assert node_vetting.judge(node, job, False, "It differs.", actor="site")
-    assert not node_vetting.judge(node, job, False, "It differs.", actor="site")
+    assert node_vetting.record_verdict(node, job, False, "It differs.", actor="site")
+    assert not node_vetting.record_verdict(node, job, False, "It differs.", actor="site")
     node.refresh_from_db()
-    assert node.quota == FIRST_CUT
+    assert node.quota == FIRST_REDUCED_QUOTA

@@ -84,8 +84,8 @@ def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None
 
 
 def test_labels_are_the_owners_and_what_the_node_found() -> None:
-    token = auth.new_join_token(labels=["cellar"])
-    joined, _ = auth.register(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
+    token = auth.create_join_token(labels=["cellar"])
+    joined, _ = auth.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
     assert joined.labels == ["3090", "cellar", "h100", "warm"]
     assert joined.wished_labels == ["cellar", "warm"]
 

@@ -20,7 +20,7 @@ histories = st.lists(st.booleans(), max_size=60)
 def standing(history: list[bool]) -> int:
     valid = 0
     for result in history:
-        valid = node_vetting.after(valid, result)
+        valid = node_vetting.count_valid_in_a_row(valid, result)
     return valid
 
 
@@ -33,25 +33,28 @@ def test_it_is_the_results_in_a_row_that_count(history: list[bool]) -> None:
 
 @given(histories)
 def test_one_false_result_begins_the_probation_anew(history: list[bool]) -> None:
-    assert node_vetting.chance(standing([*history, False])) == 1
+    assert node_vetting.get_check_probability(standing([*history, False])) == 1
     assert not node_vetting.is_vetted(standing([*history, False, *[True] * (PROBATION - 1)]))
     assert node_vetting.is_vetted(standing([*history, False, *[True] * PROBATION]))
 
 
 @given(st.integers(0, 10**6))
 def test_the_chance_falls_and_never_to_nothing(valid: int) -> None:
-    chance = node_vetting.chance(valid)
+    chance = node_vetting.get_check_probability(valid)
     assert 0 < chance <= 1
     assert chance == (Fraction(1, valid) if valid >= PROBATION else 1)
-    assert all(node_vetting.chance(a) >= node_vetting.chance(b) for a, b in pairwise(range(valid, valid + 5)))
+    assert all(
+        node_vetting.get_check_probability(a) >= node_vetting.get_check_probability(b)
+        for a, b in pairwise(range(valid, valid + 5))
+    )
 
 
 @pytest.mark.django_db
 def test_a_result_is_judged_once() -> None:
     node, _ = make_node()
     job = make_job()
-    assert node_vetting.judge(node, job, True, "Replayed to the last bit.", actor="node:b")
-    assert not node_vetting.judge(node, job, False, "Something else.", actor="node:b")
+    assert node_vetting.record_verdict(node, job, True, "Replayed to the last bit.", actor="node:b")
+    assert not node_vetting.record_verdict(node, job, False, "Something else.", actor="node:b")
     node.refresh_from_db()
     assert node.valid_in_a_row == 1
     (event,) = Event.objects.about(node)
@@ -62,19 +65,19 @@ def test_a_result_is_judged_once() -> None:
 def test_ten_in_a_row_and_the_nodes_work_counts() -> None:
     node, _ = make_node()
     for _ in range(PROBATION):
-        assert node_vetting.is_due(node)
-        assert not node_vetting.counts(node)
-        node_vetting.judge(node, make_job(), True, "It agreed.", actor="site")
-    assert node_vetting.counts(node)
-    checked = sum(node_vetting.is_due(node) for _ in range(1000))
+        assert node_vetting.draw_check(node)
+        assert not node_vetting.is_result_accepted(node)
+        node_vetting.record_verdict(node, make_job(), True, "It agreed.", actor="site")
+    assert node_vetting.is_result_accepted(node)
+    checked = sum(node_vetting.draw_check(node) for _ in range(1000))
     assert 40 < checked < 200, "one in ten"
-    node_vetting.judge(node, make_job(), False, "It did not agree.", actor="site")
-    assert not node_vetting.counts(Node.objects.get(pk=node.pk))
+    node_vetting.record_verdict(node, make_job(), False, "It did not agree.", actor="site")
+    assert not node_vetting.is_result_accepted(Node.objects.get(pk=node.pk))
     assert Judgement.objects.filter(node=node).count() == PROBATION + 1
 
 
 @pytest.mark.django_db
 def test_a_trusted_node_is_not_compared() -> None:
     node, _ = make_node(trusted=True)
-    assert node_vetting.counts(node)
-    assert not any(node_vetting.is_due(node) for _ in range(50))
+    assert node_vetting.is_result_accepted(node)
+    assert not any(node_vetting.draw_check(node) for _ in range(50))

@@ -68,7 +68,7 @@ def test_nobody_is_asked_while_a_node_is_free_that_can_take_it() -> None:
     Agent(make_node("free")[1]).ask()
     nightly = tonight()
     assert preemption.make_room() == 0
-    Job.objects.filter(pk=nightly.pk).update(state_since=timezone.now() - 2 * preemption.PATIENCE)
+    Job.objects.filter(pk=nightly.pk).update(state_since=timezone.now() - 2 * preemption.FREE_SLOT_GRACE)
     assert preemption.make_room() == 1, "something keeps it from taking it"
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_age_has_lifted_as_high_is_left_alone() -> None:
 
 def test_a_run_that_was_asked_to_be_held_is_not_counted_on_and_not_asked_again() -> None:
     work = playing("held")
-    transitions.hold(work.job, "ada", "Later.")
+    transitions.hold_job(work.job, "ada", "Later.")
     tonight()
     assert preemption.make_room() == 0
     assert Job.objects.get(author="held").hold_requested

@@ -22,7 +22,7 @@ from tests.support.pool import HARDWARE, make_job, make_node
 from trainer import protocol
 
 pytestmark = pytest.mark.django_db
-NODE = matching.Seeker(labels=frozenset(), trusted=True, sandboxed=True, disk_free_bytes=10**12)
+NODE = matching.NodeSlot(labels=frozenset(), trusted=True, sandboxed=True, disk_free_bytes=10**12)
 
 
 def queries(node: Node) -> int:
@@ -32,7 +32,7 @@ def queries(node: Node) -> int:
 
 
 def fill(jobs: int, authors: int) -> None:
-    release = storage.keep(b"a release")
+    release = storage.store_bytes(b"a release")
     for number in range(jobs):
         make_job(author=f"author-{number % authors}", impact=number % 3, release=release)
 
@@ -49,16 +49,16 @@ def test_a_poll_makes_as_many_queries_for_a_long_queue_as_for_a_short_one(finds:
 
 
 @pytest.fixture
-def reader(settings: Settings) -> lines.Reader:
+def reader(settings: Settings) -> lines.QueueCache:
     settings.QUEUE_READ_SECONDS = 1
-    return lines.Reader()
+    return lines.QueueCache()
 
 
-def authors(queue: matching.Queue) -> list[str]:
+def authors(queue: matching.JobQueue) -> list[str]:
     return [line.author for line in queue.fitting(NODE)]
 
 
-def test_questions_of_one_moment_share_a_look(reader: lines.Reader) -> None:
+def test_questions_of_one_moment_share_a_look(reader: lines.QueueCache) -> None:
     make_job(author="ada")
     now = timezone.now()
     first = reader.queue(now)
@@ -70,7 +70,7 @@ def test_questions_of_one_moment_share_a_look(reader: lines.Reader) -> None:
 
 def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Settings) -> None:
     settings.QUEUE_READ_SECONDS = 1
-    reader = lines.Reader(job_lasts=timedelta(seconds=10))
+    reader = lines.QueueCache(job_lasts=timedelta(seconds=10))
     make_job(author="ada")
     now = timezone.now()
     first = reader.queue(now)
@@ -82,7 +82,7 @@ def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Setting
     assert reader.queue(now + timedelta(minutes=1)) is not first, "in the end all of it is read"
 
 
-def test_a_clock_that_is_set_back_does_not_keep_an_old_look(reader: lines.Reader) -> None:
+def test_a_clock_that_is_set_back_does_not_keep_an_old_look(reader: lines.QueueCache) -> None:
     now = timezone.now()
     first = reader.queue(now)
     assert reader.queue(now - timedelta(hours=1)) is not first
@@ -93,11 +93,11 @@ def test_within_one_look_authors_take_turns() -> None:
     for _ in range(3):
         make_job(author="ada", queued_at=timezone.now() - timedelta(hours=1))
         make_job(author="bob")
-    queue = lines.read(timezone.now())
+    queue = lines.load_queue(timezone.now())
     got = []
     for number in range(6):
         node = make_node(f"node-{number}")[0]
-        granted = leases.claim(node, queue=queue)
+        granted = leases.claim_job(node, queue=queue)
         assert granted is not None
         got.append(Job.objects.get(leases=granted.lease).author)
     assert got == ["ada", "bob"] * 3
@@ -106,9 +106,9 @@ def test_within_one_look_authors_take_turns() -> None:
 def test_a_line_that_others_have_emptied_is_passed_over() -> None:
     make_job(author="ada", priority=Job.Priority.NIGHTLY)
     make_job(author="bob")
-    queue = lines.read(timezone.now())
+    queue = lines.load_queue(timezone.now())
     Job.objects.filter(author="ada").update(state=Job.State.CANCELLED)
-    granted = leases.claim(make_node()[0], queue=queue)
+    granted = leases.claim_job(make_node()[0], queue=queue)
     assert granted is not None
     assert Job.objects.get(leases=granted.lease).author == "bob"
     assert authors(queue) == [], "and of the other line there was one job, which is taken"
@@ -119,7 +119,7 @@ def test_a_machine_of_many_gpus_takes_what_needs_many_before_what_is_short() -> 
     make_job(author="small", expected_seconds=60, needs_gpus=1)
     make_job(author="big", expected_seconds=36000, needs_gpus=4)
     make_job(author="night", expected_seconds=80000, needs_gpus=1, priority=Job.Priority.NIGHTLY)
-    queue = lines.read(timezone.now())
+    queue = lines.load_queue(timezone.now())
     assert [line.author for line in queue.fitting(replace(NODE, gpus=4))] == ["night", "big", "small"]
     assert [line.author for line in queue.fitting(replace(NODE, gpus=1))] == ["night", "small"]
 
@@ -128,7 +128,7 @@ def test_a_machine_of_many_gpus_takes_what_needs_many_before_what_is_short() -> 
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 some_lines = st.builds(
-    matching.Line,
+    matching.JobGroup,
     priority=st.sampled_from([int(priority) for priority in Job.Priority]),
     impact=st.integers(0, 1),
     expected_seconds=st.sampled_from([60.0, 3600.0]),
@@ -145,10 +145,10 @@ changes = st.lists(st.tuples(st.sampled_from(["add", "served", "forget"]), some_
 
 @given(lines=st.lists(some_lines, max_size=10), changes=changes, used=st.dictionaries(st.just("ada"), st.just(100.0)))
 def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
-    lines: list[matching.Line], changes: list[tuple[str, matching.Line, int]], used: dict[str, float]
+    lines: list[matching.JobGroup], changes: list[tuple[str, matching.JobGroup, int]], used: dict[str, float]
 ) -> None:
-    queue = matching.Queue(lines, used, NOW)
-    waiting = sum((jobs_of(line) for line in lines), Counter[matching.Line]())
+    queue = matching.JobQueue(lines, used, NOW)
+    waiting = sum((jobs_of(line) for line in lines), Counter[matching.JobGroup]())
     for what, line, number in changes:
         seen = list(queue.fitting(NODE))
         if what == "add":
@@ -159,24 +159,24 @@ def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
             getattr(queue, what)(chosen)
             waiting -= jobs_of(chosen) if what == "forget" else Counter({replace(chosen, jobs=1): 1})
     seen = list(queue.fitting(NODE))
-    fits = Counter({line: jobs for line, jobs in waiting.items() if matching.obstacle(line, NODE) is None})
-    assert sum((jobs_of(line) for line in seen), Counter[matching.Line]()) == fits
-    levels = [matching.rank(line, 0.0, NOW)[:3] for line in seen]
+    fits = Counter({line: jobs for line, jobs in waiting.items() if matching.find_obstacle(line, NODE) is None})
+    assert sum((jobs_of(line) for line in seen), Counter[matching.JobGroup]()) == fits
+    levels = [matching.rank_group(line, 0.0, NOW)[:3] for line in seen]
     assert levels == sorted(levels), "taking turns changes the order only among equals"
 
 
-def jobs_of(line: matching.Line) -> Counter[matching.Line]:
+def jobs_of(line: matching.JobGroup) -> Counter[matching.JobGroup]:
     return Counter({replace(line, jobs=1): line.jobs})
 
 
-def line(author: str, jobs: int) -> matching.Line:
+def line(author: str, jobs: int) -> matching.JobGroup:
     needs = {"needs_labels": (), "needs_trusted": False, "needs_sandbox": False, "needs_disk_bytes": 0}
     facts = {"priority": 40, "impact": 0, "expected_seconds": 60.0, "waiting_since": NOW}
-    return matching.Line(**needs, **facts, author=author, jobs=jobs)
+    return matching.JobGroup(**needs, **facts, author=author, jobs=jobs)
 
 
 def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
-    queue = matching.Queue([line("ada", 1), line("bob", 2)], {}, NOW)
+    queue = matching.JobQueue([line("ada", 1), line("bob", 2)], {}, NOW)
     first = next(queue.fitting(NODE))
     assert queue.served(first)
     assert not queue.served(first), "it stands there no more"
@@ -184,7 +184,7 @@ def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
 
 
 def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
-    queue = matching.Queue([line("ada", 2), line("bob", 1)], {}, NOW)
+    queue = matching.JobQueue([line("ada", 2), line("bob", 1)], {}, NOW)
     before = list(queue.fitting(NODE))
     for chosen in before:
         assert queue.served(chosen)
@@ -194,7 +194,7 @@ def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
 
 
 def test_with_a_line_goes_what_is_left_of_it() -> None:
-    queue = matching.Queue([line("ada", 3)], {}, NOW)
+    queue = matching.JobQueue([line("ada", 3)], {}, NOW)
     chosen = next(queue.fitting(NODE))
     assert queue.served(chosen)
     queue.unserved(chosen)

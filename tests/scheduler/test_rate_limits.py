@@ -9,7 +9,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.cache.backends.redis import RedisCache
 
 from scheduler import rate_limits
-from scheduler.errors import SlowDown
+from scheduler.errors import RateLimitError
 
 
 def process(monkeypatch: pytest.MonkeyPatch, name: str, url: str) -> None:
@@ -25,13 +25,13 @@ def test_two_processes_count_together(monkeypatch: pytest.MonkeyPatch, redis_url
     monkeypatch.setattr(rate_limits.time, "time", lambda: 6e9)
     process(monkeypatch, "one", redis_url)
     rate_limits.caches["shared"].delete("pace:poll:node-7:100000000")
-    rate_limits.check("poll", "node-7")
-    rate_limits.check("poll", "node-7")
+    rate_limits.check_rate_limit("poll", "node-7")
+    rate_limits.check_rate_limit("poll", "node-7")
     process(monkeypatch, "two", redis_url)
-    rate_limits.check("poll", "node-7")
-    with pytest.raises(SlowDown):
-        rate_limits.check("poll", "node-7")
-    rate_limits.check("poll", "node-8")
+    rate_limits.check_rate_limit("poll", "node-7")
+    with pytest.raises(RateLimitError):
+        rate_limits.check_rate_limit("poll", "node-7")
+    rate_limits.check_rate_limit("poll", "node-8")
     rate_limits.caches["shared"].delete_many(["pace:poll:node-7:100000000", "pace:poll:node-8:100000000"])
 
 
@@ -39,11 +39,11 @@ def test_without_what_they_share_each_counts_for_itself(monkeypatch: pytest.Monk
     monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
     monkeypatch.setattr(rate_limits.time, "time", lambda: 6e9)
     process(monkeypatch, "alone", f"unix://{tmp_path}/nobody.sock")
-    rate_limits.check("poll", "node-7")
-    assert rate_limits.DOWN in rate_limits.caches["default"], "it is left in peace for a while"
-    rate_limits.check("poll", "node-7")
-    with pytest.raises(SlowDown):
-        rate_limits.check("poll", "node-7")
+    rate_limits.check_rate_limit("poll", "node-7")
+    assert rate_limits.SHARED_CACHE_DOWN in rate_limits.caches["default"], "it is left in peace for a while"
+    rate_limits.check_rate_limit("poll", "node-7")
+    with pytest.raises(RateLimitError):
+        rate_limits.check_rate_limit("poll", "node-7")
 
 
 def test_what_is_counted_by_the_hour_is_counted_together_too(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
@@ -52,11 +52,11 @@ def test_what_is_counted_by_the_hour_is_counted_together_too(monkeypatch: pytest
     key = "pace:ask:token-7:2000000"
     process(monkeypatch, "one", redis_url)
     rate_limits.caches["shared"].delete(key)
-    assert rate_limits.allows("ask", "token-7")
+    assert rate_limits.is_within_rate_limit("ask", "token-7")
     process(monkeypatch, "two", redis_url)
-    assert rate_limits.allows("ask", "token-7")
-    assert not rate_limits.allows("ask", "token-7")
-    assert rate_limits.seconds_left("ask") == 1800
+    assert rate_limits.is_within_rate_limit("ask", "token-7")
+    assert not rate_limits.is_within_rate_limit("ask", "token-7")
+    assert rate_limits.get_retry_after("ask") == 1800
     monkeypatch.setattr(rate_limits.time, "time", lambda: 7.2e9 + 3600)
-    assert rate_limits.allows("ask", "token-7"), "another hour"
+    assert rate_limits.is_within_rate_limit("ask", "token-7"), "another hour"
     rate_limits.caches["shared"].delete_many([key, "pace:ask:token-7:2000001"])

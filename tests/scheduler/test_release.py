@@ -21,7 +21,7 @@ def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
             (package / file).write_text(f"# {file}\n")
         os.utime(package / "wire.py", (1e9 if name == "one" else 2e9,) * 2)
         (package / "models" / "gpt.py").chmod(0o644 if name == "one" else 0o755)
-        archives.append(storage.pack(package))
+        archives.append(storage.pack_sources(package))
     assert archives[0] == archives[1]
 
 
@@ -32,7 +32,7 @@ def test_it_holds_python_files_only_and_no_links(tmp_path: Path) -> None:
     (package / "secret.key").write_text("secret")
     (package / "__pycache__" / "train.pyc").write_bytes(b"x")
     (package / "link.py").symlink_to("/etc/passwd")
-    with tarfile.open(fileobj=io.BytesIO(storage.pack(package))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(storage.pack_sources(package))) as archive:
         assert archive.getnames() == ["trainer/train.py"]
         member = archive.getmembers()[0]
         assert (member.uid, member.gid, member.mtime, member.uname, member.mode) == (0, 0, 0, "", 0o644)
@@ -40,7 +40,7 @@ def test_it_holds_python_files_only_and_no_links(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_the_release_of_this_installation_is_kept_once() -> None:
-    blob = storage.release()
-    assert storage.release() == blob
-    with tarfile.open(fileobj=io.BytesIO(storage.read(blob))) as archive:
+    blob = storage.store_release()
+    assert storage.store_release() == blob
+    with tarfile.open(fileobj=io.BytesIO(storage.read_blob(blob))) as archive:
         assert "trainer/protocol/version.py" in archive.getnames()

@@ -42,7 +42,7 @@ def work(agent: Agent) -> Work:
 def forget(django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks) -> Forget:
     def later() -> None:
         with django_capture_on_commit_callbacks(execute=True):
-            retention.forget_old(timezone.now() + LATER)
+            retention.delete_expired(timezone.now() + LATER)
 
     return later
 
@@ -78,7 +78,7 @@ def test_nothing_of_a_job_that_is_not_over_goes(work: Work, forget: Forget) -> N
 
 def test_a_job_that_has_just_ended_keeps_everything_for_a_while(work: Work) -> None:
     work.finish()
-    retention.forget_old()
+    retention.delete_expired()
     assert steps(work.job) == [1, 2, 3]
 
 
@@ -103,10 +103,10 @@ def test_a_file_that_never_became_anything_goes(work: Work, forget: Forget) -> N
 
 
 def test_what_an_active_lease_names_stays_even_if_nothing_else_does(agent: Agent, forget: Forget) -> None:
-    old = storage.keep(b"the release of yesterday")
+    old = storage.store_bytes(b"the release of yesterday")
     make_job(release=old)
     work = agent.work()
-    Job.objects.update(release=storage.keep(b"the release of today"))
+    Job.objects.update(release=storage.store_bytes(b"the release of today"))
     forget()
     assert here(old)
     answer = work.get(old.sha256)
@@ -115,7 +115,7 @@ def test_what_an_active_lease_names_stays_even_if_nothing_else_does(agent: Agent
 
 def test_a_file_left_by_a_crash_goes_when_it_is_old(db: None, forget: Forget) -> None:
     name = default_storage.save("blobs/ab/left-behind", ContentFile(b"half"))
-    retention.forget_old()
+    retention.delete_expired()
     assert default_storage.exists(name)
     forget()
     assert not default_storage.exists(name)
@@ -123,7 +123,7 @@ def test_a_file_left_by_a_crash_goes_when_it_is_old(db: None, forget: Forget) ->
 
 def test_old_output_and_old_join_tokens_go(work: Work, forget: Forget) -> None:
     work.log(0, "hello")
-    auth.new_join_token()
+    auth.create_join_token()
     forget()
     assert LogChunk.objects.exists(), "its lease is active"
     work.finish()
@@ -138,7 +138,9 @@ def test_a_run_keeps_the_checkpoint_that_it_is_scored_from(work: Work, forget: F
     season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
     track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
     about = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.keep(b"an entry"), **about)
+    entry = Entry.objects.create(
+        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **about
+    )
     scored_from = work.job.checkpoints.get(step=2)
     run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="10s", checkpoint=scored_from)
     work.finish()
@@ -150,7 +152,7 @@ def test_a_run_keeps_the_checkpoint_that_it_is_scored_from(work: Work, forget: F
 
 
 def test_a_file_that_comes_again_while_it_is_forgotten_is_another_one(db: None) -> None:
-    once = storage.keep(b"weights")
+    once = storage.store_bytes(b"weights")
     Blob.objects.all().delete()
-    again = storage.keep(b"weights")
+    again = storage.store_bytes(b"weights")
     assert once.name != again.name

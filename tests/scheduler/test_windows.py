@@ -29,7 +29,7 @@ moments = st.integers(0, 2 * 366 * 24 * 12).map(lambda steps: MONDAY + steps * t
 
 
 def left(week: list[Weekly], now: datetime, zone: str = "UTC") -> float | None:
-    return windows.seconds_left(week, "windows", None, zone, now)
+    return windows.get_seconds_left(week, "windows", None, zone, now)
 
 
 def is_lent(week: list[Weekly], wall: datetime) -> bool:
@@ -70,7 +70,7 @@ def test_it_stays_lent_until_the_very_end_and_not_a_moment_longer(
         assert later == pytest.approx(seconds - int(seconds * part * 0.999))
         assert left(week, now + timedelta(seconds=seconds), zone) == 0
     else:
-        opens = windows.opens_at(week, "windows", zone, now)
+        opens = windows.find_next_opening(week, "windows", zone, now)
         if opens:
             assert opens > now
             assert left(week, opens, zone) != 0
@@ -107,10 +107,10 @@ def test_an_hour_that_comes_twice_is_lent_once() -> None:
 
 
 def test_always_a_burst_and_a_zone_that_nobody_knows() -> None:
-    assert windows.seconds_left([], "always", None, "UTC", MONDAY) is None
-    assert windows.seconds_left([], "until", MONDAY + timedelta(hours=12), "UTC", MONDAY) == 12 * 3600
-    assert windows.seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0
-    assert windows.seconds_left([], "until", None, "UTC", MONDAY) == 0
+    assert windows.get_seconds_left([], "always", None, "UTC", MONDAY) is None
+    assert windows.get_seconds_left([], "until", MONDAY + timedelta(hours=12), "UTC", MONDAY) == 12 * 3600
+    assert windows.get_seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0
+    assert windows.get_seconds_left([], "until", None, "UTC", MONDAY) == 0
     whole = [Weekly(day, time(0), time(0)) for day in range(7)]
     assert left(whole, MONDAY, "Middle-earth/Bree") == 0
     assert left([], MONDAY) == 0

@@ -10,7 +10,7 @@ from dailytrain.settings import *  # noqa: F403
 from dailytrain.settings import HOME
 
 if TYPE_CHECKING:
-    from scheduler.job_kinds import About
+    from scheduler.job_kinds import JobSummary
     from scheduler.models import Checkpoint, Job, Lease
     from trainer import protocol
 
@@ -28,7 +28,7 @@ class Steps:
         pin = protocol.DatasetPin(corpus="python-library", tokenizer="bpe:256", hash="e" * 64)
         return protocol.TrainOrder(dataset=pin, config=job.result, resume=resume)
 
-    def about(self, jobs: Sequence[Job]) -> Mapping[int, About]:
+    def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
         return {}
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:

@@ -29,16 +29,16 @@ LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=2**30, disk_bytes=2**3
 
 
 def make_job(**fields: Any) -> Job:
-    release = fields.pop("release", None) or storage.keep(b"a release")
+    release = fields.pop("release", None) or storage.store_bytes(b"a release")
     defaults: dict[str, Any] = {"kind": "train", "release": release, "limits": LIMITS.model_dump(), "author": "ada"}
     return Job.objects.create(**{**defaults, **fields})
 
 
 def make_node(name: str = "loco", **fields: Any) -> tuple[Node, str]:
     """Return a node that has joined, and its token."""
-    token = auth.new_token("node")
+    token = auth.generate_token("node")
     hardware = HARDWARE.model_copy(update=fields.pop("hardware", {})).model_dump(mode="json")
-    return Node.objects.create(name=name, token_hash=auth.digest(token), hardware=hardware, **fields), token
+    return Node.objects.create(name=name, token_hash=auth.hash_token(token), hardware=hardware, **fields), token
 
 
 def reference(content: bytes, path: str = "model.safetensors") -> protocol.FileRef:

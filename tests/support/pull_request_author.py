@@ -12,7 +12,7 @@ from django.utils import timezone
 from leaderboard import events, outbox
 from leaderboard.integrations.github import deliveries
 from leaderboard.models import Effect
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.support import github_payloads as payloads
@@ -71,7 +71,7 @@ class Conversation:
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
         Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
         job.refresh_from_db()
-        kind_of(job).done(job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **found})
+        get_job_kind(job).done(job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **found})
         self.settle()
 
     # --- the site

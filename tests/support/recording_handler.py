@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.job_kinds import About
+from scheduler.job_kinds import JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -40,5 +40,5 @@ class Recorder:
     def cancelled(self, job: Job, reason: str) -> None:
         CALLS.append(("cancelled", reason))
 
-    def about(self, jobs: Sequence[Job]) -> dict[int, About]:
-        return {job.pk: About(f"Idea {job.pk}", f"/runs/{job.pk}/", "1.5000 bits per byte") for job in jobs}
+    def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
+        return {job.pk: JobSummary(f"Idea {job.pk}", f"/runs/{job.pk}/", "1.5000 bits per byte") for job in jobs}

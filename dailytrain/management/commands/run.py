@@ -220,7 +220,7 @@ def join_token(identity: Path, server: str) -> str | None:
     The node is trusted, since it is ours.
     """
     from scheduler.models import Node
-    from scheduler.node_api.auth import new_join_token
+    from scheduler.node_api.auth import create_join_token
 
     node = Node.objects.filter(name=NODE_NAME).first()
     if identity.exists():
@@ -228,7 +228,7 @@ def join_token(identity: Path, server: str) -> str | None:
         if node and node.token_hash and (known["node"], known["server"]) == (node.pk, server):
             return None
         identity.unlink()
-    return new_join_token(trusted=True, renews=node)
+    return create_join_token(trusted=True, renews=node)
 
 
 def eval_data() -> Path | None:

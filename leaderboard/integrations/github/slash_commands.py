@@ -141,7 +141,7 @@ def obey(effect: Effect) -> Mapping[str, Any]:
     if not effect.result:
         if not sync.is_followed(pull) and effect.attempts < PATIENCE:
             raise Later("The pull request is being read.", timedelta(seconds=2))
-        storage.release()  # packed now if it must be: not within the transaction
+        storage.store_release()  # packed now if it must be: not within the transaction
         asker = who(pull, wish)
         said = command_parser.read(wish["body"])
         if any(isinstance(one, Said) and one.does == "approve" for one in said) and moved(pull):

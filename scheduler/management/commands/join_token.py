@@ -27,7 +27,7 @@ class Command(BaseCommand):
         node = Node.objects.filter(name=renew).first() if renew else None
         if renew and node is None:
             raise CommandError(f"There is no node called {renew!r}.")
-        token = auth.new_join_token(trusted=trusted, labels=label, hours=hours, renews=node)
+        token = auth.create_join_token(trusted=trusted, labels=label, hours=hours, renews=node)
         self.stderr.write(f"Good for {hours:g} hours, for one node:", ending="\n")
         self.stderr.write(f"  dailytrain node --server {settings.SITE_URL} --token {token}", ending="\n")
         self.stdout.write(token)

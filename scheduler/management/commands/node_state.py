@@ -13,13 +13,13 @@ from scheduler.models import Node
 from scheduler.node_api import auth
 
 ACTIONS: dict[str, Callable[[Node, str, str], object]] = {
-    "drain": pool.drain,
-    "pause": pool.pause,
-    "resume": pool.resume,
-    "ban": pool.ban,
-    "trust": pool.trust,
-    "distrust": pool.distrust,
-    "revoke": lambda node, by, why: auth.revoke(node, by),
+    "drain": pool.drain_node,
+    "pause": pool.pause_node,
+    "resume": pool.resume_node,
+    "ban": pool.ban_node,
+    "trust": pool.trust_node,
+    "distrust": pool.distrust_node,
+    "revoke": lambda node, by, why: auth.revoke_node_token(node, by),
 }
 BY = "command line"
 

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from scheduler.simulation.charts import draw
+from scheduler.simulation.charts import draw_outcome
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.nodes import DAY
 from scheduler.simulation.statistics import Outcome
@@ -39,7 +39,7 @@ class Command(BaseCommand):
             outcome = simulate(nodes, days, seed, lambda seconds: shown.update(task, completed=seconds))
             shown.update(task, completed=days * DAY)
         if picture is not None:
-            picture.write_text(draw(outcome))
+            picture.write_text(draw_outcome(outcome))
         self.stdout.write(as_json(outcome) if json else table(outcome))
 
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from leaderboard.models import ApiToken, Entry, Run, Season, Track
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import Repository, lease
 
@@ -105,7 +105,7 @@ def test_only_an_infrastructure_failure_goes_on(mara: Client, run: Run, node: No
     assert "because of the infrastructure" in act(mara, "go_on", run)
     lease(run.job, node)
     Job.objects.update(state=Job.State.FAILED)
-    kind_of(run.job).failed(run.job, "infrastructure", "No node.")
+    get_job_kind(run.job).failed(run.job, "infrastructure", "No node.")
     act(mara, "go_on", run)
     run.refresh_from_db()
     assert run.state == "queued"

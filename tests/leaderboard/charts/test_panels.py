@@ -19,7 +19,7 @@ from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run
 from leaderboard.rankings.standings import of
 from leaderboard.reference_runs import offered
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
 from tests.leaderboard.conftest import lease, train_row
 from tests.leaderboard.views.test_page_board import words
@@ -97,7 +97,7 @@ def test_the_temperature_is_the_agents_word_and_not_the_training_processs(run: R
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
     lease(job, node)
 
-    kind_of(job).metrics(job, [train_row(101, temperature_celsius=20)])
+    get_job_kind(job).metrics(job, [train_row(101, temperature_celsius=20)])
 
     assert CurvePoint.objects.get(run=run, step=101).temperature_celsius == 71
 

@@ -12,7 +12,7 @@ from leaderboard.job_handlers import generation
 from leaderboard.job_handlers.generation import NotNow, Question, ask
 from leaderboard.models import Entry, Generation, Run
 from scheduler import leases, transitions
-from scheduler.job_kinds import about, kind_of
+from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import finish, hand_back, lease
 from trainer import protocol
@@ -26,7 +26,7 @@ def arrived(run: Run, able: Node) -> Run:
 
 
 def say(asked: Generation, *texts: object) -> str:
-    kind_of(asked.job).metrics(asked.job, [{"kind": "text", "text": text} for text in texts])
+    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": text} for text in texts])
     asked.refresh_from_db()
     return asked.text
 
@@ -35,16 +35,16 @@ def test_a_trusted_node_with_a_sandbox_is_told_the_prompt_and_the_weights(arrive
     asked = ask(arrived, PROMPT, "192.0.2.1")
     Node.objects.update(trusted=False)
     able.refresh_from_db()
-    assert leases.claim(able) is None
+    assert leases.claim_job(able) is None
     Node.objects.update(trusted=True)
     able.refresh_from_db()
-    given = leases.claim(able)
+    given = leases.claim_job(able)
     assert given is not None
     order = protocol.JobSpec.model_validate_json(given.spec).order
     assert isinstance(order, protocol.GenerateOrder)
     assert (order.prompt, order.tokens, order.temperature, order.seed) == ("The train", 50, 0.5, asked.seed)
     assert [file.path for file in order.checkpoint.files] == ["checkpoints/step-00000020/model.safetensors"]
-    assert about([asked.job])[asked.job_id].title == "Smeared keys, writing for a visitor"
+    assert summarize_jobs([asked.job])[asked.job_id].title == "Smeared keys, writing for a visitor"
 
 
 def test_only_a_run_with_weights_can_write(run: Run) -> None:
@@ -57,7 +57,7 @@ def test_words_come_in_as_text_of_limited_length(arrived: Run, able: Node) -> No
     lease(asked.job, able)
     assert say(asked, " leaves", "\x1b[31m at <nine>\x00", 7) == " leaves[31m at <nine>"
     assert len(say(asked, "x" * 30_000)) == generation.MOST_TEXT
-    kind_of(asked.job).done(asked.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
+    get_job_kind(asked.job).done(asked.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
     asked.refresh_from_db()
     assert (asked.written, asked.tokens_per_second) == (9, 4.5)
 
@@ -74,7 +74,7 @@ def test_another_node_begins_anew(arrived: Run, able: Node) -> None:
 def test_an_answer_that_cannot_be_right_leaves_the_words_alone(arrived: Run) -> None:
     asked = ask(arrived, PROMPT, "192.0.2.1")
     say(asked, " leaves")
-    kind_of(asked.job).done(asked.job, {"tokens": -1})
+    get_job_kind(asked.job).done(asked.job, {"tokens": -1})
     asked.refresh_from_db()
     assert (asked.text, asked.written) == (" leaves", None)
 
@@ -92,7 +92,7 @@ def test_all_together_ask_no_more_than_the_site_allows(arrived: Run, settings: A
     first = ask(arrived, PROMPT, "192.0.2.1")
     with pytest.raises(NotNow, match="wait for a machine already"):
         ask(arrived, PROMPT, "192.0.2.2")
-    transitions.cancel(first.job, "site", "Enough.")
+    transitions.cancel_job(first.job, "site", "Enough.")
     settings.GENERATE_PER_HOUR = 1
     with pytest.raises(NotNow, match="enough for this hour"):
         ask(arrived, PROMPT, "192.0.2.2")
@@ -121,7 +121,7 @@ def test_what_no_node_takes_is_given_up_and_what_is_old_is_forgotten(arrived: Ru
     generation.give_up_old()
     assert not Generation.objects.exists()
     assert Job.objects.filter(pk=asked.job_id).exists(), "what a node has lent stays counted"
-    kind_of(asked.job).metrics(asked.job, [{"kind": "text", "text": "late"}])
+    get_job_kind(asked.job).metrics(asked.job, [{"kind": "text", "text": "late"}])
 
 
 def test_the_best_of_a_track_has_the_fewest_bits_and_is_not_disputed(arrived: Run, idea: Entry) -> None:

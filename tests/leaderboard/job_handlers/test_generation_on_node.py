@@ -42,15 +42,15 @@ def trained(folder: Path) -> tuple[bytes, list[Path], bytes]:
 
 
 def blob_of(path: Path) -> Blob:
-    return storage.keep(path.read_bytes())
+    return storage.store_bytes(path.read_bytes())
 
 
 def arrived(record: bytes, files: list[Path]) -> Run:
     """A finished run with these weights."""
     run = scene.run(scene.entry(scene.track(), "Tiny"), state=Run.State.FINISHED, bits_per_byte=2.5)
     run.job = scene.job(run, state=Job.State.DONE)
-    JobFile.objects.create(job=run.job, path="run.json", blob=storage.keep(record))
-    parts = [storage.reference(blob_of(path), path.name).model_dump() for path in files]
+    JobFile.objects.create(job=run.job, path="run.json", blob=storage.store_bytes(record))
+    parts = [storage.build_file_reference(blob_of(path), path.name).model_dump() for path in files]
     run.checkpoint = Checkpoint.objects.create(job=run.job, step=3, manifest={"step": 3, "files": parts})
     run.checkpoint.blobs.set([blob_of(path) for path in files])
     run.save()
@@ -91,7 +91,7 @@ def test_a_prompt_is_answered_in_the_sandbox_and_the_weights_stay_on_the_node(
     run = arrived(record, files)
     lay_out_dataset(home, tokenizer)
     command = [sys.executable, "-m", "trainer.cli", "node", "--server", live_server.url, "--sandbox", "bubblewrap"]
-    words = ["--token", auth.new_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
+    words = ["--token", auth.create_join_token(trusted=True), "--home", str(home), "--name", "cellar"]
     said = tmp_path / "agent.log"
     with said.open("wb") as log:
         agent = subprocess.Popen(

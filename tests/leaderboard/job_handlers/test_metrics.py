@@ -8,7 +8,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run, Sample
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import hand_back, lease, train_row, upload
 
@@ -130,7 +130,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_extremes(
 def test_after_the_end_nothing_more_is_taken(training: Run) -> None:
     assert training.job
     Run.objects.filter(pk=training.pk).update(state=Run.State.CANCELLED)
-    kind_of(training.job).metrics(training.job, [train_row(1)])
+    get_job_kind(training.job).metrics(training.job, [train_row(1)])
     assert not CurvePoint.objects.exists()
 
 

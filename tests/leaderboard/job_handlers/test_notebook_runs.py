@@ -17,7 +17,7 @@ from leaderboard.submissions import intake, notebook_series
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.notebook_cells import NotebookError
 from scheduler import storage, transitions
-from scheduler.job_kinds import about, kind_of
+from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, JobFile, LogChunk, Node
 from tests.leaderboard.conftest import Repository, hand_back, lease
 from trainer import protocol
@@ -60,11 +60,11 @@ def end(job: Job, node: Node, files: dict[str, bytes]) -> None:
     """Run a part on a node, which leaves these files."""
     lease(job, node)
     for path, content in files.items():
-        JobFile.objects.create(job=job, path=path, blob=storage.keep(content))
+        JobFile.objects.create(job=job, path=path, blob=storage.store_bytes(content))
     result = protocol.NotebookResult(
         cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)
     ).model_dump()
-    assert transitions.finish(job, f"node:{node.name}", result)
+    assert transitions.finish_job(job, f"node:{node.name}", result)
 
 
 def test_a_commit_that_brings_notebooks_is_a_notebook_entry(sorbian: Entry) -> None:
@@ -77,7 +77,7 @@ def test_a_changed_byte_is_another_entry_that_nobody_approved(main: Repository, 
     main.commit("One more", {"notebooks/sorbian-part2.ipynb": notebook("print(3)")})
     after = intake.enter(str(main.path), "sorbian", "Sorbian", "", sorbian.track)
     assert (after.state, after.bundle_id == sorbian.bundle_id) == ("proposed", False)
-    spec = kind_of(job_of(begun)).order(job_of(begun), None)
+    spec = get_job_kind(job_of(begun)).order(job_of(begun), None)
     assert isinstance(spec, protocol.NotebookOrder)
     assert spec.notebook.model_dump() == sorbian.notebooks[0]
 
@@ -144,7 +144,7 @@ def test_parts_run_one_after_the_other_and_hand_on_their_model(begun: Run, node:
     assert (begun.state, begun.fraction) == ("queued", 0.5)
     second = job_of(begun)
     assert second != first
-    order = kind_of(second).order(second, None)
+    order = get_job_kind(second).order(second, None)
     assert isinstance(order, protocol.NotebookOrder)
     assert (order.part, order.parts, order.seconds) == (2, 2, 7200)
     assert order.notebook.path == "notebooks/sorbian-part2.ipynb"
@@ -153,7 +153,7 @@ def test_parts_run_one_after_the_other_and_hand_on_their_model(begun: Run, node:
     end(second, node, {"executed.ipynb": notebook(), "model/weights.bin": b"w2"})
     begun.refresh_from_db()
     assert (begun.state, begun.bits_per_byte, begun.score_job) == ("finished", None, None)
-    assert [about([job])[job.pk].title for job in (first, second)] == [
+    assert [summarize_jobs([job])[job.pk].title for job in (first, second)] == [
         "Notebook Sorbian, part 1 of 2",
         "Notebook Sorbian, part 2 of 2",
     ]
@@ -171,7 +171,7 @@ def test_a_lost_part_starts_again_with_the_same_model(begun: Run, node: Node) ->
     assert "Part 2 of 2 starts again as soon as a node is free." in begun.reason
     lease(second, node)
     begun.refresh_from_db()
-    order = kind_of(second).order(second, None)
+    order = get_job_kind(second).order(second, None)
     assert isinstance(order, protocol.NotebookOrder)
     assert (begun.state, [file.path for file in order.model]) == ("training", ["a"])
 
@@ -180,8 +180,8 @@ def test_a_notebook_that_breaks_ends_its_run_and_keeps_what_it_said(client: Clie
     job = job_of(begun)
     lease(job, node)
     trace = {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": ["ValueError: no <b>"]}
-    JobFile.objects.create(job=job, path="executed.ipynb", blob=storage.keep(notebook("f()", outputs=[trace])))
-    assert transitions.fail(job, f"node:{node.name}", "model", "Cell 1 failed: ValueError: no")
+    JobFile.objects.create(job=job, path="executed.ipynb", blob=storage.store_bytes(notebook("f()", outputs=[trace])))
+    assert transitions.fail_job(job, f"node:{node.name}", "model", "Cell 1 failed: ValueError: no")
     begun.refresh_from_db()
     assert (begun.state, begun.cause, Job.objects.count()) == ("failed", "model", 1)
     page = client.get(begun.get_absolute_url()).content.decode()
@@ -202,7 +202,7 @@ def test_cancelling_ends_the_part_that_waits(begun: Run, node: Node, maintainer:
 def test_an_answer_that_cannot_be_right_ends_the_run_as_the_nodes_fault(begun: Run, node: Node) -> None:
     job = job_of(begun)
     lease(job, node)
-    assert transitions.finish(job, f"node:{node.name}", {"cells": -1})
+    assert transitions.finish_job(job, f"node:{node.name}", {"cells": -1})
     begun.refresh_from_db()
     assert (begun.state, begun.cause) == ("failed", "infrastructure")
 
@@ -226,7 +226,7 @@ def test_the_page_shows_the_notebook_and_offers_what_it_left(client: Client, beg
 
 def test_files_of_a_training_are_not_offered_this_way(client: Client, run: Run) -> None:
     assert run.job
-    JobFile.objects.create(job=run.job, path="run.json", blob=storage.keep(b"{}"))
+    JobFile.objects.create(job=run.job, path="run.json", blob=storage.store_bytes(b"{}"))
     assert client.get(f"/runs/{run.pk}/parts/1/run.json").status_code == 404
 
 

@@ -15,7 +15,7 @@ from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from scheduler import leases, node_vetting, retention, storage
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Lease, Node
 from scheduler.node_api import uploads
 from tests.leaderboard.conftest import VERDICT, lease, upload
@@ -37,7 +37,7 @@ def trained(run: Run, node: Node, *steps: int) -> Run:
         checkpoint = upload(run.job, step)
         checkpoint.lease = held
         checkpoint.save()
-    kind_of(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).done(run.job, {"step": 20})
     run.refresh_from_db()
     return run
 
@@ -45,7 +45,7 @@ def trained(run: Run, node: Node, *steps: int) -> Run:
 def scored(run: Run, node: Node) -> Run:
     assert run.score_job
     lease(run.score_job, node)
-    kind_of(run.score_job).done(run.score_job, VERDICT)
+    get_job_kind(run.score_job).done(run.score_job, VERDICT)
     run.refresh_from_db()
     return run
 
@@ -54,7 +54,7 @@ def answer(replay: Replay, node: Node, **fields: Any) -> Replay:
     assert replay.job
     lease(replay.job, node)
     found = {"step": replay.end_step, "exact": True, "deviation": 0.0, **fields}
-    kind_of(replay.job).done(replay.job, found)
+    get_job_kind(replay.job).done(replay.job, found)
     replay.refresh_from_db()
     return replay
 
@@ -140,14 +140,14 @@ def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: 
         held = lease(run.job, worker)
         for step in range(6 * number + 1, 6 * number + 7):
             content = b"weights of step %d" % step
-            held.uploads.add(storage.keep(content))
+            held.uploads.add(storage.store_bytes(content))
             file = protocol.FileRef(path="model.safetensors", sha256=sha256(content).hexdigest(), size=len(content))
-            uploads.checkpoint(held, protocol.Checkpoint(step=step, files=(file,)))
+            uploads.record_checkpoint(held, protocol.Checkpoint(step=step, files=(file,)))
         Lease.objects.filter(pk=held.pk).update(state=Lease.State.RELEASED)
     assert run.job.checkpoints.count() == 12
     assert run.job.checkpoints.with_files().count() <= 6
     upload(run.job, 13)
-    kind_of(run.job).done(run.job, {"step": 12})
+    get_job_kind(run.job).done(run.job, {"step": 12})
     replay = run.replays.get()
     assert (replay.node, replay.end_step <= 6) == (stranger, True)
     for end in (replay.start, replay.claimed):
@@ -185,10 +185,10 @@ def test_neither_the_node_nor_its_owner_replays_it(run: Run, able: Node, strange
     Job.objects.filter(pk=run.score_job.pk).delete()
     able.owner_id = stranger.owner_id
     able.save()
-    assert leases.claim(able) is None
+    assert leases.claim_job(able) is None
     able.owner = None
     able.save()
-    given = leases.claim(able)
+    given = leases.claim_job(able)
     assert given
     order = protocol.JobSpec.model_validate_json(given.spec).order
     assert isinstance(order, protocol.ReplayOrder)
@@ -202,11 +202,11 @@ def test_the_ends_of_the_stretch_are_kept_until_it_is_over(run: Run, node: Node,
     Job.objects.filter(pk=run.job_id).update(state=Job.State.DONE, finished_at=timezone.now())
     later = timezone.now() + timedelta(days=30)
     ends = {checkpoint for checkpoint in (replay.start, replay.claimed) if checkpoint}
-    retention.forget_old(later)
+    retention.delete_expired(later)
     assert run.job
     assert ends <= set(run.job.checkpoints.all())
     answer(replay, node)
-    retention.forget_old(later)
+    retention.delete_expired(later)
     assert [checkpoint.step for checkpoint in run.job.checkpoints.all()] == [20]
 
 
@@ -224,7 +224,7 @@ def test_an_answer_that_cannot_be_right_says_nothing(
     replay = trained(run, stranger).replays.get()
     assert replay.job
     lease(replay.job, node)
-    kind_of(replay.job).done(replay.job, word)
+    get_job_kind(replay.job).done(replay.job, word)
     replay.refresh_from_db()
     assert replay.state == "abandoned"
 
@@ -232,7 +232,7 @@ def test_an_answer_that_cannot_be_right_says_nothing(
 def test_a_replay_that_failed_says_so_and_leaves_the_run_provisional(run: Run, node: Node, stranger: Node) -> None:
     replay = trained(run, stranger).replays.get()
     assert replay.job
-    kind_of(replay.job).failed(replay.job, "infrastructure", "Five nodes were lost.")
+    get_job_kind(replay.job).failed(replay.job, "infrastructure", "Five nodes were lost.")
     replay.refresh_from_db()
     assert (replay.state, replay.sentence) == ("abandoned", "could not be replayed: Five nodes were lost.")
     assert scored(run, node).trust == "provisional"
@@ -253,4 +253,4 @@ def test_it_counts_once(run: Run, node: Node, stranger: Node) -> None:
     answer(replay, node, exact=False, deviation=9.0)
     stranger.refresh_from_db()
     assert (replay.state, stranger.valid_in_a_row) == ("agreed", 1)
-    assert node_vetting.standing(1) == "9 more in a row and its work counts before it is compared."
+    assert node_vetting.describe_standing(1) == "9 more in a row and its work counts before it is compared."

@@ -12,7 +12,7 @@ from leaderboard.job_handlers import smoke_tests
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.submissions import intake
 from scheduler import leases, transitions
-from scheduler.job_kinds import about, kind_of
+from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, Lease, Node
 from tests.leaderboard.conftest import lease
 from trainer import protocol
@@ -49,7 +49,7 @@ def told(entry: Entry, result: dict[str, Any]) -> Entry:
     assert transitions.change(
         entry.smoke_job, Job.State.DONE, since=[Job.State.QUEUED, Job.State.LEASED], actor="site", sentence="Done."
     )
-    kind_of(entry.smoke_job).done(entry.smoke_job, result)
+    get_job_kind(entry.smoke_job).done(entry.smoke_job, result)
     entry.refresh_from_db()
     return entry
 
@@ -92,10 +92,10 @@ def test_unapproved_code_goes_only_to_trusted_nodes_with_a_sandbox(idea: Entry, 
     smoke_tests.begin(idea, vouched=True)
     able.trusted = False
     able.save()
-    assert leases.claim(able) is None
+    assert leases.claim_job(able) is None
     able.trusted = True
     able.save()
-    given = leases.claim(able)
+    given = leases.claim_job(able)
     assert given is not None
     order = protocol.JobSpec.model_validate_json(given.spec).order
     assert isinstance(order, protocol.SmokeOrder)
@@ -130,7 +130,7 @@ def test_what_was_found_is_on_the_entry_which_is_proposed_again(idea: Entry) -> 
     assert idea.smoke_sentence == FOUND["sentence"]
     assert f"Smoke run passed: {FOUND['sentence']}" in sentences(idea)
     assert idea.smoke_job is not None
-    assert about([idea.smoke_job])[idea.smoke_job.pk].outcome == FOUND["sentence"]
+    assert summarize_jobs([idea.smoke_job])[idea.smoke_job.pk].outcome == FOUND["sentence"]
 
 
 def test_an_answer_that_cannot_be_right_says_nothing(idea: Entry) -> None:
@@ -144,7 +144,7 @@ def test_a_lost_node_says_nothing_about_the_entry_and_its_own_fault_does(idea: E
         job = smoke_tests.begin(idea, vouched=True)
         assert job is not None
         lease(job, node)
-        transitions.fail(job, "node:cellar", cause, "It ended.")  # type: ignore[arg-type]
+        transitions.fail_job(job, "node:cellar", cause, "It ended.")  # type: ignore[arg-type]
         idea.refresh_from_db()
         assert (idea.state, idea.smoke["passed"]) == (Entry.State.PROPOSED, passed)
 
@@ -182,7 +182,7 @@ def test_approving_while_it_runs_waits_for_it(idea: Entry, maintainer: User) -> 
     assert transitions.change(
         idea.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", sentence="On."
     )
-    transitions.fail(idea.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
+    transitions.fail_job(idea.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
     run.refresh_from_db()
     assert run.state == Run.State.QUEUED, "it said nothing against the entry"
 

@@ -15,8 +15,8 @@ from leaderboard.models import Entry, Run, Seat, SwarmEvent, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import matching, node_slots, transitions
-from scheduler.job_kinds import kind_of
-from scheduler.matching import Seeker
+from scheduler.job_kinds import get_job_kind
+from scheduler.matching import NodeSlot
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import hand_back, lease, train_row, upload
 from trainer import protocol
@@ -56,7 +56,7 @@ def led(swarm_run: Run, able: Node) -> Run:
 def tell(run: Run, **row: Any) -> None:
     assert run.job is not None
     full = {"kind": "swarm", "step": 0, "time": 1_795_300_000.0, **row}
-    kind_of(run.job).metrics(run.job, [full])
+    get_job_kind(run.job).metrics(run.job, [full])
 
 
 def waiting(run: Run) -> list[Seat]:
@@ -76,7 +76,7 @@ def test_a_run_is_led_by_the_sites_own_code_on_a_trusted_node(swarm_run: Run) ->
     job = swarm_run.job
     assert job is not None
     assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
-    order = kind_of(job).order(job, None)
+    order = get_job_kind(job).order(job, None)
     assert isinstance(order, protocol.SwarmOrder)
     assert (order.run, order.stages, order.minimum) == (swarm_run.pk, 2, 1)
     assert order.config["arch"] == "gpt"
@@ -117,7 +117,7 @@ def test_seats_are_ready_once_the_coordinator_is_there_and_never_more_than_are_w
 
 def test_a_seats_order_lets_in_nobody_else(led: Run) -> None:
     seat = waiting(led)[0]
-    order = kind_of(seat.job).order(seat.job, None)
+    order = get_job_kind(seat.job).order(seat.job, None)
     assert isinstance(order, protocol.WorkerOrder)
     assert order.coordinator == (ADDRESS,)
     assert order.credential == make_credential(led.swarm.secret, order.label)
@@ -138,7 +138,7 @@ def test_a_run_that_is_over_takes_its_seats_away(led: Run) -> None:
     sitting = sit(led, "ada")
     assert led.job is not None
     upload(led.job, 20)
-    transitions.finish(led.job, "node:cellar", {"step": 20})
+    transitions.finish_job(led.job, "node:cellar", {"step": 20})
     led.refresh_from_db()
     assert led.state == Run.State.SCORING
     assert led.score_job is not None
@@ -173,7 +173,7 @@ def test_what_is_told_is_kept_and_counted_for_those_who_did_it(led: Run) -> None
     bob.refresh_from_db()
     assert (ada.rows, ada.stage, bob.rows, bob.stage) == (8, 0, 8, None)
     assert SwarmEvent.objects.last().name == "bob"  # type: ignore[union-attr]
-    kind_of(ada.job).metrics(ada.job, [{"kind": "seat", "bytes_in": 5, "bytes_out": 7, "tokens_per_second": 90.5}])
+    get_job_kind(ada.job).metrics(ada.job, [{"kind": "seat", "bytes_in": 5, "bytes_out": 7, "tokens_per_second": 90.5}])
     ada.refresh_from_db()
     assert (ada.bytes_in, ada.bytes_out, ada.tokens_per_second) == (5, 7, 90.5)
 
@@ -191,7 +191,7 @@ def test_a_machine_that_is_banned_for_good_gets_no_other_seat_of_this_run(led: R
 
 def test_the_curve_is_an_ordinary_one(led: Run) -> None:
     assert led.job is not None
-    kind_of(led.job).metrics(
+    get_job_kind(led.job).metrics(
         led.job, [train_row(3, loss=4.5), {"kind": "swarm", "what": "end", "step": 3, "time": 9.0}]
     )
     led.refresh_from_db()
@@ -260,7 +260,7 @@ def test_a_track_says_what_a_swarm_cannot_have(together: Track, change: dict[str
 
 def test_a_volunteer_takes_seats_of_the_run_it_came_for_without_an_account(led: Run, able: Node) -> None:
     job = waiting(led)[0].job
-    line = matching.Line(
+    line = matching.JobGroup(
         priority=job.priority,
         impact=0,
         expected_seconds=job.expected_seconds,
@@ -274,11 +274,11 @@ def test_a_volunteer_takes_seats_of_the_run_it_came_for_without_an_account(led: 
         waiting_since=job.queued_at,
     )
 
-    def seeker(run: int | None, packets: str = "only") -> Seeker:
+    def seeker(run: int | None, packets: str = "only") -> NodeSlot:
         able.packets = packets
         able.hardware |= {"kinds": ["seat"], "swarm_run": run, "sandboxes": []}
-        return node_slots.seeker(able, job.queued_at)
+        return node_slots.build_node_slot(able, job.queued_at)
 
-    assert matching.obstacle(line, seeker(led.pk)) is None
-    assert matching.obstacle(line, seeker(None, "never")) is None
-    assert matching.obstacle(line, seeker(led.pk + 1)) == "that takes seats of this run too"
+    assert matching.find_obstacle(line, seeker(led.pk)) is None
+    assert matching.find_obstacle(line, seeker(None, "never")) is None
+    assert matching.find_obstacle(line, seeker(led.pk + 1)) == "that takes seats of this run too"

@@ -14,15 +14,15 @@ from trainer import protocol
 
 
 def take(node: Node) -> tuple[Lease, protocol.JobSpec]:
-    given = leases.claim(node)
+    given = leases.claim_job(node)
     assert given
     return Lease.objects.get(pk=given.lease), protocol.JobSpec.model_validate_json(given.spec)
 
 
 def sent(lease: Lease, path: str, content: bytes) -> protocol.FileRef:
-    blob: Blob = storage.keep(content)
+    blob: Blob = storage.store_bytes(content)
     lease.uploads.add(blob)
-    return storage.reference(blob, path)
+    return storage.build_file_reference(blob, path)
 
 
 def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> None:
@@ -31,10 +31,10 @@ def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> 
     assert spec.order.config["seed"] == run.seed
     assert spec.entry
     assert spec.entry.sha256 == run.entry.bundle_id
-    job_reports.metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(10, 4.0), train_row(12, 3.9))))
+    job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(10, 4.0), train_row(12, 3.9))))
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
-    uploads.checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
-    assert leases.lose(lease, "Its heartbeat stopped.")
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
+    assert leases.lose_lease(lease, "Its heartbeat stopped.")
     run.refresh_from_db()
     assert (run.state, run.points.count()) == ("paused", 2)
 
@@ -43,18 +43,18 @@ def test_a_run_is_lost_resumed_scored_and_on_the_board(run: Run, able: Node) -> 
     assert spec.order.resume
     assert spec.order.resume.step == 10
     assert [point.step for point in run.points.all()] == [10]
-    job_reports.metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(20, 3.0),)))
+    job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(train_row(20, 3.0),)))
     weights = sent(lease, "checkpoints/step-00000020/model.safetensors", b"twenty")
-    uploads.checkpoint(lease, protocol.Checkpoint(step=20, files=(weights,)))
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=20, files=(weights,)))
     about = sent(lease, "run.json", json.dumps({"format": 1}).encode())
-    leases.finish(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(about,)))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result={"step": 20}, files=(about,)))
     run.refresh_from_db()
     assert run.state == "scoring"
 
     lease, spec = take(able)
     assert isinstance(spec.order, protocol.ScoreOrder)
     assert (spec.order.checkpoint.step, spec.order.run.sha256) == (20, about.sha256)
-    leases.finish(lease, protocol.FinishLease(outcome="done", result=VERDICT))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="done", result=VERDICT))
     run.refresh_from_db()
     assert (run.state, run.bits_per_byte, run.trust) == ("finished", 2.5, "scored")
     assert list(Run.objects.on_board(run.track)) == [run]
@@ -67,9 +67,9 @@ def test_a_running_run_is_cancelled_when_its_node_has_heard_of_it(run: Run, able
     run.refresh_from_db()
     assert run.state == "training"
     lease.job.refresh_from_db()
-    heard = leases.heartbeat(lease, protocol.Heartbeat(phase="running", seconds=1))
+    heard = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
     assert heard.stop == "cancel"
-    leases.finish(lease, protocol.FinishLease(outcome="released"))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Not wanted any more.")
 
@@ -77,13 +77,13 @@ def test_a_running_run_is_cancelled_when_its_node_has_heard_of_it(run: Run, able
 def test_a_run_that_gave_up_goes_on_from_its_checkpoint(run: Run, able: Node) -> None:
     lease, _ = take(able)
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
-    uploads.checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
     Job.objects.update(failures=99)
-    assert leases.lose(lease, "Its heartbeat stopped.")
+    assert leases.lose_lease(lease, "Its heartbeat stopped.")
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
     assert run.job
-    assert not transitions.cancel(run.job, "mara", "Too late.")
+    assert not transitions.cancel_job(run.job, "mara", "Too late.")
     runs.retry(run, actor="mara")
     _, spec = take(able)
     assert isinstance(spec.order, protocol.TrainOrder)

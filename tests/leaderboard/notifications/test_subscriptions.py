@@ -51,7 +51,7 @@ def told(topic: str) -> list[tuple[str, str]]:
 
 def silence(node: Node) -> None:
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE, last_seen=timezone.now() - timedelta(hours=1))
-    pool.mark_offline(timezone.now())
+    pool.mark_silent_nodes_offline(timezone.now())
 
 
 def test_a_silent_node_is_told_to_its_owner_and_to_maintainers_once_each_time(node: Node) -> None:
@@ -83,7 +83,7 @@ def test_what_else_happens_to_a_node_is_no_news(node: Node) -> None:
     subscribe(person("mara", permissions.MAINTAINER), "node")
     silence(node)
     events.announce()
-    pool.pause(node, "mara")
+    pool.pause_node(node, "mara")
     events.announce()
     assert len(told("node")) == 1
 

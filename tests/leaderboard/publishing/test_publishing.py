@@ -41,7 +41,7 @@ def hub(settings: Any, tmp_path: Any) -> Iterator[Hub]:
 @pytest.fixture
 def finished(run: Run, node: Node) -> Run:
     done = finish(run, node)
-    JobFile.objects.create(job_id=done.score_job_id, path="tokenizer.json", blob=storage.keep(b'{"model": {}}'))
+    JobFile.objects.create(job_id=done.score_job_id, path="tokenizer.json", blob=storage.store_bytes(b'{"model": {}}'))
     return done
 
 
@@ -338,8 +338,8 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
     assert run.job
     lease(run.job, node)
     checkpoint = upload(run.job, 10)
-    optimizer = storage.keep(b"momenta")
-    checkpoint.manifest["files"].append(storage.reference(optimizer, "optimizer.pt").model_dump())
+    optimizer = storage.store_bytes(b"momenta")
+    checkpoint.manifest["files"].append(storage.build_file_reference(optimizer, "optimizer.pt").model_dump())
     checkpoint.save()
     checkpoint.blobs.add(optimizer)
     publications.release(run, checkpoint, "10-percent")
@@ -348,7 +348,7 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
     run.job.state, run.job.finished_at = "done", timezone.now() - timedelta(days=9)
     run.job.save()
     storage.Blob.objects.update(created_at=timezone.now() - timedelta(days=9))
-    retention.forget_old()
+    retention.delete_expired()
     assert not Checkpoint.objects.filter(pk=checkpoint.pk).exists()
     assert not storage.Blob.objects.filter(pk=optimizer.pk).exists()
     answer = client.get(f"/runs/{run.pk}/weights/10-percent/checkpoints/step-00000010/model.safetensors")

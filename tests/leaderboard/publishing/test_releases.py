@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from leaderboard.models import Publication, Run
 from leaderboard.publishing import releases
 from leaderboard.schedule import track_templates
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
 from tests.leaderboard.conftest import finish, lease, train_row, upload
 
@@ -30,7 +30,7 @@ def arrive(run: Run, step: int, of: int, checkpoint: bool = True) -> list[str]:
     assert run.job
     point = {"fraction": step / of, "tokens": step * 512}
     dev = {**train_row(step, 3 - step / of), **point, "kind": "dev", "bits_per_byte": 1.0}
-    kind_of(run.job).metrics(run.job, [train_row(step, **point), dev])
+    get_job_kind(run.job).metrics(run.job, [train_row(step, **point), dev])
     if checkpoint:
         upload(run.job, step)
     return [kept.name for kept in releases.cut_all()]

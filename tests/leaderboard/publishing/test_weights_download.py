@@ -25,7 +25,7 @@ def fresh_rates() -> None:
 @pytest.fixture
 def finished(run: Run, node: Node) -> Run:
     done = finish(run, node)
-    JobFile.objects.create(job_id=done.score_job_id, path="tokenizer.json", blob=storage.keep(b"{}"))
+    JobFile.objects.create(job_id=done.score_job_id, path="tokenizer.json", blob=storage.store_bytes(b"{}"))
     return done
 
 
@@ -59,8 +59,8 @@ def test_a_download_goes_on_where_it_broke(client: Client, finished: Run) -> Non
 def test_the_optimizer_and_what_is_not_there_are_404(client: Client, finished: Run, node: Node) -> None:
     checkpoint = finished.checkpoint
     assert checkpoint
-    momenta = storage.keep(b"momenta")
-    checkpoint.manifest["files"].append(storage.reference(momenta, "optimizer.pt").model_dump())
+    momenta = storage.store_bytes(b"momenta")
+    checkpoint.manifest["files"].append(storage.build_file_reference(momenta, "optimizer.pt").model_dump())
     checkpoint.save()
     checkpoint.blobs.add(momenta)
     for path in (f"{STEP}/optimizer.pt", "../run.json", "run.json/", "items.jsonl.gz"):

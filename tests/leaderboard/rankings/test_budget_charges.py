@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leaderboard.models import Run
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Lease, Node
 from tests.leaderboard.conftest import VERDICT, lease, upload
 from trainer.accounting import plausibility
@@ -19,13 +19,13 @@ def judged(run: Run, node: Node, metered: float, budget: str = "20steps", **verd
     assert run.job
     Lease.objects.filter(pk=lease(run.job, node).pk).update(seconds=metered)
     upload(run.job, 20)
-    kind_of(run.job).done(run.job, {"step": 20})
+    get_job_kind(run.job).done(run.job, {"step": 20})
     run.refresh_from_db()
     Run.objects.filter(pk=run.pk).update(seconds_void="")
     run.refresh_from_db()
     assert run.score_job
     lease(run.score_job, node)
-    kind_of(run.score_job).done(run.score_job, VERDICT | verdict)
+    get_job_kind(run.score_job).done(run.score_job, VERDICT | verdict)
     run.refresh_from_db()
     return run
 

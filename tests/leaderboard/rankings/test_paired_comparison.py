@@ -26,7 +26,7 @@ def scored(entry: Entry, seed: int, content: bytes | None) -> Run:
     run.save()
     Score.objects.create(run=run, name="bits_per_byte", value=2.0, stderr=0.01)
     if content is not None:
-        JobFile.objects.create(job=run.score_job, path=paired_comparison.ITEMS, blob=storage.keep(content))
+        JobFile.objects.create(job=run.score_job, path=paired_comparison.ITEMS, blob=storage.store_bytes(content))
     return run
 
 

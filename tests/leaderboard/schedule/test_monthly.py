@@ -35,7 +35,7 @@ def track(tmp_path: Any, settings: Any) -> Track:
 
 
 def arrived(track: Track, title: str, multiplier: float, days_ago: float = 3, **fields: Any) -> Entry:
-    bundle = storage.keep(title.encode())
+    bundle = storage.store_bytes(title.encode())
     made = scene.entry(track, title, "smear", sha=f"{Entry.objects.count():040x}", bundle=bundle, **fields)
     boards.judged(made, multiplier, seed=100, finished_at=NOW - timedelta(days=days_ago))
     return made

@@ -136,7 +136,7 @@ def test_a_trial_and_a_ladder_do_not_go_together(playground: Track) -> None:
 def test_each_template_makes_a_track_whose_jobs_can_be_ordered(name: str, idea: Entry) -> None:
     made = track_templates.create(name, idea.track.season)
     run = runs.make_run(idea, made)
-    job = runs.train_job(run, storage.release())
+    job = runs.train_job(run, storage.store_release())
     assert job["needs_gpus"] >= 1
     assert 0 < job["checkpoint_seconds"] <= 900
     assert job["needs_labels"] == []

@@ -36,7 +36,7 @@ def test_a_commit_becomes_an_entry_with_its_files(main: Repository, track: Track
     assert entry.base_sha == main.git("rev-parse", "HEAD")
     assert entry.changed_files == ["trainer/models/__init__.py", "trainer/models/idea.py"]
     assert entry.bundle
-    with tarfile.open(fileobj=io.BytesIO(storage.read(entry.bundle))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(storage.read_blob(entry.bundle))) as tar:
         assert "trainer/models/idea.py" in tar.getnames()
     assert "entered" in Event.objects.about(entry).get().sentence
     assert not entry.runs.exists()

@@ -10,7 +10,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Generation, Run
-from scheduler.job_kinds import kind_of
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import finish, lease
 from tests.leaderboard.views.test_page_board import words
@@ -66,7 +66,7 @@ def test_a_prompt_has_a_page_on_which_it_waits_is_answered_and_stays_text(
     assert '<noscript><meta http-equiv="refresh"' in page, "without JavaScript it loads itself anew"
     assert 'name="robots" content="noindex"' in page
     lease(mine.job, able)
-    kind_of(mine.job).metrics(mine.job, [{"kind": "text", "text": " <script>leaves"}])
+    get_job_kind(mine.job).metrics(mine.job, [{"kind": "text", "text": " <script>leaves"}])
     live = client.get(f"{mine.get_absolute_url()}live.json")
     assert "&lt;script&gt;leaves" in live.json()["parts"]["written"]
     assert 0 < live.json()["wait"] < 1

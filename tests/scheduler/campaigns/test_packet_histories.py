@@ -23,7 +23,7 @@ from scheduler.campaigns import (
     withdrawal,
 )
 from scheduler.campaigns import sessions as queue
-from scheduler.errors import Over
+from scheduler.errors import LeaseEndedError
 from scheduler.models import Campaign, Handout, Lease, Node, Packet, Rephrasing, Shard
 from scheduler.models.packets import Volunteer
 from tests.support.pool import make_node
@@ -62,7 +62,7 @@ class World:
             return Lease.objects.select_related("node", "job").get(pk=lease.pk)
         self.held[number] = {}
         queue.top_up_all()
-        granted = leases.claim(self.nodes[number])
+        granted = leases.claim_job(self.nodes[number])
         if granted is None:
             return None
         self.leases[number] = Lease.objects.select_related("node", "job").get(pk=granted.lease)
@@ -78,9 +78,9 @@ class World:
         elif what == "steal" and self.last and which in self.leases:
             self.submit(which, next(iter(self.last.values())))
         elif what == "silence" and which in self.leases:
-            leases.lose(Lease.objects.get(pk=self.leases[which].pk), "It fell silent.")
+            leases.lose_lease(Lease.objects.get(pk=self.leases[which].pk), "It fell silent.")
         elif what == "finish" and (lease := self.leases.get(which)) and Lease.objects.active(lease).exists():
-            leases.finish(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
+            leases.finish_lease(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
         elif what == "bar":
             reputation.bar(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
         elif what == "pardon":
@@ -136,7 +136,7 @@ class World:
         lease = Lease.objects.select_related("node", "job").get(pk=self.leases[number].pk)
         try:
             submission.submit(lease, protocol.SubmitPackets(results=(result,)))
-        except Over:
+        except LeaseEndedError:
             assert lease.state != Lease.State.ACTIVE
 
     # --- what has to be so -----------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_after_some_tries_a_packet_is_set_aside_with_its_reason(campaign: Campai
 def test_what_a_lost_lease_held_goes_to_others(campaign: Campaign) -> None:
     ada = sit_down("ada")
     packets = ada.take(100)
-    assert leases.lose(Lease.objects.get(pk=ada.work.lease.lease), "It fell silent.")
+    assert leases.lose_lease(Lease.objects.get(pk=ada.work.lease.lease), "It fell silent.")
     assert states(campaign) == {"waiting": len(packets)}
     assert ada.work.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
     assert [verdict.state for verdict in ada.hand_in(ada.result(packets[0]))] == ["gone"]

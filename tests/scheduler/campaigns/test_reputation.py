@@ -259,13 +259,13 @@ def test_a_node_rephrases_only_as_its_owner_wishes(campaign: Campaign) -> None:
     from scheduler import job_groups
     from scheduler.models import Job
 
-    line = job_groups.line_of(Job.objects.filter(kind="rephrase")[0])
+    line = job_groups.build_group_from_job(Job.objects.filter(kind="rephrase")[0])
 
     def obstacle(packets: str, **rephraser: Any) -> str | None:
         told = protocol.Rephraser(back_end="vllm", **rephraser)
         hardware = HARDWARE.model_copy(update={"kinds": ("rephrase", "train"), "rephraser": told})
         node = Node(pk=1, name="n", packets=packets, hardware=hardware.model_dump(mode="json"))
-        return matching.obstacle(line, node_slots.seeker(node, line.waiting_since))
+        return matching.find_obstacle(line, node_slots.build_node_slot(node, line.waiting_since))
 
     assert obstacle("between") is None
     assert obstacle("only", models=("tiny", "other")) is None

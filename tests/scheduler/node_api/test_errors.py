@@ -45,7 +45,7 @@ def test_no_token_at_all_is_told_what_is_missing(agent: Agent) -> None:
 
 
 def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
-    auth.revoke(work.row.node, "admin")
+    auth.revoke_node_token(work.row.node, "admin")
     for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.put(b"x"), work.finish()):
         assert answer.status_code == 401
         assert "revoked" in sentence(answer)
@@ -53,7 +53,7 @@ def test_a_revoked_node_is_refused_everywhere(work: Work) -> None:
 
 
 def test_a_banned_node_is_refused_everywhere_and_told_why(work: Work) -> None:
-    pool.ban(work.row.node, "admin", "It sent garbage.")
+    pool.ban_node(work.row.node, "admin", "It sent garbage.")
     for answer in (work.agent.poll(), work.heartbeat(), work.metrics(1), work.finish(), work.get("0" * 64)):
         assert answer.status_code == 403
         assert "It sent garbage." in sentence(answer)
@@ -91,7 +91,7 @@ def test_a_lease_token_does_not_ask_for_work(work: Work) -> None:
 def test_a_lease_that_is_over_takes_nothing_more(work: Work) -> None:
     assert work.put(b"sent in time").status_code == 200
     Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-    lease_sweeper.sweep()
+    lease_sweeper.sweep_leases()
     answers = [
         work.heartbeat(),
         work.metrics(1),
@@ -113,7 +113,7 @@ def test_another_version_of_the_protocol_is_told_to_update(agent: Agent) -> None
     answer = agent.call("/poll", json.dumps(body))
     assert answer.status_code == 426
     assert "update" in sentence(answer)
-    token = auth.new_join_token()
+    token = auth.create_join_token()
     assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
 
 

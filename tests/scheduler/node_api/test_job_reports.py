@@ -78,7 +78,7 @@ def test_bytes_that_no_database_stores_do_not_shift_the_offsets(work: Work) -> N
 
 
 def test_a_log_without_end_is_cut_and_says_so(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_reports, "LOG_BYTES", 10)
+    monkeypatch.setattr(job_reports, "MAX_LOG_BYTES", 10)
     assert [received(work.log(offset, "12345678")) for offset in (0, 8, 16, 24)] == [8, 16, 24, 32]
     assert log_of(work).startswith("1234567812345678\n[the log is longer than")
     assert LogChunk.objects.count() == 2

@@ -65,7 +65,7 @@ def test_a_job_that_is_queued_meanwhile_is_the_answer(http: httpx.Client) -> Non
 
 def test_a_node_that_is_paused_meanwhile_hears_of_it(http: httpx.Client) -> None:
     node, token = make_node()
-    timer = in_a_moment(lambda: pool.pause(node, "ada", "I need my GPU."))
+    timer = in_a_moment(lambda: pool.pause_node(node, "ada", "I need my GPU."))
     action, _ = ask(http, token, 20)
     timer.join()
     assert (action.action, action.reason) == ("pause", "I need my GPU.")
@@ -97,7 +97,7 @@ def test_a_node_that_has_hung_up_is_not_given_a_job(http: httpx.Client) -> None:
 def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
     """Register, poll, read the release, send a large file and a checkpoint, finish."""
     register = protocol.Register(name="socket", hardware=HARDWARE)
-    answer = http.post("/register", content=protocol.encode_message(register), headers=bearer(auth.new_join_token()))
+    answer = http.post("/register", content=protocol.encode_message(register), headers=bearer(auth.create_join_token()))
     registered = protocol.RegisterReply.model_validate_json(answer.content)
     make_job()
     action, _ = ask(http, registered.token, 5)

@@ -71,7 +71,7 @@ def test_a_node_that_is_banned_while_it_waits_hears_why(http: httpx.Client) -> N
     node, token = make_node()
 
     def ban() -> None:
-        pool.ban(node, "ada", "It sent garbage.")
+        pool.ban_node(node, "ada", "It sent garbage.")
         connection.close()
 
     timer = threading.Timer(0.5, ban)
@@ -166,7 +166,7 @@ def test_who_has_gone_is_given_nothing(db: None) -> None:
 
 def test_a_job_that_is_cancelled_at_once_leaves_everybody_waiting(db: None) -> None:
     quiet = waiting(2)
-    transitions.cancel(make_job(), "ada", "A mistake.")
+    transitions.cancel_job(make_job(), "ada", "A mistake.")
     quiet.look_round()
     assert len(quiet._waiting()) == 2
 
@@ -175,7 +175,7 @@ def test_rows_that_have_changed_are_found_in_one_query_for_many(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     nodes = [make_node(f"node-{number}")[0] for number in range(4)]
-    pool.pause(type(nodes[0]).objects.get(pk=nodes[1].pk), "ada", "Lunch.")
+    pool.pause_node(type(nodes[0]).objects.get(pk=nodes[1].pk), "ada", "Lunch.")
     gone = nodes[3].pk
     type(nodes[0]).objects.filter(pk=gone).delete()
     with django_assert_num_queries(1):

@@ -32,7 +32,7 @@ def work(transactional_db: None, settings: Settings, tmp_path: Path) -> Work:
             "OPTIONS": {"location": str(tmp_path / "storage")},
         },
     }
-    make_job(release=storage.keep(CONTENT))
+    make_job(release=storage.store_bytes(CONTENT))
     return Agent(make_node()[1]).work()
 
 

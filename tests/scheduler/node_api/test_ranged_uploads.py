@@ -117,13 +117,13 @@ def send(work: Work, address: str, content: bytes = CONTENT, sha256: str = "") -
 
 def whole() -> bool:
     blob = blob_of(CONTENT)
-    return blob is not None and storage.read(blob) == CONTENT
+    return blob is not None and storage.read_blob(blob) == CONTENT
 
 
 def under_way() -> list[Path]:
     return [
         path
-        for lease in resumable_uploads.leases()
+        for lease in resumable_uploads.list_leases_with_partials()
         for path in (resumable_uploads.settings.UPLOADS / str(lease)).iterdir()
     ]
 
@@ -157,7 +157,7 @@ def test_an_answer_that_was_lost_is_asked_for_and_nothing_is_sent_again(work: Wo
 def test_a_file_that_fits_into_one_piece_is_sent_as_ever(work: Work, steady: Line) -> None:
     send(work, steady.address, b"small")
     assert blob_of(b"small") is not None
-    assert not resumable_uploads.leases()
+    assert not resumable_uploads.list_leases_with_partials()
 
 
 def test_two_who_send_the_same_bytes_at_once_make_one_file(work: Work, site_url: str) -> None:
@@ -239,7 +239,7 @@ def test_a_file_that_was_whole_when_the_site_died_is_looked_at_again(work: Work)
 )
 def test_a_range_that_makes_no_sense_is_refused(work: Work, header: str) -> None:
     assert put(work, 0, b"hello", header=header).status_code == 422
-    assert not resumable_uploads.leases()
+    assert not resumable_uploads.list_leases_with_partials()
 
 
 def test_what_is_too_large_is_refused_at_its_first_piece(work: Work, settings: Settings) -> None:
@@ -259,9 +259,9 @@ def test_what_is_too_large_is_refused_at_its_first_piece(work: Work, settings: S
 
 def test_nothing_is_taken_after_the_lease_has_ended_and_what_was_begun_is_forgotten(work: Work) -> None:
     put(work, 0, CONTENT[:1000])
-    retention.forget_old()
+    retention.delete_expired()
     assert how_far(work) == 1000, "the lease is in force"
     work.finish("released")
     assert put(work, 1000, CONTENT[1000:]).status_code == 409
-    retention.forget_old()
-    assert resumable_uploads.leases() == []
+    retention.delete_expired()
+    assert resumable_uploads.list_leases_with_partials() == []

@@ -14,7 +14,7 @@ from django.core.files.storage import default_storage
 from pytest_django import Settings
 
 from scheduler import signing, storage
-from scheduler.errors import TooLarge
+from scheduler.errors import TooLargeError
 from scheduler.models import Checkpoint, Job, JobFile
 from tests.support.pool import Agent, Work, blob_of, make_job, make_node, reference, sentence
 from trainer import protocol
@@ -22,7 +22,7 @@ from trainer import protocol
 
 @pytest.fixture
 def work(agent: Agent) -> Work:
-    make_job(entry=storage.keep(b"an entry"))
+    make_job(entry=storage.store_bytes(b"an entry"))
     return agent.work()
 
 
@@ -55,7 +55,7 @@ def test_a_file_is_wanted_until_it_has_been_sent(work: Work) -> None:
     assert wanted(work, file) == (file.sha256,)
     assert json.loads(work.put(b"weights").content) == {"received": 7}
     assert wanted(work, file) == ()
-    assert storage.read(blob_of(b"weights")) == b"weights"  # type: ignore[arg-type]
+    assert storage.read_blob(blob_of(b"weights")) == b"weights"  # type: ignore[arg-type]
 
 
 def test_sending_it_again_keeps_it_once(work: Work) -> None:
@@ -83,8 +83,8 @@ def test_a_file_that_is_too_large_is_refused_and_leaves_nothing(work: Work, sett
 
 
 def test_a_file_that_hides_its_length_is_cut_off(db: None) -> None:
-    with pytest.raises(TooLarge):
-        storage.receive(reference(b"weights").sha256, io.BytesIO(b"weights").read, limit=6)
+    with pytest.raises(TooLargeError):
+        storage.store_stream(reference(b"weights").sha256, io.BytesIO(b"weights").read, limit=6)
     assert files_in_storage() == 0
 
 
@@ -103,7 +103,7 @@ def test_a_connection_that_breaks_leaves_nothing(db: None) -> None:
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        storage.receive(reference(b"weights").sha256, broken)
+        storage.store_stream(reference(b"weights").sha256, broken)
     assert blob_of(b"weights") is None
     assert files_in_storage() == 0
 
@@ -115,7 +115,7 @@ def test_the_node_reads_its_release_and_its_entry(work: Work) -> None:
 
 
 def test_a_file_of_another_job_is_refused(work: Work) -> None:
-    secret = storage.keep(b"another job's weights")
+    secret = storage.store_bytes(b"another job's weights")
     answer = work.get(secret.sha256)
     assert answer.status_code == 403
     assert sentence(answer) == "This file does not belong to this lease's job."
@@ -123,13 +123,13 @@ def test_a_file_of_another_job_is_refused(work: Work) -> None:
 
 
 def test_what_an_author_writes_into_a_configuration_opens_no_file(agent: Agent) -> None:
-    secret = storage.keep(b"another job's weights")
+    secret = storage.store_bytes(b"another job's weights")
     make_job(result={"model": {"path": "x", "sha256": secret.sha256, "size": secret.size}})
     assert agent.work().get(secret.sha256).status_code == 403
 
 
 def test_knowing_a_hash_does_not_get_hold_of_the_file(work: Work) -> None:
-    secret = storage.keep(b"another job's weights")
+    secret = storage.store_bytes(b"another job's weights")
     file = reference(b"another job's weights")
     assert wanted(work, file) == (secret.sha256,), "the node has to show that it has the file"
     answer = work.uploaded(10, file)
@@ -182,7 +182,7 @@ def test_small_files_stay_with_the_job(work: Work) -> None:
     work.put(b"{}")
     assert work.finish(files=(reference(b"{}", "run.json"),)).status_code == 200
     file = JobFile.objects.get(job=Job.objects.get())
-    assert (file.path, storage.read(file.blob)) == ("run.json", b"{}")
+    assert (file.path, storage.read_blob(file.blob)) == ("run.json", b"{}")
 
 
 def test_a_bucket_is_read_directly(work: Work, settings: Settings) -> None:
@@ -197,5 +197,5 @@ def test_a_bucket_is_read_directly(work: Work, settings: Settings) -> None:
 
 
 def test_the_public_key_checks_the_bytes_of_the_spec(work: Work) -> None:
-    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signing.public_key()))
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(signing.get_public_key()))
     key.verify(base64.b64decode(work.lease.signature), work.lease.spec.encode())

@@ -13,11 +13,11 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from scheduler.models import Job, Lease, Node
-from scheduler.simulation.charts import draw
+from scheduler.simulation.charts import draw_outcome
 from scheduler.simulation.clock import START, virtual_time
 from scheduler.simulation.engine import simulate
-from scheduler.simulation.nodes import DAY, FLEET, fleet
-from scheduler.simulation.statistics import Outcome, jain, shares
+from scheduler.simulation.nodes import DAY, FLEET, sample_fleet
+from scheduler.simulation.statistics import Outcome, compute_fair_shares, compute_jain_index
 from scheduler.simulation.workload import CLASSES
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_the_sums_add_up(outcome: Outcome) -> None:
     assert outcome.ends.get("model failed", 0) == outcome.jobs_failed
     assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
     for day in range(2):
-        assert sum(shares[day] for shares in outcome.used_by_day.values()) <= 1 + 1e-9
+        assert sum(compute_fair_shares[day] for compute_fair_shares in outcome.used_by_day.values()) <= 1 + 1e-9
     assert 0 < outcome.fairness <= 1
 
 
@@ -56,7 +56,7 @@ def test_what_is_promised_of_every_class_is_reported(outcome: Outcome) -> None:
 
 
 def test_the_picture_is_an_image_with_its_numbers_in_words(outcome: Outcome) -> None:
-    root = ElementTree.fromstring(draw(outcome))  # noqa: S314  (our own)
+    root = ElementTree.fromstring(draw_outcome(outcome))  # noqa: S314  (our own)
     assert root.tag.endswith("svg")
     assert "20 nodes, 2 days, seed 7" in (root[0].text or "")
 
@@ -111,12 +111,12 @@ def test_words_for_numbers_are_refused_in_a_line(capsys: pytest.CaptureFixture[s
 
 
 def test_the_fleet_keeps_its_shares() -> None:
-    hundred = fleet(100)
+    hundred = sample_fleet(100)
     assert len(hundred) == 100
     assert [hundred.count(hardware) for hardware in FLEET] == [round(100 * hardware.share) for hardware in FLEET]
 
 
 def test_a_fair_share_is_no_more_than_was_asked_for() -> None:
-    assert shares([(1, 1), (4, 2), (10, 6)]) == [1, 4, 4]
-    assert jain([1, 1, 1]) == 1
-    assert jain([1, 0, 0]) == pytest.approx(1 / 3)
+    assert compute_fair_shares([(1, 1), (4, 2), (10, 6)]) == [1, 4, 4]
+    assert compute_jain_index([1, 1, 1]) == 1
+    assert compute_jain_index([1, 0, 0]) == pytest.approx(1 / 3)

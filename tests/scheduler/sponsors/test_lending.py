@@ -466,7 +466,7 @@ def test_node_drain_by_maintainer_stops_agent(joined: tuple[Node, Agent]) -> Non
 
 def test_a_ban_is_not_the_owners_to_lift(client: Client, joined: tuple[Node, Agent]) -> None:
     node, agent = joined
-    pool.ban(node, "mira", "It returned what it had not computed.")
+    pool.ban_node(node, "mira", "It returned what it had not computed.")
 
     for what in ("resume", "drain", "resume", "pause", "resume"):
         click(client, node, what)

@@ -98,7 +98,7 @@ def test_outside_its_window_a_node_gets_nothing_and_hears_when_it_opens(agent: A
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     Window.objects.create(node=node, weekday=tomorrow.weekday(), start=time(9), end=time(17))
     Window.objects.create(node=node, weekday=(tomorrow.weekday() + 1) % 7, start=time(9), end=time(17))
-    local = timezone.now().astimezone(node_slots.zone_of(node))
+    local = timezone.now().astimezone(node_slots.get_time_zone(node))
     if local.weekday() == tomorrow.weekday() and 8 <= local.hour < 17:
         pytest.skip("tomorrow has come in Kolkata")
     action = agent.ask()
@@ -207,14 +207,14 @@ def test_the_questions_of_a_process_share_a_look_at_the_queue(
     agent: Agent, settings: Any, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     settings.QUEUE_READ_SECONDS = 60
-    job_groups.READER = job_groups.Reader()
+    job_groups.QUEUE_CACHE = job_groups.QueueCache()
     make_job(needs_labels=["h100"])
     agent.ask()
     with django_assert_num_queries(1):
         assert agent.ask().reason == "What waits needs a node labelled h100."
     make_job(author="bob")
     assert agent.ask().action == "idle"
-    job_groups.READER = job_groups.Reader()
+    job_groups.QUEUE_CACHE = job_groups.QueueCache()
     assert agent.ask().action == "job"
     assert lend("next").ask().action == "idle", "what was seen is gone: passed over"
 
@@ -262,13 +262,20 @@ def check_all_is_as_wished() -> None:
     """No node holds what it may not, no lane two jobs, and nobody goes without where there is something for him."""
     now = timezone.now()
     for lease in Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job", "node"):
-        assert matching.obstacle(job_groups.line_of(lease.job), node_slots.seeker(lease.node, now)) is None
+        assert (
+            matching.find_obstacle(
+                job_groups.build_group_from_job(lease.job), node_slots.build_node_slot(lease.node, now)
+            )
+            is None
+        )
     idle = Node.objects.exclude(leases__state=Lease.State.ACTIVE)
     for node in idle:
-        assert leases.claim(node) is None or connection.vendor == "postgresql", "skipped while another was taking it"
+        assert leases.claim_job(node) is None or connection.vendor == "postgresql", (
+            "skipped while another was taking it"
+        )
     for node in Node.objects.exclude(leases__state=Lease.State.ACTIVE):
-        for line in job_groups.waiting_lines(now):
-            assert matching.obstacle(line, node_slots.seeker(node, now)) is not None
+        for line in job_groups.load_job_groups(now):
+            assert matching.find_obstacle(line, node_slots.build_node_slot(node, now)) is not None
 
 
 @settings(
@@ -279,13 +286,16 @@ def test_a_claim_is_what_matching_says(db: None, pool: list[dict[str, Any]], que
     with transaction.atomic():
         for node in build(pool, queue):
             now = timezone.now()
-            best = matching.order(
-                job_groups.waiting_lines(now), node_slots.seeker(node, now), job_groups.seconds_used(now), now
+            best = matching.sort_fitting_groups(
+                job_groups.load_job_groups(now),
+                node_slots.build_node_slot(node, now),
+                job_groups.sum_author_seconds(now),
+                now,
             )
-            granted = leases.claim(node)
+            granted = leases.claim_job(node)
             assert (granted is None) == (not best)
             if granted:
-                got = job_groups.line_of(Lease.objects.get(pk=granted.lease).job)
+                got = job_groups.build_group_from_job(Lease.objects.get(pk=granted.lease).job)
                 assert got.needs == best[0].needs
                 assert got.priority == best[0].priority
         check_all_is_as_wished()
@@ -306,7 +316,7 @@ def test_on_postgresql_it_holds_with_all_nodes_asking_at_once(
     Job.objects.all().delete()
     Node.objects.all().delete()
     everyone = build(pool, queue)
-    all_at_once([lambda node=node: leases.claim(node) for node in everyone])  # type: ignore[misc]
+    all_at_once([lambda node=node: leases.claim_job(node) for node in everyone])  # type: ignore[misc]
     held = list(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("job", flat=True))
     assert len(held) == len(set(held))
     check_all_is_as_wished()

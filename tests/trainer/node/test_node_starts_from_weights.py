@@ -70,7 +70,7 @@ def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, 
     base = base_of(site, base_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
     spec = job(site, order, entry=False, limits=LIMITS)
-    release = site.blob(storage.pack(Path(trainer.__file__).parent), "release.tar")
+    release = site.blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
     lease = site.add(spec.model_copy(update={"release": release}))
     aboard.start()
     try:
