@@ -35,7 +35,7 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 call_command("install_schedule", verbosity=0)
 from leaderboard.models import Season, Track
-from scheduler import auth
+from scheduler.node_api import auth
 from scheduler.models import Node
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 season = Season.objects.create(name="Test", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64)

@@ -21,9 +21,9 @@ FILES = {
 SETUP = """
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
-from leaderboard import intake
+from leaderboard.submissions import intake
 from leaderboard.models import Season, Track
-from scheduler import auth
+from scheduler.node_api import auth
 season = Season.objects.create(name="Test season", corpus="files:{text}", tokenizer="bpe:512")
 call_command("prepare_season", verbosity=0)
 season.refresh_from_db()

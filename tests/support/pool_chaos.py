@@ -30,7 +30,8 @@ CARDS = ((), ("NVIDIA GeForce RTX 3090",), ("NVIDIA GeForce RTX 3090",) * 2, ("N
 
 SETUP = """
 import base64, json
-from scheduler import auth, storage
+from scheduler import storage
+from scheduler.node_api import auth
 from scheduler.models import Job
 release = storage.keep(base64.b64decode("{release}"))
 for number in range({jobs}):
@@ -44,7 +45,7 @@ print(json.dumps([auth.new_join_token() for _ in range({agents})]))
 """
 BOOKS = """
 import json
-from scheduler import contributions
+from scheduler.sponsors import contributions
 from scheduler.models import Job, Lease, Node
 jobs = list(Job.objects.order_by("pk").values("id", "state", "reason", "attempts"))
 leases = [
