@@ -46,13 +46,13 @@ call_command("migrate", verbosity=0)
 schedule.install()
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from scheduler.models import Campaign
-from scheduler.campaigns import campaigns
+from scheduler.campaigns import transitions
 at_once, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
 PeriodicTask.objects.update(enabled=False)
 for name in ("Expire leases", "Carry out effects", "Make packets of what campaigns read", "Keep campaigns going",
              "Make shards of what was rephrased", "Publish what was rephrased"):
     PeriodicTask.objects.filter(name=name).update(interval=at_once, enabled=True)
-campaigns.start(Campaign.objects.create(
+transitions.start(Campaign.objects.create(
     slug="words", name="Words", dataset="*.jsonl", styles={styles}, model="{model}", target="{target}",
     drop_repeated=False, low_mark=20, high_mark=40, chunks_per_packet=4, rows_per_shard=50, settle_minutes=0.05,
     second_share=0.3, known_share=0.1, tries=4,
