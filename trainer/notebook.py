@@ -24,10 +24,8 @@ from typing import Any
 from trainer import errors
 
 EXECUTED, RESULT, MODEL = "executed.ipynb", "result.json", "model"
-KERNEL = "python3"
-"""The interpreter that runs this, whatever the notebook's author called his."""
-LONGEST = 300
-"""Characters of what an error says."""
+KERNEL = "python3"  # the interpreter that runs this, whatever the notebook's author called his
+LONGEST = 300  # characters of what an error says
 
 
 class NotebookError(Exception):

@@ -51,8 +51,7 @@ class Usage:
     steps: int = 0
     tokens: int = 0
     flops: float = 0.0
-    seconds: float = 0.0
-    """Of training: evaluation and checkpoints are not charged."""
+    seconds: float = 0.0  # of training: evaluation and checkpoints are not charged
 
 
 class BudgetError(UserError):
@@ -62,8 +61,7 @@ class BudgetError(UserError):
 @dataclass(frozen=True)
 class Budget:
     kind: Kind
-    amount: float
-    """Whole for steps and tokens."""
+    amount: float  # whole for steps and tokens
 
     def __post_init__(self) -> None:
         unit = "training FLOPs" if self.kind == "flops" else self.kind

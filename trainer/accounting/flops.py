@@ -150,12 +150,9 @@ TOLERANCE = 0.05
 class FlopCount:
     """A model's FLOPs per token."""
 
-    per_token: float
-    """FLOPs of a forward and a backward pass over one row, divided by its tokens."""
-    void: str = ""
-    """Why the count is void: one of `plausibility.VOID_REASONS`."""
-    names: tuple[str, ...] = ()
-    """The operators that made it void, for the author."""
+    per_token: float  # FLOPs of a forward and a backward pass over one row, divided by its tokens
+    void: str = ""  # why the count is void: one of `plausibility.VOID_REASONS`
+    names: tuple[str, ...] = ()  # the operators that made it void, for the author
 
 
 class UnknownOperatorDetector(TorchDispatchMode):

@@ -24,8 +24,7 @@ MAX_SLOWDOWN = 10.0
 """A counted FLOP may take this many times as long as the baseline's. A generous guess, for honest work that is slow
 (recurrences in plain torch, many small products). Hidden work within this factor is not detected."""
 
-MIN_CHARGED_SHARE = 0.5
-"""Share of the measured seconds, after `SETUP_SECONDS`, that a run must charge."""
+MIN_CHARGED_SHARE = 0.5  # share of the measured seconds, after `SETUP_SECONDS`, that a run must charge
 
 SETUP_SECONDS = 180.0
 """Seconds that a run may spend uncharged at the start of each lease: libraries, data, compilation."""

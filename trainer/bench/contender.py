@@ -33,11 +33,9 @@ from trainer.models.base import LanguageModel
 from trainer.optim import muon, optimizers
 
 StepFunction = Callable[[], object]
-Batch = tuple[Tensor, Tensor]
-"""Inputs and targets [B, T] in main memory, pinned if they go to a GPU."""
+Batch = tuple[Tensor, Tensor]  # inputs and targets [B, T] in main memory, pinned if they go to a GPU
 
-BATCHES = 8
-"""Distinct batches of random tokens, used in rotation."""
+BATCHES = 8  # distinct batches of random tokens, used in rotation
 
 
 # --- the two kinds of contenders --------------------------------------------------------------------------------------

@@ -71,8 +71,7 @@ class ContenderResult:
 
     spec: ContenderSpec
     process: ContenderProcess
-    tokens_per_second: list[float] = field(default_factory=list)
-    """One value for each repeat."""
+    tokens_per_second: list[float] = field(default_factory=list)  # one value for each repeat
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 

@@ -15,21 +15,15 @@ class ShapeError(UserError):
 
 @dataclass(frozen=True)
 class Shape:
-    depth: int = 4
-    """Blocks."""
-    width: int = 256
-    """Size of the residual stream; the MLP is four times as wide."""
-    heads: int = 4
-    """Attention heads. `gpt` derives its own number from depth and width."""
-    sequence_length: int = 256
-    """Tokens in a row."""
-    batch: int = 8
-    """Rows in a step, processed at once."""
+    depth: int = 4  # blocks
+    width: int = 256  # size of the residual stream; the MLP is four times as wide
+    heads: int = 4  # attention heads. `gpt` derives its own number from depth and width.
+    sequence_length: int = 256  # tokens in a row
+    batch: int = 8  # rows in a step, processed at once
     vocabulary_size: int = 8192
     device: Literal["cpu", "cuda"] = "cpu"
     """Matrix products are in bf16 (autocast) on a GPU, in fp32 on a CPU; weights are always fp32."""
-    threads: int = 2
-    """Threads of torch on a CPU."""
+    threads: int = 2  # threads of torch on a CPU
 
     def __post_init__(self) -> None:
         if min(self.depth, self.width, self.heads, self.batch, self.vocabulary_size, self.threads) < 1:
@@ -54,16 +48,14 @@ class Shape:
 GPU_SHAPE = Shape(depth=12, width=768, heads=12, sequence_length=1024, batch=32, vocabulary_size=50304, device="cuda")
 """GPT-2's 124M."""
 
-PEERS = ("torch", "litgpt")
-"""A plain GPT built from torch's modules, and litgpt's GPT."""
+PEERS = ("torch", "litgpt")  # a plain GPT built from torch's modules, and litgpt's GPT
 
 
 @dataclass(frozen=True)
 class ContenderSpec:
     """A contender and the shape it trains."""
 
-    name: str
-    """An architecture of ours, or one of `PEERS`."""
+    name: str  # an architecture of ours, or one of `PEERS`
     compiled: bool
     shape: Shape
 

@@ -34,11 +34,8 @@ SHAPE_HELP = {
 OURS = ("nanogpt", "gpt")
 """GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
 
-SECONDS = {"cpu": 40.0, "cuda": 120.0}
-"""Default duration of the whole benchmark."""
-
-ENDING = 2.0
-"""Seconds reserved for the reports and the end of the processes."""
+SECONDS = {"cpu": 40.0, "cuda": 120.0}  # default duration of the whole benchmark
+ENDING = 2.0  # seconds reserved for the reports and the end of the processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

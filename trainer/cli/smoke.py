@@ -34,12 +34,9 @@ LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500
 """Of the sandboxed process."""
 MAX_REPORT_BYTES = 100_000
 POLL_SECONDS = 0.1
-EXIT_SECONDS = 10.0
-"""From the last report to the end of the process."""
-DEFAULT_SIZE = ("--preset", "daily-h100")
-"""The full size that is counted by default."""
-COMMAND_LINE_STAGES = ("imports", "sizes")
-"""Stages in which a user error comes from the command line."""
+EXIT_SECONDS = 10.0  # from the last report to the end of the process
+DEFAULT_SIZE = ("--preset", "daily-h100")  # the full size that is counted by default
+COMMAND_LINE_STAGES = ("imports", "sizes")  # stages in which a user error comes from the command line
 
 PrintCheck = Callable[[SmokeCheck], None]
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-EPSILON = 1e-6
-"""Added to the mean square, so that a row of zeros stays zero."""
+EPSILON = 1e-6  # added to the mean square, so that a row of zeros stays zero
 
 
 class RMSNormFunction(torch.autograd.Function):

@@ -24,14 +24,10 @@ if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
     from trainer.scoring.model_client import ModelProcessClient
 
-BOOTSTRAPS = 1000
-"""Resamples for the standard error of a metric without a formula (perplexity)."""
+BOOTSTRAPS = 1000  # resamples for the standard error of a metric without a formula (perplexity)
+HUB = Path("hub")  # instead of a folder: read tasks from the Hub
 
-HUB = Path("hub")
-"""Instead of a folder: read tasks from the Hub."""
-
-Metrics = dict[str, tuple[float, float]]
-"""Metric -> (value, standard error)."""
+Metrics = dict[str, tuple[float, float]]  # metric -> (value, standard error)
 
 Item = dict[str, Any]
 """Scores of one question: `task`, `item` (its number), the metrics, `log_likelihoods` of the answers."""
@@ -45,14 +41,10 @@ class UnknownBenchmarkError(UserError):
 class BenchmarkTask:
     """One lm-eval task, read from a local file."""
 
-    task: str
-    """lm-eval's name."""
-    split: str
-    """lm-eval's name of the split to score."""
-    file: str
-    """Relative to the folder of `--eval-data`."""
-    missing_splits: tuple[str, ...] = ()
-    """Splits that lm-eval would read and that have no file."""
+    task: str  # lm-eval's name
+    split: str  # lm-eval's name of the split to score
+    file: str  # relative to the folder of `--eval-data`
+    missing_splits: tuple[str, ...] = ()  # splits that lm-eval would read and that have no file
 
     def config(self, folder: Path) -> dict[str, Any] | str:
         """Return the entry for an inline group: lm-eval merges only a group's members with the registered task."""

@@ -21,15 +21,13 @@ from dataclasses import dataclass
 TOKEN_BYTES = 8
 LOGIT_BYTES = 4
 
-REQUEST = struct.Struct("<III")
-"""Scorer -> model: number of the call (1, 2, 3...), rows, length."""
+REQUEST = struct.Struct("<III")  # scorer -> model: number of the call (1, 2, 3...), rows, length
 
 COST = struct.Struct("<dQQI")
 """The reply to a request of 0 rows, written at the start of the logits: FLOPs per token, parameters of the model,
 those of its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.VOID_REASONS`)."""
 
-REPLY = struct.Struct("<II")
-"""Model -> scorer: number of the call it answers (0: loaded), `ReplyStatus`."""
+REPLY = struct.Struct("<II")  # model -> scorer: number of the call it answers (0: loaded), `ReplyStatus`
 
 
 class ReplyStatus(enum.IntEnum):
@@ -47,10 +45,8 @@ class ReplyStatus(enum.IntEnum):
 class SharedMemoryLayout:
     """Size of the shared memory, fixed when the process starts."""
 
-    positions: int
-    """Most tokens in one request, rows times length."""
-    vocabulary: int
-    """Logits in each position."""
+    positions: int  # most tokens in one request, rows times length
+    vocabulary: int  # logits in each position
 
     def logits_offset(self) -> int:
         """Return where the logits begin: on a page of their own, so that the scorer can map them read-only."""

@@ -33,8 +33,7 @@ from trainer.scoring.logits import log_softmax
 from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.windows import TextWindow, batch_rows, pad_rows, round_row_length
 
-PREFIX_PROBES = 64
-"""A cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999."""
+PREFIX_PROBES = 64  # a cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999
 
 CAUSALITY_PROBES = 16
 
@@ -42,17 +41,13 @@ ORDER_PROBES = 16
 
 MEMORY_PROBES = 24
 
-ROWS_PER_PROBE = 8
-"""Positions compared in each order and memory probe."""
+ROWS_PER_PROBE = 8  # positions compared in each order and memory probe
 
 MEMORIZED_SHARE = 0.5
 """A model has memorized the text if one wrong early token costs it at least this share of its later loss,"""
 
-MEMORIZED_NATS = 0.25
-"""and at least this many nats per token,"""
-
-MEMORIZED_STDERRS = 5.0
-"""and at least this many standard errors."""
+MEMORIZED_NATS = 0.25  # and at least this many nats per token,
+MEMORIZED_STDERRS = 5.0  # and at least this many standard errors
 
 TOLERANCE = 2e-3
 """Largest difference of a log-probability, over the whole vocabulary, in nats. The same float32 model computes rows of
@@ -65,11 +60,8 @@ MAX_MEAN_GAIN = 1e-4
 see them. Rounding is unbiased: over 80 rows its mean was below 1e-7. The limit is less than a tenth of the difference
 between two seeds of one model (0.0013 nats)."""
 
-MIN_GAIN_ROWS = 32
-"""Fewest rows for a meaningful mean gain."""
-
-SHARES = (0.01, 0.05, 0.1, 0.5)
-"""Shares of positions for which the probability of catching a cheat is reported."""
+MIN_GAIN_ROWS = 32  # fewest rows for a meaningful mean gain
+SHARES = (0.01, 0.05, 0.1, 0.5)  # shares of positions for which the probability of catching a cheat is reported
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,7 @@ class Observation:
     replaced text), `before` (an earlier row of that), `order`, `memory` (a later row, after a replaced token)."""
     window: int
     position: int
-    row: NDArray[np.float32]
-    """Log-probabilities of the whole vocabulary."""
+    row: NDArray[np.float32]  # log-probabilities of the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -91,8 +82,7 @@ class Probe:
 
     window: int
     tokens: NDArray[np.int64]
-    observed: tuple[tuple[str, int], ...]
-    """(check, position)."""
+    observed: tuple[tuple[str, int], ...]  # (check, position)
 
 
 def run_probes(

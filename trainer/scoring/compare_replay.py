@@ -30,8 +30,7 @@ MAX_DEVIATION = 1e9
 
 
 class ReplayComparison(NamedTuple):
-    exact: bool
-    """Equal to the last bit."""
+    exact: bool  # equal to the last bit
     deviation: float
 
 

@@ -17,12 +17,9 @@ from trainer.accounting.plausibility import IMPOSSIBLE, VOID_REASONS
 class TrainingCost:
     """FLOPs and parameter counts."""
 
-    flops_per_token: float | None
-    """Forward and backward; None if the count is void."""
-    void: str
-    """Why the count is void: one of `trainer.accounting.plausibility.VOID_REASONS`."""
-    embedding: int
-    """Parameters of lookup tables."""
+    flops_per_token: float | None  # forward and backward; None if the count is void
+    void: str  # why the count is void: one of `trainer.accounting.plausibility.VOID_REASONS`
+    embedding: int  # parameters of lookup tables
     non_embedding: int
 
     @classmethod

@@ -16,8 +16,7 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError
 from trainer.scoring.run_folder import compute_sha256
 
-BATCH_BYTES = 2**22
-"""Text encoded at a time."""
+BATCH_BYTES = 2**22  # text encoded at a time
 
 
 class NoTextError(UserError):
@@ -29,8 +28,7 @@ class EncodedDocument:
     """A tokenized held-out document."""
 
     tokens: NDArray[np.int64]
-    size: int
-    """Bytes of UTF-8 that the tokens encode."""
+    size: int  # bytes of UTF-8 that the tokens encode
 
 
 def load_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> list[EncodedDocument]:

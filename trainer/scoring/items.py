@@ -15,14 +15,10 @@ from typing import IO, Any
 
 from trainer.errors import UserError
 
-TEXT_TASK = "bits_per_byte"
-"""`task` of held-out documents."""
+TEXT_TASK = "bits_per_byte"  # `task` of held-out documents
+MAX_BYTES = 2**28  # decompressed
 
-MAX_BYTES = 2**28
-"""Decompressed."""
-
-ItemKey = tuple[str, str, int]
-"""(task, part, item)."""
+ItemKey = tuple[str, str, int]  # (task, part, item)
 
 
 class ItemsError(UserError):

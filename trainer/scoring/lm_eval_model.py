@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from trainer.data.tokenizer import Tokenizer
     from trainer.scoring.model_client import ModelProcessClient
 
-TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]
-"""((context, continuation), their tokens)."""
+TokenizedRequest = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation), their tokens)
 
 
 class LmEvalModel(TemplateLM):

@@ -10,18 +10,15 @@ from numpy.typing import NDArray
 
 from trainer.scoring.misbehavior import NonFiniteLogitsError
 
-CHUNK_BYTES = 2**20
-"""Logits processed at a time: they fit in the processor's cache."""
+CHUNK_BYTES = 2**20  # logits processed at a time: they fit in the processor's cache
 
 
 @dataclass(frozen=True)
 class TargetScores:
     """How a model predicted the tokens that followed."""
 
-    log_probabilities: NDArray[np.float64]
-    """Of each target, in nats; at most 0."""
-    greedy: NDArray[np.bool_]
-    """Whether the target was the most likely token."""
+    log_probabilities: NDArray[np.float64]  # of each target, in nats; at most 0
+    greedy: NDArray[np.bool_]  # whether the target was the most likely token
 
 
 def score_targets(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> TargetScores:

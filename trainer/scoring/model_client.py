@@ -40,8 +40,7 @@ from trainer.scoring.run_folder import RunFolder
 MEMORY_BYTES = 64 * 2**20
 """Logits of one request, unless a single row is larger: enough to keep two cores busy, cheap to copy."""
 
-RECHECKED_POSITIONS = 16
-"""Positions of each reply that are compared with the shared memory again after use."""
+RECHECKED_POSITIONS = 16  # positions of each reply that are compared with the shared memory again after use
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -61,12 +60,9 @@ REPORTED_ERRORS: dict[int, type[misbehavior.ModelMisbehaviorError]] = {
 class Timeouts:
     """How long the scorer waits, in seconds."""
 
-    load: float = 300
-    """From the start of the process until the model is loaded."""
-    answer: float = 300
-    """For the reply to one request (64 MiB of logits)."""
-    wall: float = 6 * 3600
-    """Lifetime of the process."""
+    load: float = 300  # from the start of the process until the model is loaded
+    answer: float = 300  # for the reply to one request (64 MiB of logits)
+    wall: float = 6 * 3600  # lifetime of the process
 
 
 class ModelProcessClient:

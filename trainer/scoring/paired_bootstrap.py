@@ -16,8 +16,7 @@ from trainer.errors import UserError
 from trainer.scoring.items import TEXT_TASK, ItemKey
 
 DRAWS = 4000
-CHUNK = 2**22
-"""Numbers drawn at a time."""
+CHUNK = 2**22  # numbers drawn at a time
 
 FloatArray = NDArray[np.float64]
 
@@ -35,13 +34,10 @@ class MetricDifference:
     items: int
     first: float
     second: float
-    difference: float
-    """second - first."""
+    difference: float  # second - first
     low: float
-    high: float
-    """95 % interval of the difference."""
-    p: float
-    """Two-sided p-value of the difference, over the draw of items."""
+    high: float  # 95 % interval of the difference
+    p: float  # two-sided p-value of the difference, over the draw of items
 
     @classmethod
     def from_sums(

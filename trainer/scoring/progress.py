@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-ProgressCallback = Callable[[str, float], None]
-"""Called with the current stage and the completed fraction of it."""
+ProgressCallback = Callable[[str, float], None]  # called with the current stage and the completed fraction of it
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.errors import UserError
 
-MAX_SEQUENCE_LENGTH = 2**16
-"""Tokens in a row."""
+MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
 
 MAX_VOCABULARY_SIZE = 2**20
 
@@ -32,20 +31,14 @@ class RunFolder:
     """A run's folder, validated."""
 
     folder: Path
-    checkpoint: Path
-    """Folder of the checkpoint to score; its files match its manifest."""
+    checkpoint: Path  # folder of the checkpoint to score; its files match its manifest
     arch: str
     step: int
-    sequence_length: int
-    """Tokens in a row of the full pass, as in training."""
-    vocabulary_size: int
-    """Logits in each position."""
-    tokenizer_sha256: str
-    """From `run.json`; the caller compares it with the tokenizer it uses."""
-    parameters: int
-    """Elements of the checkpoint's floating-point tensors, counted from the file's header."""
-    train_tokens: float | None
-    """Advisory: reported by the run. So are the next two."""
+    sequence_length: int  # tokens in a row of the full pass, as in training
+    vocabulary_size: int  # logits in each position
+    tokenizer_sha256: str  # from `run.json`; the caller compares it with the tokenizer it uses
+    parameters: int  # elements of the checkpoint's floating-point tensors, counted from the file's header
+    train_tokens: float | None  # advisory: reported by the run. So are the next two.
     train_flops: float | None
     train_seconds: float | None
 

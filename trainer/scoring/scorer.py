@@ -19,8 +19,7 @@ from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.windows import TextWindow, batch_rows, cut_windows, pad_rows, round_row_length
 
-REPEATED_WINDOWS = 4
-"""Windows that the full pass requests again at its end."""
+REPEATED_WINDOWS = 4  # windows that the full pass requests again at its end
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class ModelScore:
 
     bits: BitsPerByte
     checks: dict[str, Any]
-    documents: list[tuple[float, int]]
-    """Of each document: bits that the model needs, bytes."""
+    documents: list[tuple[float, int]]  # of each document: bits that the model needs, bytes
 
 
 def score_model(

@@ -22,11 +22,9 @@ from numpy.typing import NDArray
 class TextWindow:
     """A stretch of one document."""
 
-    document: int
-    """Index of the document."""
+    document: int  # index of the document
     inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    """The token after each input."""
+    targets: NDArray[np.int64]  # the token after each input
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -15,8 +15,7 @@ from trainer.scoring.run_folder import RunFolder, RunFolderError
 from trainer.scoring.scorer import score_model
 from trainer.smoke.findings import SmokeCheck
 
-TOKENS = 4096
-"""Of the text that is scored."""
+TOKENS = 4096  # of the text that is scored
 TIMEOUTS = Timeouts(load=120, answer=60, wall=600)
 
 

@@ -43,12 +43,10 @@ from trainer.training.loop import fit_and_finish
 from trainer.training.setup import build_run, configure_model
 
 REPORT_FILE = "smoke.json"
-REQUIRED_NAMES = ("Config", "Model", "recipe")
-"""Defined by every architecture."""
+REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture
 STATE_BYTES = {"muon": 4, "adamw": 8, "adamw8bit": 2}
 """Bytes of optimizer state per parameter; weights and gradients take four each."""
-DEFAULT_VOCABULARY_SIZE = 32768
-"""Used if the tokenizer is a file outside the sandbox."""
+DEFAULT_VOCABULARY_SIZE = 32768  # used if the tokenizer is a file outside the sandbox
 FAKE_TENSOR_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 BUILD_ERRORS = (ValueError, AssertionError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
 """Raised by mistakes in shapes while a model is built."""

@@ -23,10 +23,8 @@ STAGES = ("imports", "sizes", "trains", "done")
 MIN_LOSS_DECREASE = 0.2
 """Nats per token that 200 steps must gain. The baseline gains 2.4. Token frequencies alone, which any model learns
 soon, are worth 1."""
-MIN_STEPS = 100
-"""A budget that pays for fewer steps teaches nothing: a mistake in a size."""
-SYNTAX_ERROR_SUFFIX = re.compile(r" \([^()]*\.py, line \d+\)$")
-"""The location at the end of a SyntaxError's message."""
+MIN_STEPS = 100  # a budget that pays for fewer steps teaches nothing: a mistake in a size
+SYNTAX_ERROR_SUFFIX = re.compile(r" \([^()]*\.py, line \d+\)$")  # the location at the end of a SyntaxError's message
 ACTIVITIES = {
     "imports": "while it was imported and built",
     "sizes": "while its full size was counted",
@@ -39,10 +37,8 @@ ACTIVITIES = {
 class SmokeCheck:
     name: CheckName
     passed: bool
-    text: str
-    """Why it failed, or what was measured."""
-    file: str = ""
-    """The architecture's file that failed, with `line` and its `code`; empty if unknown."""
+    text: str  # why it failed, or what was measured
+    file: str = ""  # the architecture's file that failed, with `line` and its `code`; empty if unknown
     line: int = 0
     code: str = ""
 
@@ -53,12 +49,9 @@ class SmokeLimits:
 
     arch: str
     steps: int
-    seconds: float
-    """CPU time that the steps may take."""
-    memory_bytes: float | None = None
-    """Of the target machines; None: unknown."""
-    peak: float | None = None
-    """FLOP/s of the target machines."""
+    seconds: float  # CPU time that the steps may take
+    memory_bytes: float | None = None  # of the target machines; None: unknown
+    peak: float | None = None  # FLOP/s of the target machines
 
 
 def decide_checks(report: Mapping[str, Any], losses: Sequence[float], limits: SmokeLimits) -> list[SmokeCheck]:

@@ -20,11 +20,9 @@ from trainer.models import ARCHITECTURES, PRESETS, UnknownArchitectureError
 
 BASELINE = "gpt"
 RUNGS = (0.25, 0.5, 1.0, 2.0)
-BUDGET = "4e12flops"
-"""Half a minute on two cores: the ladder takes some minutes once, an idea about two."""
+BUDGET = "4e12flops"  # half a minute on two cores: the ladder takes some minutes once, an idea about two
 SEEDS = 3
-FINGERPRINT_DIGITS = 10
-"""Hexadecimal digits of the hash in a folder's name."""
+FINGERPRINT_DIGITS = 10  # hexadecimal digits of the hash in a folder's name
 SHARED_PACKAGES = ("accounting", "config", "data", "distributed", "ops", "optim", "training")
 
 
@@ -51,8 +49,7 @@ class Trial:
 
     entry: Entry
     budget: str
-    share: float
-    """Share of the full budget."""
+    share: float  # share of the full budget
     seed: int
     folder: Path
 

@@ -31,8 +31,7 @@ class TrialRunner:
 
     dataset: Path
     preset: str
-    jobs: int
-    """Runs at a time, one thread each: for small models faster than one run on all cores."""
+    jobs: int  # runs at a time, one thread each: for small models faster than one run on all cores
     is_stopping: bool = False
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)

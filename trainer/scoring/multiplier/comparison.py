@@ -99,27 +99,19 @@ class EntryMultiplier:
     """One entry's row."""
 
     entry: str
-    cm: float | None = None
-    """None if it cannot be estimated."""
-    low: float | None = None
-    """95 % interval. None if the noise is unknown."""
+    cm: float | None = None  # None if it cannot be estimated
+    low: float | None = None  # 95 % interval. None if the noise is unknown.
     high: float | None = None
-    runs: int = 0
-    """Number of runs used: those at the entry's rung nearest the full budget, one for each seed."""
+    runs: int = 0  # number of runs used: those at the entry's rung nearest the full budget, one for each seed
     verdict: MultiplierVerdict
-    tied_with: tuple[str, ...] = ()
-    """Entries whose difference is not significant, best first."""
+    tied_with: tuple[str, ...] = ()  # entries whose difference is not significant, best first
     seeds_needed: int | None = None
     """More runs until it differs from the baseline; after that, more runs of it and of another entry until one of its
     ties is resolved. 0: no open tie. None: more seeds will not resolve it, or the number is unknown."""
-    extrapolated: bool = False
-    """The baseline needs more compute than its largest rung, or less than its smallest."""
-    rank: int | None = None
-    """One more than the number of significantly better entries; entries may share a rank."""
-    loss: float | None = None
-    """Mean over the runs, bits per byte."""
-    compute: float | None = None
-    """Geometric mean over the runs, on the axis of the comparison."""
+    extrapolated: bool = False  # the baseline needs more compute than its largest rung, or less than its smallest
+    rank: int | None = None  # one more than the number of significantly better entries; entries may share a rank
+    loss: float | None = None  # mean over the runs, bits per byte
+    compute: float | None = None  # geometric mean over the runs, on the axis of the comparison
 
     def to_dict(self) -> EntryMultiplierDict:
         return {
@@ -140,8 +132,7 @@ class MultiplierRatio:
     """Ratio of two multipliers: compute that the second entry needs for the first one's loss, over the first one's."""
 
     cm: float
-    low: float
-    """95 % interval. The two are tied if it contains 1."""
+    low: float  # 95 % interval. The two are tied if it contains 1.
     high: float
 
 
@@ -156,8 +147,7 @@ class TrackComparison:
     baseline: str
     axis: Axis
     ladder: Ladder
-    entries: tuple[EntryMultiplier, ...]
-    """Largest multiplier first; those without an interval last."""
+    entries: tuple[EntryMultiplier, ...]  # largest multiplier first; those without an interval last
 
     def __getitem__(self, entry: str) -> EntryMultiplier:
         """Raise `ResultsError` for an entry without runs."""

@@ -14,14 +14,9 @@ import numpy.typing as npt
 
 from trainer.scoring.multiplier.ladder import Array, Ladder, monomials
 
-CONFIDENCE = 0.95
-"""Of the two-sided interval of every multiplier."""
-
-MAX_SLOPE_VARIATION = 0.10
-"""Largest coefficient of variation of the slope for which multipliers are estimated."""
-
-MAX_EXTRA_SEEDS = 50
-"""If more runs than this are needed, more seeds are said not to resolve it."""
+CONFIDENCE = 0.95  # of the two-sided interval of every multiplier
+MAX_SLOPE_VARIATION = 0.10  # largest coefficient of variation of the slope for which multipliers are estimated
+MAX_EXTRA_SEEDS = 50  # if more runs than this are needed, more seeds do not resolve it
 
 
 @dataclass(frozen=True)
@@ -31,13 +26,10 @@ class MultiplierEstimates:
     x: Array
     """x*: ln of the compute that the baseline needs, over the full budget. NaN if the curve never has this loss."""
     log_multiplier: Array
-    slope: Array
-    """L_b'(x*)."""
+    slope: Array  # L_b'(x*)
     runs: Array
-    error: Array
-    """Standard error of ln CM. NaN if sigma is unknown."""
-    slope_variation: Array
-    """Coefficient of variation of the slope."""
+    error: Array  # standard error of ln CM. NaN if sigma is unknown.
+    slope_variation: Array  # coefficient of variation of the slope
 
     def __getitem__(self, index: object) -> MultiplierEstimates:
         """Index all arrays at once."""

@@ -31,8 +31,7 @@ MISFIT_LEVEL = 0.20
 """Significance level at which the outer rungs are left out. Generous: to leave them out needlessly costs a little
 precision, to keep them wrongly costs the coverage of the interval."""
 
-MAX_ABS_X = 50.0
-"""Beyond e^50 times the full budget, a crossing is an artifact of an almost flat curve."""
+MAX_ABS_X = 50.0  # beyond e^50 times the full budget, a crossing is an artifact of an almost flat curve
 
 
 def assign_rungs(compute: Array) -> npt.NDArray[np.intp]:
@@ -48,24 +47,17 @@ def assign_rungs(compute: Array) -> npt.NDArray[np.intp]:
 class Ladder:
     """The fitted curve and its errors. Losses in bits per byte, x in ln(compute / full)."""
 
-    full: float
-    """Compute at which x is 0: the track's budget."""
+    full: float  # compute at which x is 0: the track's budget
     runs: int
-    degree: int
-    """2 with three rungs or more, 1 with two, 0 with one."""
-    coefficients: Array
-    """[..., 3]: b0, b1, b2; zero above `degree`."""
+    degree: int  # 2 with three rungs or more, 1 with two, 0 with one
+    coefficients: Array  # [..., 3]: b0, b1, b2; zero above `degree`
     inverse: Array
     """[..., 3, 3]: (X'X)^-1, so that sigma^2 times it is S, the covariance of the coefficients. Zero above `degree`."""
-    lowest: Array
-    """[...]: x of the first run that was fitted."""
+    lowest: Array  # [...]: x of the first run that was fitted
     highest: Array
-    sigma: Array
-    """[...]: standard deviation of one run about the curve. NaN if no rung has two runs."""
-    freedom: int
-    """Degrees of freedom of sigma: runs less rungs."""
-    is_narrowed: npt.NDArray[np.bool_]
-    """[...]: whether only the three rungs nearest the full budget were fitted."""
+    sigma: Array  # [...]: standard deviation of one run about the curve. NaN if no rung has two runs.
+    freedom: int  # degrees of freedom of sigma: runs less rungs
+    is_narrowed: npt.NDArray[np.bool_]  # [...]: whether only the three rungs nearest the full budget were fitted
 
     @classmethod
     def fit(cls, compute: Array, loss: Array, full: float) -> Ladder:

@@ -33,12 +33,9 @@ class RecordCandidate:
 class RecordTest:
     """Both conditions of a record."""
 
-    bound: Array
-    """One-sided lower bound of CM over the baseline; must exceed 1."""
-    statistic: Array | None
-    """t against the record; None if there is no record yet."""
-    threshold: float
-    """t must exceed this."""
+    bound: Array  # one-sided lower bound of CM over the baseline; must exceed 1
+    statistic: Array | None  # t against the record; None if there is no record yet
+    threshold: float  # t must exceed this
 
     @property
     def beats_baseline(self) -> npt.NDArray[np.bool_]:

@@ -18,8 +18,7 @@ from trainer.errors import UserError, to_one_line
 Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
 MAX_COMPUTE = 1e300
-MAX_BITS_PER_BYTE = 1e6
-"""Far above any real loss (a uniform guess needs 8 bits per byte)."""
+MAX_BITS_PER_BYTE = 1e6  # far above any real loss (a uniform guess needs 8 bits per byte)
 
 FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
 
@@ -32,13 +31,10 @@ class ResultsError(UserError):
 class RunResult:
     """One finished run and its score on the test split."""
 
-    entry: str
-    """Name of the entry; its runs differ in seed and compute only."""
+    entry: str  # name of the entry; its runs differ in seed and compute only
     seed: int
-    flops: float | None
-    """Training FLOPs, as our harness counted them. None: voided."""
-    seconds: float | None
-    """Training seconds metered by the node, on one class of node. None: voided."""
+    flops: float | None  # training FLOPs, as our harness counted them. None: voided.
+    seconds: float | None  # training seconds metered by the node, on one class of node. None: voided.
     bits_per_byte: float
 
     def compute(self, axis: Axis) -> float | None:
