@@ -11,13 +11,7 @@ from pathlib import Path
 
 from trainer.cli.parser import Parser
 from trainer.errors import ExitCode, UserError, print_error
-from trainer.scoring.multiplier import (
-    AXES,
-    EntryMultiplier,
-    TrackComparison,
-    compare_entries,
-    load_results,
-)
+from trainer.scoring.multiplier import AXES, EntryMultiplier, TrackComparison, compare_entries, load_results
 
 UNITS = {"flops": "FLOPs", "seconds": "seconds"}
 

@@ -9,19 +9,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic import ValidationError
 
 import trainer
 from trainer.cli.parser import Parser
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object, sanitize_line
+from trainer.sandbox.safe_files import UnsafeFileError, open_file, read_json_object
 from trainer.smoke import findings
 from trainer.smoke.causality import check_causality
 from trainer.smoke.findings import SmokeCheck, SmokeLimits
+from trainer.smoke.report import DevLine, Measurements, ParameterCounts, SmokeReport
 from trainer.smoke.terminal import print_conclusion, show_checks
 
 COMMAND = "dailytrain smoke"
@@ -150,16 +153,16 @@ def run_child(
     out: Path,
     output: IO[bytes],
     print_check: PrintCheck,
-) -> tuple[dict[str, Any], list[SmokeCheck]]:
+) -> tuple[SmokeReport, list[SmokeCheck]]:
     """Run the sandboxed process; return its report and the checks, printing each as it is decided."""
     process = box.start(build_child_spec(options, flags, dataset, out), stdout=output, stderr=output)
     checks: list[SmokeCheck] = []
     try:
         while True:
             code = process.wait(POLL_SECONDS)
-            report = read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {}
+            report = SmokeReport.model_validate(read_json_object(out, "smoke.json", MAX_REPORT_BYTES) or {})
             for check in findings.decide_checks(report, read_losses(out), limits)[len(checks) :]:
-                if "failure" in report:
+                if report.failure:
                     raise_other_faults(options, report, process.wait(EXIT_SECONDS))
                 checks.append(check)
                 print_check(check)
@@ -169,29 +172,28 @@ def run_child(
                 break
     finally:
         code = process.kill()
-    if (checks and not checks[-1].passed) or report.get("stage") == "done":
+    if (checks and not checks[-1].passed) or report.stage == "done":
         return report, checks
-    end = findings.explain_kill(report.get("stage"), process.limit_error, code)
+    end = findings.explain_kill(report.stage, process.limit_error, code)
     if end is None:
         raise SmokeTestError(f"the smoke test failed on this machine (exit code {code}): {get_reason(report)}")
     print_check(end)
     return report, [*checks, end]
 
 
-def raise_other_faults(options: argparse.Namespace, report: dict[str, Any], code: int | None) -> None:
+def raise_other_faults(options: argparse.Namespace, report: SmokeReport, code: int | None) -> None:
     """Raise `SmokeTestError` for a failure of this machine, and `UserError` for one of the command line.
 
     A job's command line belongs to its entry, so its errors are findings.
     """
     if code == ExitCode.INFRASTRUCTURE:
         raise SmokeTestError(f"the smoke test failed on this machine: {get_reason(report)}")
-    if code == ExitCode.USER_ERROR and not options.job and report.get("stage") in COMMAND_LINE_STAGES:
+    if code == ExitCode.USER_ERROR and not options.job and report.stage in COMMAND_LINE_STAGES:
         raise UserError(findings.lower(get_reason(report)))
 
 
-def get_reason(report: dict[str, Any]) -> str:
-    failure = report.get("failure")
-    return sanitize_line(failure.get("reason"), 300) if isinstance(failure, dict) else "it reported nothing"
+def get_reason(report: SmokeReport) -> str:
+    return report.failure.reason if report.failure else "it reported nothing"
 
 
 def build_child_spec(options: argparse.Namespace, flags: Sequence[str], dataset: Dataset, out: Path) -> SandboxSpec:
@@ -224,28 +226,18 @@ def read_losses(out: Path) -> list[float]:
             lines = file.read(MAX_REPORT_BYTES).splitlines()
     except (OSError, UnsafeFileError):
         return []
-    found = []
+    losses = []
     for line in lines:
-        row = parse_row(line)
-        if row.get("kind") == "dev" and (loss := findings.number(row, "loss")) is not None:
-            found.append(loss)
-    return found
-
-
-def parse_row(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:  # the last line may be incomplete
-        return {}
-    return row if isinstance(row, dict) else {}
+        with suppress(ValidationError):  # other lines, and an incomplete last one
+            losses.append(DevLine.model_validate_json(line).loss)
+    return losses
 
 
 def build_record(
-    report: dict[str, Any], checks: Sequence[SmokeCheck], losses: Sequence[float], sandbox: str, seconds: float
+    report: SmokeReport, checks: Sequence[SmokeCheck], losses: Sequence[float], sandbox: str, seconds: float
 ) -> dict[str, Any]:
     """Return what `protocol.SmokeResult` has, as the site shows it."""
-    parameters = report.get("parameters")
-    count = parameters if isinstance(parameters, dict) else {}
+    count = report.parameters or ParameterCounts()
     failed = next((check for check in checks if not check.passed), None)
     return {
         "passed": failed is None,
@@ -254,25 +246,12 @@ def build_record(
         "file": failed.file if failed else "",
         "line": failed.line if failed else 0,
         "code": failed.code if failed else "",
-        "hints": findings.hints(report, losses, VOCABULARY),
-        "parameters": findings.number(count, "total"),
-        "parameters_embedding": findings.number(count, "embedding"),
-        **{name: findings.number(report, name) for name in NUMBERS},
+        "hints": findings.list_hints(report, losses, VOCABULARY),
+        "parameters": count.total,
+        "parameters_embedding": count.embedding,
+        **report.model_dump(include=set(Measurements.model_fields)),
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
         "sandbox": sandbox,
         "seconds": round(seconds, 1),
     }
-
-
-NUMBERS = (
-    "flops_per_token",
-    "state_bytes",
-    "tokens_per_step",
-    "depth",
-    "sequence_length",
-    "steps",
-    "train_seconds",
-    "tokens_per_second",
-    "memory_bytes",
-)

@@ -1,24 +1,19 @@
-"""Results of a smoke test: one check per line, and for the first failure what to do about it.
-
-The report from the sandbox is untrusted: numbers are validated, texts are reduced to one printable line.
-"""
+"""Results of a smoke test: one check per line, and for the first failure what to do about it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from trainer.accounting.budget import Budget
+from trainer.accounting.budget import Budget, BudgetError
 from trainer.errors import CRASH_SIGNALS
-from trainer.sandbox.safe_files import sanitize_line
+from trainer.smoke.report import STAGES, SmokeReport, Stage
 
 CheckName = Literal["starts", "fits", "learns", "causal"]
 CHECKS: tuple[CheckName, ...] = ("starts", "fits", "learns", "causal")
-STAGES = ("imports", "sizes", "trains", "done")
-"""Stages of the sandboxed process: the first three checks, then the end."""
 
 MIN_LOSS_DECREASE = 0.2
 """Nats per token that 200 steps must gain. The baseline gains 2.4. Token frequencies alone, which any model learns
@@ -54,42 +49,40 @@ class SmokeLimits:
     peak: float | None = None  # FLOP/s of the target machines
 
 
-def decide_checks(report: Mapping[str, Any], losses: Sequence[float], limits: SmokeLimits) -> list[SmokeCheck]:
+def decide_checks(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> list[SmokeCheck]:
     """Return the checks that the report decides so far, up to the first failure."""
-    stage = report.get("stage")
-    reached = STAGES.index(stage) if stage in STAGES else 0
-    failed = parse_failure(report, CHECKS[min(reached, 2)])
+    reached = STAGES.index(report.stage)
+    failed = describe_failure(report, get_check_name(report.stage))
     checks: list[SmokeCheck] = []
     for check in (check_start, check_size, check_learning)[:reached]:
         checks.append(check(report, losses, limits))
         if not checks[-1].passed:
             return checks
-    if stage == "trains" and number(report, "steps") is not None and failed is None:
+    if report.stage == "trains" and report.steps is not None and failed is None:
         return [*checks, check_learning(report, losses, limits)]  # the time limit ended the training
     return checks if failed is None else [*checks, failed]
 
 
-def parse_failure(report: Mapping[str, Any], name: CheckName) -> SmokeCheck | None:
+def get_check_name(stage: Stage) -> CheckName:
+    """Return the check that fails if the process fails at this stage."""
+    return CHECKS[min(STAGES.index(stage), 2)]
+
+
+def describe_failure(report: SmokeReport, name: CheckName) -> SmokeCheck | None:
     """Return the failed check of a reported error."""
-    failure = report.get("failure")
-    if not isinstance(failure, dict):
+    failure = report.failure
+    if failure is None:
         return None
-    line = failure.get("line")
-    line = line if isinstance(line, int) else 0
-    file = sanitize_line(failure.get("file"), 120)
-    where = f" ({file}, line {line})" if file else ""
-    reason = sanitize_line(failure.get("reason"), 400) or "It failed without a reason."
-    reason = SYNTAX_ERROR_SUFFIX.sub("", reason) if file else reason
-    return SmokeCheck(
-        name, False, reason.rstrip(".") + where + ".", file, line, sanitize_line(failure.get("text"), 120)
-    )
+    location = f" ({failure.file}, line {failure.line})" if failure.file else ""
+    reason = failure.reason or "It failed without a reason."
+    reason = SYNTAX_ERROR_SUFFIX.sub("", reason) if failure.file else reason
+    sentence = f"{reason.rstrip('.')}{location}."
+    return SmokeCheck(name, False, sentence, failure.file, failure.line, failure.text)
 
 
-def explain_kill(stage: object, exceeded: str | None, code: int | None) -> SmokeCheck | None:
+def explain_kill(stage: Stage, exceeded: str | None, code: int | None) -> SmokeCheck | None:
     """Return the check during which the process was killed; None if the architecture was not the cause."""
-    stage = stage if isinstance(stage, str) and stage in STAGES else "imports"
-    name = CHECKS[min(STAGES.index(stage), 2)]
-    activity = ACTIVITIES[stage]
+    name, activity = get_check_name(stage), ACTIVITIES[stage]
     if exceeded is not None and "of memory" in exceeded:
         return SmokeCheck(name, False, f"Out of memory {activity}: {lower(exceeded)}")
     if exceeded is not None and "longer than" in exceeded:
@@ -101,15 +94,15 @@ def explain_kill(stage: object, exceeded: str | None, code: int | None) -> Smoke
     return None
 
 
-def check_start(report: Mapping[str, Any], losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
-    count = number(report, "small_parameters")
+def check_start(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
+    count = report.small_parameters
     size = f"a small one of {count:,.0f} parameters" if count is not None else "a small one"
     return SmokeCheck("starts", True, f"it imports, and {size} answers in the right shape")
 
 
-def check_size(report: Mapping[str, Any], losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
+def check_size(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
     """Check the full size against the target machine and budget."""
-    state, flops, step = (number(report, name) for name in ("state_bytes", "flops_per_token", "tokens_per_step"))
+    state, flops, step = report.state_bytes, report.flops_per_token, report.tokens_per_step
     if limits.memory_bytes is not None and state is not None and state > limits.memory_bytes:
         return SmokeCheck(
             "fits",
@@ -117,51 +110,44 @@ def check_size(report: Mapping[str, Any], losses: Sequence[float], limits: Smoke
             f"Too many parameters for the track: weights, gradients and optimizer alone take {state / 1e9:,.1f} GB, "
             f"and its machines have {limits.memory_bytes / 1e9:,.1f} GB.",
         )
-    steps = count_affordable_steps(report.get("budget"), flops, step, limits.peak)
+    steps = count_affordable_steps(report.budget, flops, step, limits.peak)
     if steps is not None and steps < MIN_STEPS:
         return SmokeCheck(
             "fits",
             False,
-            f"Too many FLOPs a token for the track: at {flops:.2g} its budget of {report['budget']} pays for "
+            f"Too many FLOPs a token for the track: at {flops:.2g} its budget of {report.budget} pays for "
             f"{steps:,.0f} steps of {step:,.0f} tokens at most, and fewer than {MIN_STEPS} teach it nothing.",
         )
     return SmokeCheck("fits", True, describe_size(report))
 
 
-def count_affordable_steps(
-    budget: object, flops: float | None, tokens: float | None, peak: float | None
-) -> float | None:
+def count_affordable_steps(budget: str, flops: float | None, tokens: float | None, peak: float | None) -> float | None:
     """Return how many steps of `tokens` a budget pays for at most; None if unknown."""
-    if not isinstance(budget, str) or tokens is None:
-        return None
     try:
         parsed = Budget.parse(budget)
-    except ValueError:
+    except BudgetError:
         return None
     if parsed.kind in ("steps", "tokens"):
         return None  # does not depend on the size
-    if not flops or (parsed.kind == "seconds" and peak is None):
+    if not flops or tokens is None or (parsed.kind == "seconds" and peak is None):
         return None
     return math.floor((parsed.amount if parsed.kind == "flops" else parsed.amount * (peak or 0)) / (flops * tokens))
 
 
-def describe_size(report: Mapping[str, Any]) -> str:
+def describe_size(report: SmokeReport) -> str:
     """Return a description of the full size."""
-    parameters = report.get("parameters")
-    flops = number(report, "flops_per_token")
-    if not isinstance(parameters, dict) or (total := number(parameters, "total")) is None:
+    count, flops = report.parameters, report.flops_per_token
+    if count is None or count.total is None:
         return "its size could not be counted beforehand"
-    embedding = number(parameters, "embedding")
-    preset = sanitize_line(report.get("preset"), 40)
-    text = f"as {preset} " if preset else ""
-    text += f"{format_count(total)} parameters"
-    text += f", {format_count(embedding)} of them embeddings" if embedding else ""
+    text = f"as {report.preset} " if report.preset else ""
+    text += f"{format_count(count.total)} parameters"
+    text += f", {format_count(count.embedding)} of them embeddings" if count.embedding else ""
     return text + (f"; {format_si(flops)}FLOPs a token" if flops is not None else "")
 
 
-def check_learning(report: Mapping[str, Any], losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
-    steps, seconds, speed = (number(report, name) for name in ("steps", "train_seconds", "tokens_per_second"))
-    if steps is None or seconds is None or speed is None or not losses:
+def check_learning(report: SmokeReport, losses: Sequence[float], limits: SmokeLimits) -> SmokeCheck:
+    steps, seconds = report.steps, report.train_seconds
+    if steps is None or seconds is None or report.tokens_per_second is None or not losses:
         return SmokeCheck("learns", False, "The training ended without a result.")
     if steps < limits.steps:
         return SmokeCheck(
@@ -179,16 +165,13 @@ def check_learning(report: Mapping[str, Any], losses: Sequence[float], limits: S
             "Look at the recipe's learning rates, and whether gradients reach every part.",
         )
     return SmokeCheck(
-        "learns",
-        True,
-        f"loss {first:.2f} → {last:.2f} nats a token in {steps:,.0f} steps, {seconds:.0f} s of one core",
+        "learns", True, f"loss {first:.2f} → {last:.2f} nats a token in {steps:,.0f} steps, {seconds:.0f} s of one core"
     )
 
 
-def hints(report: Mapping[str, Any], losses: Sequence[float], vocabulary: int) -> list[str]:
+def list_hints(report: SmokeReport, losses: Sequence[float], vocabulary: int) -> list[str]:
     """Return warnings about what is not a failure."""
-    reported = report.get("hints")
-    found = [sanitize_line(hint, 300) for hint in reported[:5]] if isinstance(reported, list) else []
+    found = (report.hints or [])[:5]
     blank = math.log(vocabulary)
     if losses and losses[0] > blank + 1:
         found.append(
@@ -199,14 +182,6 @@ def hints(report: Mapping[str, Any], losses: Sequence[float], vocabulary: int) -
 
 
 # --- formatting ------------------------------------------------------------------------------------------------------
-
-
-def number(record: Mapping[str, Any], name: str) -> float | None:
-    """Return a finite number that is not negative, or None."""
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        return None
-    return float(value)
 
 
 def format_count(value: float) -> str:

@@ -20,6 +20,7 @@ from trainer.models import ARCHITECTURES
 from trainer.sandbox import get_driver
 from trainer.smoke import child, findings
 from trainer.smoke.findings import SmokeCheck, SmokeLimits
+from trainer.smoke.report import SmokeReport
 
 SOUND = '''"""An idea."""
 
@@ -77,7 +78,7 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(ARCHITECTURES, NAME, NAME)
 
     def run_smoke(
-        *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **limits: Any
+        *changes: tuple[str, str], seconds: float = 100, arch: str = NAME, **bounds: Any
     ) -> tuple[list[SmokeCheck], Any]:
         text = SOUND
         for old, new in changes:
@@ -89,9 +90,8 @@ def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch)
         flags = ["--preset", "cpu-ladder", "--arch", arch, "--small-dataset", str(dataset_folder), "--out", str(out)]
         child.main([*flags, "--steps", "40", "--seconds", str(seconds)])
         report = json.loads((out / "smoke.json").read_text())
-        return findings.decide_checks(
-            report, command.read_losses(out), SmokeLimits(arch, 40, seconds, **limits)
-        ), report
+        limits = SmokeLimits(arch, 40, seconds, **bounds)
+        return findings.decide_checks(SmokeReport(**report), command.read_losses(out), limits), report
 
     yield run_smoke
     sys.modules.pop(NAME, None)
@@ -182,9 +182,8 @@ def test_unaffordable_size_fails(smoke: Smoke) -> None:
     checks, report = smoke(memory_bytes=1e6)
     assert checks[-1].text.startswith("Too many parameters for the track: weights, gradients and optimizer alone take")
     report |= {"budget": "24h", "flops_per_token": 1e15}
-    (_, fits) = findings.decide_checks(
-        report | {"stage": "trains", "steps": None}, [], SmokeLimits(NAME, 40, 100, peak=1e15)
-    )
+    unfinished = SmokeReport(**report | {"stage": "trains", "steps": None})
+    (_, fits) = findings.decide_checks(unfinished, [], SmokeLimits(NAME, 40, 100, peak=1e15))
     assert fits.text.startswith("Too many FLOPs a token for the track: at 1e+15 its budget of 24h pays for 42 steps of")
 
 
@@ -198,9 +197,9 @@ def test_non_fatal_findings_are_hints(smoke: Smoke) -> None:
         ),
     )
     assert checks[-1].passed
-    told_hints = findings.hints(report, [9.0, 5.0], 320)
-    assert any("holds no record by FLOPs" in hint for hint in told_hints)
-    assert any("It starts at 9.0 nats a token, where a uniform guess is 5.8" in hint for hint in told_hints)
+    hints = findings.list_hints(SmokeReport(**report), [9.0, 5.0], 320)
+    assert any("holds no record by FLOPs" in hint for hint in hints)
+    assert any("It starts at 9.0 nats a token, where a uniform guess is 5.8" in hint for hint in hints)
 
 
 def test_plain_value_error_of_setup_is_no_user_error(
@@ -232,10 +231,14 @@ def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: 
 
 
 def test_malformed_report_is_not_trusted() -> None:
-    report = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
-    checks = findings.decide_checks(report, [], SmokeLimits("x", 10, 10))
+    values = {"stage": "done", "steps": "many", "budget": 7, "parameters": [1], "hints": 3, "failure": {"line": "x"}}
+    checks = findings.decide_checks(SmokeReport.model_validate(values), [], SmokeLimits("x", 10, 10))
     assert [check.passed for check in checks] == [True, True, False]
-    assert command.build_record({"parameters": {"total": float("inf")}}, checks, [], "none", 1.0)["parameters"] is None
+    numbers = {"parameters": {"total": float("inf")}, "steps": True, "depth": -1, "state_bytes": 10**400, "stage": []}
+    report = SmokeReport.model_validate(numbers)
+    record = command.build_record(report, checks, [], "none", 1.0)
+    assert [record[name] for name in ("parameters", "steps", "depth", "state_bytes")] == [None] * 4
+    assert report.stage == "imports"
 
 
 def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
@@ -252,15 +255,16 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
     )
     words = ["peeker", "--json", "--steps", "60", "--sandbox", "bubblewrap", "--model-source", str(source)]
     assert command.main([*words, "--preset", "tiny", "--data", str(tmp_path / "data")]) == ExitCode.MODEL_ERROR
-    said = json.loads(capsys.readouterr().out)
-    assert said["sentence"].startswith("The model's predictions depend on tokens that come after them")
-    assert [check["passed"] for check in said["checks"]] == [True, True, True, False]
-    assert (said["sandbox"], said["steps"]) == ("bubblewrap", 60)
+    record = json.loads(capsys.readouterr().out)
+    assert record["sentence"].startswith("The model's predictions depend on tokens that come after them")
+    assert [check["passed"] for check in record["checks"]] == [True, True, True, False]
+    assert (record["sandbox"], record["steps"]) == ("bubblewrap", 60)
 
 
 def test_command_line_error_is_no_finding() -> None:
     person, agent = argparse.Namespace(job=False), argparse.Namespace(job=True)
-    report = {"stage": "imports", "failure": {"reason": "There is no architecture 'wave'; the known ones are gpt."}}
+    reason = "There is no architecture 'wave'; the known ones are gpt."
+    report = SmokeReport.model_validate({"stage": "imports", "failure": {"reason": reason}})
     with pytest.raises(UserError, match="there is no architecture 'wave'"):
         command.raise_other_faults(person, report, ExitCode.USER_ERROR)
     command.raise_other_faults(agent, report, ExitCode.USER_ERROR)
@@ -270,7 +274,7 @@ def test_command_line_error_is_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         (["gpt", "--sandbox", "docker"], "the sandboxes are auto, bubblewrap and none, not docker"),
         (["gpt", "--config", "nowhere.toml"], "there is no file nowhere.toml"),
@@ -278,9 +282,9 @@ def test_command_line_error_is_no_finding() -> None:
     ],
 )
 def test_bad_option_is_one_line_error(
-    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([*words, "--data", str(tmp_path / "data")]) == ExitCode.USER_ERROR
     captured = capsys.readouterr()
-    assert captured.err == f"dailytrain smoke: {complaint}\n"
+    assert captured.err == f"dailytrain smoke: {message}\n"
     assert "Traceback" not in captured.out

@@ -1,0 +1,73 @@
+"""The report of the sandboxed process. It is untrusted: an unusable value becomes the field's default or None."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from trainer.sandbox.safe_files import sanitize_line
+
+Stage = Literal["imports", "sizes", "trains", "done"]
+STAGES: tuple[Stage, ...] = get_args(Stage)  # the first three checks, then the end
+
+
+def replace_invalid(default: Any, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return default
+
+
+NONE_IF_INVALID = WrapValidator(partial(replace_invalid, None))
+PositiveNumber = Annotated[float, Field(strict=True, ge=0, lt=1e30)]  # or zero
+Number = Annotated[PositiveNumber | None, NONE_IF_INVALID]
+ShortLine = Annotated[str, BeforeValidator(partial(sanitize_line, max_length=120))]
+Hint = Annotated[str, BeforeValidator(partial(sanitize_line, max_length=300))]
+Sentence = Annotated[str, BeforeValidator(partial(sanitize_line, max_length=400))]
+
+
+class ReportedFailure(BaseModel):
+    """An error of the architecture, with the line of its file if known."""
+
+    reason: Sentence = ""
+    file: ShortLine = ""
+    line: Annotated[int, WrapValidator(partial(replace_invalid, 0)), Field(strict=True)] = 0
+    text: ShortLine = ""
+
+
+class ParameterCounts(BaseModel):
+    total: Number = None
+    embedding: Number = None
+
+
+class Measurements(BaseModel):
+    """What the result of a smoke test reports, too."""
+
+    flops_per_token: Number = None
+    state_bytes: Number = None
+    tokens_per_step: Number = None
+    depth: Number = None
+    sequence_length: Number = None
+    steps: Number = None
+    train_seconds: Number = None
+    tokens_per_second: Number = None
+    memory_bytes: Number = None
+
+
+class SmokeReport(Measurements):
+    stage: Annotated[Stage, WrapValidator(partial(replace_invalid, "imports"))] = "imports"
+    failure: Annotated[ReportedFailure | None, NONE_IF_INVALID] = None
+    hints: Annotated[list[Hint] | None, NONE_IF_INVALID] = None
+    small_parameters: Number = None
+    parameters: Annotated[ParameterCounts | None, NONE_IF_INVALID] = None
+    preset: ShortLine = ""
+    budget: ShortLine = ""
+
+
+class DevLine(BaseModel):
+    """An evaluation in `metrics.jsonl`."""
+
+    kind: Literal["dev"]
+    loss: PositiveNumber
