@@ -1,9 +1,8 @@
-"""Run one notebook from its first cell to its last, by papermill, in the sandbox: `python -m trainer.notebook FILE`.
+"""Run all cells of a notebook with papermill, in the sandbox: `python -m trainer.notebook FILE`.
 
-It runs in the current folder. What it leaves there in `model/` is kept and handed to the next part; what an earlier
-part left is there already. `DAILYTRAIN_DATASET` names the folder of the dataset, where there is one, and `trainer` can
-be imported. `executed.ipynb` is written after each cell, so that something can be shown of one that was killed, and at
-the end `result.json`, or `failure.json`.
+It runs in the current folder. `model/` is kept for the next part of the job and holds what earlier parts left there.
+`DAILYTRAIN_DATASET` is the folder of the dataset, if there is one, and `trainer` can be imported. `executed.ipynb` is
+written after each cell, so that a killed notebook can be shown, and at the end `result.json` or `failure.json`.
 
 Not covered: widgets, and kernels of other languages than Python.
 """
@@ -24,33 +23,30 @@ from typing import Any
 from trainer import errors
 
 EXECUTED, RESULT, MODEL = "executed.ipynb", "result.json", "model"
-KERNEL = "python3"  # the interpreter that runs this, whatever the notebook's author called his
-LONGEST = 300  # characters of what an error says
+KERNEL = "python3"  # this interpreter, whatever kernel the notebook names
+MAX_ERROR_LENGTH = 300  # characters
 
 
 class NotebookError(Exception):
-    """The notebook went wrong; the message is a sentence for its author."""
+    """The notebook failed; the message is a sentence for its author."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code, as `trainer.train` does."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.notebook", description="Run a notebook's cells in their order."
-    )
+    parser = argparse.ArgumentParser(prog="python -m trainer.notebook", description="Run a notebook's cells in order.")
     parser.add_argument("notebook", type=Path)
     options = parser.parse_args(argv)
     try:
         with tempfile.TemporaryDirectory(prefix="jupyter-") as folder:
-            return execute(options.notebook, Path(folder))
+            return execute_notebook(options.notebook, Path(folder))
     except NotebookError as error:
         errors.write_failure(Path(), "model", str(error))
-        sys.stderr.write(f"trainer.notebook: {error}\n")
-        return errors.ExitCode.MODEL_ERROR
+        return errors.print_error("trainer.notebook", error, errors.ExitCode.MODEL_ERROR)
 
 
-def execute(notebook: Path, folder: Path) -> int:
-    """Run it; raise `NotebookError` where it goes wrong. `folder`: for Jupyter's own files."""
-    settle(folder)
+def execute_notebook(notebook: Path, folder: Path) -> int:
+    """Run all cells; raise `NotebookError` if one fails. `folder`: for Jupyter's own files."""
+    set_jupyter_folders(folder)
     import nbformat
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -58,10 +54,10 @@ def execute(notebook: Path, folder: Path) -> int:
     from traitlets.config import Config
 
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("papermill").setLevel(logging.INFO)  # what the cells print, for the log of the job
-    cells = code_cells(notebook)
+    logging.getLogger("papermill").setLevel(logging.INFO)  # the cells' output, for the job's log
+    cells = list_code_cells(notebook)
     Path(MODEL).mkdir(exist_ok=True)
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         papermill.execute_notebook(
             str(notebook),
@@ -70,37 +66,37 @@ def execute(notebook: Path, folder: Path) -> int:
             language="python",
             progress_bar=False,
             log_output=True,
-            config=Config({"KernelManager": {"transport": "ipc"}}),  # no port, which anybody on the machine could open
+            config=Config({"KernelManager": {"transport": "ipc"}}),  # no port: any user could connect
         )
     except PapermillExecutionError as error:
-        said = " ".join(str(error.evalue).split())[:LONGEST]
-        raise NotebookError(f"Cell {error.exec_count} ended with {error.ename}: {said}") from error
+        message = errors.to_one_line(error.evalue)[:MAX_ERROR_LENGTH]
+        raise NotebookError(f"Cell {error.exec_count} ended with {error.ename}: {message}") from error
     except DeadKernelError as error:
-        raise NotebookError("The notebook's process died, most likely for want of memory.") from error
+        raise NotebookError("The notebook's process died, most likely out of memory.") from error
     except (nbformat.ValidationError, ValueError, KeyError) as error:
-        raise NotebookError(f"The notebook cannot be run: {' '.join(str(error).split())[:LONGEST]}") from error
-    result = {"cells": len(cells), "seconds": round(time.monotonic() - began, 3)}
+        raise NotebookError(f"The notebook cannot be run: {errors.to_one_line(error)[:MAX_ERROR_LENGTH]}") from error
+    result = {"cells": len(cells), "seconds": round(time.monotonic() - started, 3)}
     Path(RESULT).write_text(json.dumps(result))
     return errors.ExitCode.OK
 
 
-def code_cells(notebook: Path) -> list[dict[str, Any]]:
-    """Return the cells that have something to run."""
+def list_code_cells(notebook: Path) -> list[dict[str, Any]]:
+    """Return the code cells that are not empty."""
     import nbformat
 
     try:
         content = nbformat.read(notebook, as_version=4)
     except Exception as error:
-        raise NotebookError(f"This is no notebook that Jupyter reads: {type(error).__name__}.") from error
+        raise NotebookError(f"This is not a notebook that Jupyter can read: {type(error).__name__}.") from error
     return [cell for cell in content.cells if cell.cell_type == "code" and cell.source.strip()]
 
 
-def settle(folder: Path) -> None:
-    """Let Jupyter keep its own files where nothing of them stays."""
+def set_jupyter_folders(folder: Path) -> None:
+    """Make Jupyter keep its own files in a temporary folder."""
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         os.environ[name] = str(folder / name.lower())
         (folder / name.lower()).mkdir()
-    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # a debugger that nobody uses would warn of itself
+    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # silences a warning of the unused debugger
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A notebook runs to its last cell, or says in which one it ended; what was executed is on disk in either case."""
+"""A notebook runs to its last cell or reports the failed one; the executed cells are on disk in either case."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SOUND = ("from pathlib import Path\nimport trainer", "Path('model/weights').writ
 
 
 def run(folder: Path, *cells: str, text: str | None = None) -> int:
-    """Execute these cells in a process of their own, as a node does."""
+    """Execute these cells in a separate process, as a node does."""
     notebook = folder / "idea.ipynb"
-    made = new_notebook(cells=[new_markdown_cell("# An idea"), *(new_code_cell(cell) for cell in cells)])
-    made.metadata["kernelspec"] = {"name": "an-authors-own", "display_name": "Own", "language": "python"}
-    notebook.write_text(text if text is not None else nbformat.writes(made))
+    content = new_notebook(cells=[new_markdown_cell("# An idea"), *(new_code_cell(cell) for cell in cells)])
+    content.metadata["kernelspec"] = {"name": "an-authors-own", "display_name": "Own", "language": "python"}
+    notebook.write_text(text if text is not None else nbformat.writes(content))
     environment = {**os.environ, "PYTHONPATH": str(Path(trainer.__file__).parents[1])}
     command = [sys.executable, "-s", "-P", "-m", "trainer.notebook", str(notebook)]
     return subprocess.run(
@@ -30,31 +30,33 @@ def run(folder: Path, *cells: str, text: str | None = None) -> int:
     ).returncode
 
 
-def executed(folder: Path) -> str:
+def read_executed(folder: Path) -> str:
     return (folder / "executed.ipynb").read_text()
 
 
-def test_it_runs_and_leaves_what_it_made(tmp_path: Path) -> None:
+def test_sound_notebook_leaves_model_and_result(tmp_path: Path) -> None:
     assert run(tmp_path, *SOUND, "") == 0
     assert (tmp_path / "model/weights").read_text() == "learned"
-    assert json.loads((tmp_path / "result.json").read_text())["cells"] == 3, "an empty cell is none"
-    assert '"done\\n"' in executed(tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["cells"] == 3, "an empty cell does not count"
+    assert '"done\\n"' in read_executed(tmp_path)
 
 
-def test_a_cell_that_fails_is_named_and_those_before_are_kept(tmp_path: Path) -> None:
+def test_failing_cell_is_named_and_earlier_cells_are_kept(tmp_path: Path) -> None:
     assert run(tmp_path, "print('so far')", "nowhere + 1") == 3
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure == {"cause": "model", "reason": "Cell 2 ended with NameError: name 'nowhere' is not defined"}
-    assert "so far" in executed(tmp_path)
+    assert "so far" in read_executed(tmp_path)
     assert not (tmp_path / "result.json").exists()
 
 
 @pytest.mark.parametrize("text", ["{", '{"cells": 7}'])
-def test_what_is_no_notebook_is_told(text: str, tmp_path: Path) -> None:
+def test_invalid_notebook_is_reported(text: str, tmp_path: Path) -> None:
     assert run(tmp_path, text=text) == 3
-    assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith("This is no notebook that Jupyter")
+    assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith(
+        "This is not a notebook that Jupyter"
+    )
 
 
-def test_one_whose_process_dies_is_told(tmp_path: Path) -> None:
+def test_dead_kernel_is_reported(tmp_path: Path) -> None:
     assert run(tmp_path, "import os; os._exit(1)") == 3
     assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith("The notebook's process died")

@@ -35,18 +35,18 @@ OURS = ("nanogpt", "gpt")
 """GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
 
 SECONDS = {"cpu": 40.0, "cuda": 120.0}  # default duration of the whole benchmark
+PEAK_SOURCES = {
+    "cpu": "the fastest fp32 product of two matrices of 1024 x 1024 in this run",
+    "cuda": "dense bf16, from the vendor's data sheet",
+}
 ENDING = 2.0  # seconds reserved for the reports and the end of the processes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or JSON. The exit code is 1 if all contenders failed."""
+    """Print the table or JSON; return 1 if all contenders failed. Raise `UserError` for an impossible shape."""
     started = time.monotonic()
     options = parse_arguments(argv)
-    try:
-        specs = build_specs(options, build_shape(options))
-    except UserError as error:
-        return print_error("dailytrain bench", error, ExitCode.USER_ERROR)
-    content = run_benchmark(specs, options, started)
+    content = run_benchmark(build_specs(options, build_shape(options)), options, started)
     if options.json:
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     else:
@@ -67,7 +67,7 @@ def run_benchmark(specs: Sequence[ContenderSpec], options: argparse.Namespace, s
         repeats = run_repeats(round_robin, steps=options.steps, repeats=options.repeats, deadline=deadline)
         round_robin.report()
     device = next((row.facts["device"] for row in round_robin.results if "device" in row.facts), shape.device)
-    peak, source = find_peak_flops(round_robin, device)
+    peak = max((row.facts["peak"] for row in round_robin.results if row.facts.get("peak")), default=None)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe_machine(device, shape.threads),
@@ -77,18 +77,10 @@ def run_benchmark(specs: Sequence[ContenderSpec], options: argparse.Namespace, s
         "steps_per_repeat": options.steps,
         "repeats": repeats,
         "peak_flops": peak,
-        "peak_source": source,
+        "peak_source": PEAK_SOURCES["cpu" if device == "cpu" else "cuda"],
         **build_results(round_robin, peak),
         "seconds": time.monotonic() - started,
     }
-
-
-def find_peak_flops(round_robin: RoundRobin, device: str) -> tuple[float | None, str]:
-    """Return the peak FLOP/s for MFU and their source."""
-    peak = max((row.facts["peak"] for row in round_robin.results if row.facts.get("peak")), default=None)
-    if device == "cpu":
-        return peak, "the fastest fp32 product of two matrices of 1024 x 1024 in this run"
-    return peak, "dense bf16, from the vendor's data sheet"
 
 
 def build_shape(options: argparse.Namespace) -> Shape:

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
-    """Import the command's module and call it. Report a missing package or a `UserError` in one line."""
+    """Import the command's module and call it. Report a missing package, a `UserError` or Ctrl-C in one line."""
     try:
         if command.package and importlib.util.find_spec(command.package) is None:
             raise ModuleNotFoundError(name=command.package)
@@ -130,6 +130,8 @@ def run_command(command: Command, prog: str, argv: Sequence[str]) -> int:
         return int(function(argv))
     except UserError as error:
         return print_error(prog, error, ExitCode.USER_ERROR)
+    except KeyboardInterrupt:
+        return print_error(prog, "interrupted", ExitCode.INTERRUPTED)
 
 
 def load_function(command: Command) -> Callable[[Sequence[str]], int]:

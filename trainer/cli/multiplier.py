@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli.parser import Parser
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.errors import ExitCode
 from trainer.scoring.multiplier import AXES, EntryMultiplier, TrackComparison, compare_entries, load_results
 
 UNITS = {"flops": "FLOPs", "seconds": "seconds"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison; return the exit code: 0 compared, 2 bad input."""
-    try:
-        options = parse_arguments(argv)
-        comparison = compare_entries(load_results(options.runs), options.baseline, options.axis, options.full)
-    except UserError as error:
-        return print_error("dailytrain multiplier", error, ExitCode.USER_ERROR)
+    """Print the comparison. Raise `UserError` for results that cannot be compared."""
+    options = parse_arguments(argv)
+    comparison = compare_entries(load_results(options.runs), options.baseline, options.axis, options.full)
     if options.json:
         sys.stdout.write(json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n")
     else:

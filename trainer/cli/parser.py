@@ -8,6 +8,13 @@ from typing import NoReturn
 from trainer.errors import ExitCode, UserError
 
 
+def parse_positive_integer(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("it should be at least 1")
+    return value
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong command line in one line, without the usage."""
 

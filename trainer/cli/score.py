@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser
+from trainer.cli.parser import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
@@ -30,22 +30,17 @@ COMMAND = "dailytrain score"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 scored, 1 infrastructure, 2 bad input, 3 the model failed, 130 interrupted."""
-    as_json = "--json" in (sys.argv[1:] if argv is None else argv)
+    """Print the record; return 0 scored, 1 infrastructure, 3 the model failed. Raise `UserError` for bad input."""
+    options = parse_arguments(argv)
     try:
-        options = parse_arguments(argv)
         record = score(options)
     except ModelMisbehaviorError as failure:
-        if as_json:
+        if options.json:
             print(json.dumps({"failed": failure.sentence}))  # noqa: T201 (the command's output)
         detail = f" ({failure.detail})" if failure.detail else ""
         return print_error(COMMAND, failure.sentence + detail, ExitCode.MODEL_ERROR)
     except SandboxError as error:
         return print_error(COMMAND, error, ExitCode.INFRASTRUCTURE)
-    except UserError as error:
-        return print_error(COMMAND, error, ExitCode.USER_ERROR)
-    except KeyboardInterrupt:
-        return print_error(COMMAND, "Interrupted.", ExitCode.INTERRUPTED)
     print(json.dumps(record)) if options.json else print_record(record)  # noqa: T201 (the command's output)
     return ExitCode.OK
 
@@ -73,13 +68,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.job and (options.sandbox == "auto" or options.show_model_output):
         raise UserError("--job requires --sandbox bubblewrap or none, and excludes --show-model-output")
     return options
-
-
-def parse_positive_integer(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("it should be at least 1")
-    return value
 
 
 def score(options: argparse.Namespace) -> dict[str, Any]:

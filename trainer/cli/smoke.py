@@ -16,7 +16,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 import trainer
-from trainer.cli.parser import Parser
+from trainer.cli.parser import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec, get_driver
@@ -49,17 +49,13 @@ class SmokeTestError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 ready, 1 infrastructure, 2 bad input, 3 not ready, 130 interrupted."""
+    """Print the checks; return 0 ready, 1 infrastructure, 3 not ready. Raise `UserError` for bad input."""
+    options, flags = parse_arguments(argv)
     try:
-        options, flags = parse_arguments(argv)
         with show_checks(options) as print_check:
             record = run_smoke_test(options, flags, print_check)
     except (SandboxError, SmokeTestError) as error:
         return print_error(COMMAND, error, ExitCode.INFRASTRUCTURE)
-    except UserError as error:
-        return print_error(COMMAND, error, ExitCode.USER_ERROR)
-    except KeyboardInterrupt:
-        return print_error(COMMAND, "interrupted", ExitCode.INTERRUPTED)
     if options.json:
         print(json.dumps(record))  # noqa: T201 (the command's output)
     else:
@@ -93,13 +89,6 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     if options.sandbox not in ("auto", "bubblewrap", "none") or (options.job and options.sandbox == "auto"):
         raise UserError(f"the sandboxes are auto, bubblewrap and none, not {options.sandbox}")
     return options, flags if flags or options.config else list(DEFAULT_SIZE)
-
-
-def parse_positive_integer(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("it should be at least 1")
-    return value
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from trainer.cli.parser import Parser
 from trainer.config.resolve import count_cores
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.errors import ExitCode, print_error
 from trainer.scoring.multiplier import Axis, TrackComparison, compare_entries, parse_results
 from trainer.trials.plan import BASELINE, BUDGET, RUNGS, SEEDS, Entry, TrialPlan, plan_trials
 from trainer.trials.plot import LossPlot
@@ -31,15 +31,13 @@ ENTRY_FLAGS = ("--model.", "--recipe.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdict on standard output, everything else on standard error."""
+    """Print the verdict on standard output, everything else on standard error. Raise `UserError` for bad input."""
     options, flags = parse_arguments(argv)
     try:
         return try_idea(options, flags)
     except TrialError as error:
         message = f"{error} (finished runs are kept: repeat the command to continue)"
         return print_error("dailytrain try", message, ExitCode.INFRASTRUCTURE)
-    except UserError as error:
-        return print_error("dailytrain try", error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
         message = "interrupted; finished runs are kept: repeat the command to continue"
         return print_error("dailytrain try", message, ExitCode.INTERRUPTED)

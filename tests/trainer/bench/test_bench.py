@@ -15,7 +15,7 @@ from trainer.bench.peers import PEER_BUILDERS
 from trainer.bench.results import build_results
 from trainer.bench.round_robin import ContenderResult, RoundRobin
 from trainer.bench.spec import PEERS, ContenderSpec, Shape
-from trainer.cli import bench
+from trainer.cli.main import main
 
 SMALL = Shape(depth=2, width=32, heads=2, sequence_length=16, batch=2, vocabulary_size=300, threads=1)
 FLAGS = ["--shape", "2x32", "--heads", "2", "--sequence-length", "16", "--batch", "2", "--vocabulary-size", "300"]
@@ -63,7 +63,7 @@ def test_ratios_compare_with_best_peer_per_repeat() -> None:
 
 def test_two_repeats_run_in_separate_processes(capfd: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
-    assert bench.main([*flags, "--json"]) == 0
+    assert main(["bench", *flags, "--json"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     content = json.loads(out)
@@ -102,7 +102,7 @@ def test_failed_contender_reports_error_and_others_continue() -> None:
     ],
 )
 def test_bad_input_prints_one_line(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([*flags, "--device", "cpu"]) == 2
+    assert main(["bench", *flags, "--device", "cpu"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert sentence in err

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.simulated_tracks import Night, record
-from trainer.cli.multiplier import main
+from trainer.cli.main import main
 
 
 def write(folder: Path, document: object) -> str:
@@ -23,7 +23,7 @@ def write(folder: Path, document: object) -> str:
 
 def test_it_prints_exactly_the_promised_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = Night(seed=7).ladder().entry("new", 1.2, 3).entry("twin", 1.2, 2)
-    assert main([write(tmp_path, night.records), "--baseline", "gpt", "--axis", "flops", "--json"]) == 0
+    assert main(["multiplier", write(tmp_path, night.records), "--baseline", "gpt", "--axis", "flops", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == ["entries", "ladder"]
     assert list(printed["ladder"]) == ["b0", "slope", "curvature", "sigma"]
@@ -36,7 +36,10 @@ def test_it_prints_exactly_the_promised_json(tmp_path: Path, capsys: pytest.Capt
 
 def test_numbers_are_finite_or_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record("gpt", seed, at, 1.0) for seed, at in enumerate((0.5, 1.0, 2.0))]
-    assert main([write(tmp_path, [*records, record("new", 0, 1.0, 1.0)]), "--baseline", "gpt", "--json"]) == 0
+    assert (
+        main(["multiplier", write(tmp_path, [*records, record("new", 0, 1.0, 1.0)]), "--baseline", "gpt", "--json"])
+        == 0
+    )
 
     def refuse(constant: str) -> Any:
         raise AssertionError(constant)
@@ -50,7 +53,7 @@ def test_a_downloaded_row_with_its_runs_gives_the_same_digits(
 ) -> None:
     night = Night(seed=9).ladder().entry("new", 1.1, 2)
     row = {"multiplier": night.board()["new"].to_dict(), "runs": night.records}
-    assert main([write(tmp_path, row), "--baseline", "gpt", "--json"]) == 0
+    assert main(["multiplier", write(tmp_path, row), "--baseline", "gpt", "--json"]) == 0
     assert row["multiplier"] in json.loads(capsys.readouterr().out)["entries"]
 
 
@@ -59,7 +62,7 @@ def test_people_get_a_table(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     night = Night(seed=7).ladder().entry("new", 1.2, 3).entry("[red]far", 4.0, 1)
-    assert main([write(tmp_path, night.records), "--baseline", "gpt", "--full", "1e18"]) == 0
+    assert main(["multiplier", write(tmp_path, night.records), "--baseline", "gpt", "--full", "1e18"]) == 0
     printed = capsys.readouterr().out
     assert "better than the baseline" in printed
     assert "[red]far" in printed
@@ -94,7 +97,7 @@ GOOD = record("gpt", 1, 1.0, 1.02)
 def test_a_bad_file_is_one_line_and_exit_code_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object, complaint: str
 ) -> None:
-    assert main([write(tmp_path, document), "--baseline", "gpt", "--json"]) == 2
+    assert main(["multiplier", write(tmp_path, document), "--baseline", "gpt", "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
@@ -121,14 +124,14 @@ def test_a_bad_option_is_one_line_and_exit_code_two(
 
 def exit_code(arguments: list[str]) -> int | str | None:
     try:
-        return main(arguments)
+        return main(["multiplier", *arguments])
     except SystemExit as ended:
         return ended.code
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "."])
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert main([str(tmp_path / name), "--baseline", "gpt"]) == 2
+    assert main(["multiplier", str(tmp_path / name), "--baseline", "gpt"]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scoring_models import documents, needs_sandbox, write_run
-from trainer.cli.score import main
+from trainer.cli.main import main
 
 
 def held_out_file(folder: Path) -> Path:
@@ -22,14 +22,14 @@ def held_out_file(folder: Path) -> Path:
 
 def arguments(folder: Path, *more: str) -> list[str]:
     text = held_out_file(folder)
-    return [str(folder), "--corpus", f"files:{text}", "--model-source", str(folder / "source"), *more]
+    return ["score", str(folder), "--corpus", f"files:{text}", "--model-source", str(folder / "source"), *more]
 
 
 @needs_sandbox
 def test_score_prints_one_json_object_and_imports_no_model(tmp_path):
     folder = write_run(tmp_path / "run")
     code = (
-        "import sys; from trainer.cli.score import main; code = main(sys.argv[1:]);"
+        "import sys; from trainer.cli.main import main; code = main(sys.argv[1:]);"
         "assert not {'torch', 'trainer.models', 'trainer.train', 'trainer.checkpoint.store'} & set(sys.modules);"
         "sys.exit(code)"
     )
@@ -96,7 +96,7 @@ def test_bad_option_is_one_line_error(name, tmp_path, capsys):
     line, sentence = MISTAKES[name]
     line = line.replace("TEXT", f"--corpus files:{held_out_file(folder)}").replace("RUN", str(folder))
     try:
-        code = main(line.split())
+        code = main(["score", *line.split()])
     except SystemExit as ended:
         code = ended.code
     assert code == 2

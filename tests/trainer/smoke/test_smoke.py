@@ -15,6 +15,7 @@ import pytest
 
 import trainer
 from trainer.cli import smoke as command
+from trainer.cli.main import main
 from trainer.errors import ExitCode, UserError
 from trainer.models import ARCHITECTURES
 from trainer.sandbox import get_driver
@@ -284,7 +285,7 @@ def test_command_line_error_is_no_finding() -> None:
 def test_bad_option_is_one_line_error(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([*words, "--data", str(tmp_path / "data")]) == ExitCode.USER_ERROR
+    assert main(["smoke", *words, "--data", str(tmp_path / "data")]) == ExitCode.USER_ERROR
     captured = capsys.readouterr()
     assert captured.err == f"dailytrain smoke: {message}\n"
     assert "Traceback" not in captured.out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli.try_idea import main
+from trainer.cli.main import main
 from trainer.models import UnknownArchitectureError
 from trainer.scoring.multiplier import compare_entries, parse_results
 from trainer.trials.plan import Entry, PlanError, TrialPlan, list_shared_sources, plan_trials
@@ -82,13 +82,13 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
     flags = ["--dataset", str(dataset_folder), "--home", str(tmp_path), "--rungs", "0.5,1,2", "--model.depth=3"]
     dataset = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
     write_scores(build_plan(tmp_path, budget="4e12flops", rungs=(0.5, 1.0, 2.0), seeds=3, dataset=dataset))
-    assert main(["smear", *flags, "--json"]) == 0
+    assert main(["try", "smear", *flags, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     row = next(row for row in answer["entries"] if row["entry"] == IDEA.name)
     assert row["low"] < 1.5 < row["high"]
     assert len(answer["runs"]) == 12
     assert ElementTree.fromstring(Path(answer["picture"]).read_text()).tag.endswith("svg")  # noqa: S314 (our own)
-    assert main(["smear", *flags]) == 0
+    assert main(["try", "smear", *flags]) == 0
     assert "better than the baseline" in " ".join(capsys.readouterr().out.split())
 
 
@@ -114,7 +114,7 @@ def test_bad_input_prints_one_line(
     dataset_folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = main([*flags, "--dataset", str(dataset_folder)])
+        code = main(["try", *flags, "--dataset", str(dataset_folder)])
     except SystemExit as end:
         code = end.code  # type: ignore[assignment]
     error = capsys.readouterr().err

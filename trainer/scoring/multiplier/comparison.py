@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from scipy.special import fdtrc
@@ -70,30 +70,6 @@ class MultiplierVerdict(StrEnum):
         }
 
 
-class EntryMultiplierDict(TypedDict):
-    entry: str
-    cm: float | None
-    low: float | None
-    high: float | None
-    runs: int
-    verdict: str
-    tied_with: list[str]
-    seeds_needed: int | None
-    extrapolated: bool
-
-
-class LadderDict(TypedDict):
-    b0: float | None
-    slope: float | None
-    curvature: float | None
-    sigma: float | None
-
-
-class TrackComparisonDict(TypedDict):
-    entries: list[EntryMultiplierDict]
-    ladder: LadderDict
-
-
 @dataclass(frozen=True, kw_only=True)
 class EntryMultiplier:
     """One entry's row."""
@@ -113,7 +89,7 @@ class EntryMultiplier:
     loss: float | None = None  # mean over the runs, bits per byte
     compute: float | None = None  # geometric mean over the runs, on the axis of the comparison
 
-    def to_dict(self) -> EntryMultiplierDict:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "entry": self.entry,
             "cm": round_or_none(self.cm),
@@ -202,7 +178,7 @@ class TrackComparison:
             return RecordCandidate(np.asarray(np.nan), self.ladder.full, 1)
         return RecordCandidate(np.asarray(row.loss), row.compute, row.runs)
 
-    def to_dict(self) -> TrackComparisonDict:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: finite numbers of ten digits, or null."""
         b0, slope, curvature = (float(value) for value in self.ladder.coefficients)
         degree = self.ladder.degree
