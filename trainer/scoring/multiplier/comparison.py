@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from scipy.special import fdtrc
@@ -70,6 +70,18 @@ class MultiplierVerdict(StrEnum):
         }
 
 
+class EntryMultiplierDict(TypedDict):
+    entry: str
+    cm: float | None
+    low: float | None
+    high: float | None
+    runs: int
+    verdict: str
+    tied_with: list[str]
+    seeds_needed: int | None
+    extrapolated: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class EntryMultiplier:
     """One entry's row."""
@@ -89,7 +101,7 @@ class EntryMultiplier:
     loss: float | None = None  # mean over the runs, bits per byte
     compute: float | None = None  # geometric mean over the runs, on the axis of the comparison
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> EntryMultiplierDict:
         return {
             "entry": self.entry,
             "cm": round_or_none(self.cm),
