@@ -1,20 +1,20 @@
-"""Thirty-two hours of machines that come and go, on a virtual clock, with the real router and the real rebalancer.
+"""Simulate 32 hours of peers that join and leave, on a virtual clock, with the real router and the real rebalancer.
 
-    python -m benchmarks.swarm.churn [--hours 32] [--seed 1] [--out FILE.json] [--picture FILE.svg]
+    python -m benchmarks.swarm.simulation [--hours 32] [--seed 1] [--out FILE.json] [--picture FILE.svg]
 
-What is simulated: peers of four speeds arrive and leave (more by day than by night; now and then a third of all at
-once), load their stage's state before they work, and take tasks one after another. Micro-batches travel through the
-stages; each caller has a router of its own and learns speeds from the tasks that come back. Who dies takes its tasks
-along, and what is below it is done again. Four ways are compared on the same trace:
+Peers of four speeds join and leave (more by day than by night; sometimes a third leaves at once), load their stage's
+state before they work, and process tasks one after another. Micro-batches travel through the stages; each caller has
+its own router and learns speeds from finished tasks. A peer that leaves loses its tasks, and later stages repeat
+theirs. Four policies are compared on the same trace:
 
-    with       newcomers go where they are wanted most; every five minutes one peer may move, and loads its new stage
-    without    newcomers go where they are wanted most, and stay there
-    static     each stays where it is best over its whole life, found in hindsight, knowing who will come and go when
-    ideal      whenever somebody comes or goes all are where they should be, at once, for nothing, by their true speeds
+    with       newcomers join the stage that needs them most; every five minutes one peer may move
+    without    newcomers join the stage that needs them most, and stay there
+    static     each peer stays at the stage that is best over its whole life, computed with knowledge of the future
+    ideal      after each change all peers move to their best stages at once, free of charge, by their true speeds
 
-`even` is how near a way comes to the bound of all assignments: all speeds together over all costs together.
+`even` is the ratio to the bound of all assignments: the sum of all speeds divided by the sum of all costs.
 
-Left out: the ends of steps, which cost the same each way, and the network's time.
+Not simulated: the ends of steps, which cost the same with each policy, and the network's latency.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.swarm.churn_best import COSTS, evenly, hindsight, slowest
-from benchmarks.swarm.churn_trace import HOUR, Visit, trace
+from benchmarks.swarm.churn_best import COSTS, compute_slowest_rate, find_best_fixed_stages, place_evenly
+from benchmarks.swarm.churn_plot import plot_churn, save_svg
+from benchmarks.swarm.churn_trace import HOUR, Visit, generate_visits
 from trainer.swarm.rebalance import REBALANCE_SECONDS, choose_stage, propose_move
 from trainer.swarm.router import NoPeersError, Router
 
-LOADING = 60.0
-"""Seconds to load a stage's state, before a peer works there."""
-NOISE = 0.1
-"""Standard deviation of the logarithm of how long a task takes."""
-QUEUED = 3
-"""Micro-batches kept under way for each peer."""
-Way = Literal["with", "without", "static", "ideal"]
-WAYS: tuple[Way, ...] = ("with", "without", "static", "ideal")
+LOADING = 60.0  # Seconds to load a stage's state before a peer works there
+NOISE = 0.1  # Standard deviation of the logarithm of a task's duration
+QUEUED = 3  # Micro-batches in flight for each peer
+Policy = Literal["with", "without", "static", "ideal"]
+POLICIES: tuple[Policy, ...] = ("with", "without", "static", "ideal")
 
 
 @dataclass
@@ -51,242 +49,237 @@ class Peer:
     name: str
     speed: float
     stage: int
-    router: Router
-    """To the next stage."""
-    ready: bool = False
-    """Has it loaded its stage?"""
-    free_at: float = 0.0
-    """When its lane is through with what it was given."""
+    router: Router  # To the next stage
+    is_ready: bool = False  # Whether it has loaded its stage
+    free_at: float = 0.0  # When it has finished its queue
 
 
 @dataclass(eq=False)
 class MicroBatch:
     path: list[Peer] = field(default_factory=list)
-    """Who holds it, from the first stage on; the last one works on it."""
-    attempt: int = 0
-    """Rises when somebody on the path is lost: what was under way does not count."""
+    """The peers that hold it, from the first stage on; the last one works on it."""
+    attempt: int = 0  # Increases when a peer of the path is lost: earlier tasks no longer count
 
 
-class Churn:
-    """The swarm of a trace. `done` are the moments at which micro-batches came through."""
+class ChurnSimulation:
+    """Simulation of one policy on a trace."""
 
-    def __init__(self, visits: Sequence[Visit], seed: int, way: Way) -> None:
-        self.chance, self.way = random.Random(seed), way
+    def __init__(self, visits: Sequence[Visit], seed: int, policy: Policy) -> None:
+        self.rng, self.policy = random.Random(seed), policy
         self.now, self.number, self.moves, self.lost = 0.0, itertools.count(), 0, 0
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.peers: dict[str, Peer] = {}
-        self.entrance, self.seen = Router(seed), Router(seed)
-        """The coordinator's way to the first stage, and what it knows of everybody's speed."""
-        self.under_way: dict[MicroBatch, None] = {}
+        self.first_stage, self.estimates = Router(seed), Router(seed)
+        """The coordinator's router to the first stage, and its estimates of all speeds."""
+        self.in_flight: dict[MicroBatch, None] = {}
         self.waiting: list[tuple[MicroBatch, int]] = []
-        """Micro-batches that found nobody to go to."""
-        self.done: list[float] = []
+        """Micro-batches whose next stage has no peers."""
+        self.finished_at: list[float] = []
         self.slowest, self.bound = 0.0, 0.0
-        """Micro-batches that the slowest stage could have passed so far, and that all together could have."""
+        """Micro-batches that the slowest stage could have finished so far, and the bound of all assignments."""
         for visit in visits:
-            self.at(visit.start, self.arrive, visit)
-            self.at(visit.stop, self.die, visit.name)
-        self.fixed = hindsight(visits) if way == "static" else {}
-        if way == "with":
-            self.at(REBALANCE_SECONDS, self.look)
+            self.schedule(visit.start, self.on_arrival, visit)
+            self.schedule(visit.stop, self.on_departure, visit.name)
+        self.fixed = find_best_fixed_stages(visits) if policy == "static" else {}
+        if policy == "with":
+            self.schedule(REBALANCE_SECONDS, self.rebalance_periodically)
 
-    def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self.events, (when, next(self.number), what, arguments))
+    def schedule(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self.events, (when, next(self.number), action, arguments))
 
     def run(self, end: float) -> None:
         since = 0.0
         while self.events and self.events[0][0] < end:
-            self.now, _, what, arguments = heapq.heappop(self.events)
-            if what in (self.enter, self.die, self.look):
-                self.weigh(self.now - since)
+            self.now, _, action, arguments = heapq.heappop(self.events)
+            if action in (self.on_loaded, self.on_departure, self.rebalance_periodically):
+                self.record_balance(self.now - since)
                 since = self.now
-            what(*arguments)
+            action(*arguments)
 
-    def weigh(self, seconds: float) -> None:
-        """Note how evenly the peers have been placed for so long, by their true speeds."""
+    def record_balance(self, seconds: float) -> None:
+        """Record for this period how evenly the peers are placed, by their true speeds."""
         stages = dict.fromkeys(COSTS, 0.0)
         for peer in self.peers.values():
             stages[peer.stage] += peer.speed
         self.slowest += seconds * min(speed / COSTS[stage] for stage, speed in stages.items())
         self.bound += seconds * sum(stages.values()) / sum(COSTS.values())
 
-    # --- who is there ---
+    # --- membership ---
 
-    def speeds(self) -> dict[int, dict[str, float]]:
-        """Return what the coordinator knows: who is at each stage or about to be, and how fast."""
+    def estimate_speeds(self) -> dict[int, dict[str, float]]:
+        """Return the estimated speeds of the peers that work at or load each stage."""
         stages: dict[int, dict[str, float]] = {stage: {} for stage in COSTS}
         for peer in self.peers.values():
-            stages[peer.stage][peer.name] = self.seen.throughput(peer.name)
+            stages[peer.stage][peer.name] = self.estimates.get_throughput(peer.name)
         return stages
 
-    def arrive(self, visit: Visit) -> None:
-        self.seen.add(visit.name)
-        stage = self.fixed.get(visit.name, choose_stage(self.speeds(), costs=COSTS))
-        self.settle(visit.name, visit.speed, stage, self.now + LOADING)
-        self.perfect()
+    def on_arrival(self, visit: Visit) -> None:
+        self.estimates.add(visit.name)
+        stage = self.fixed.get(visit.name, choose_stage(self.estimate_speeds(), costs=COSTS))
+        self.join_stage(visit.name, visit.speed, stage, self.now + LOADING)
+        self.place_ideally()
 
-    def settle(self, name: str, speed: float, stage: int, when: float) -> None:
-        peer = Peer(name, speed, stage, Router(self.chance.randrange(2**32)), free_at=when)
+    def join_stage(self, name: str, speed: float, stage: int, when: float) -> None:
+        peer = Peer(name, speed, stage, Router(self.rng.randrange(2**32)), free_at=when)
         self.peers[name] = peer
-        self.at(when, self.enter, peer)
+        self.schedule(when, self.on_loaded, peer)
 
-    def enter(self, peer: Peer) -> None:
-        """It has loaded its stage, if it is still there: callers learn of it, and it of those it will call."""
+    def on_loaded(self, peer: Peer) -> None:
+        """Make a peer that has loaded its stage available to callers, unless it has left."""
         if self.peers.get(peer.name) is not peer:
             return
-        peer.ready = True
-        for caller in self.callers(peer.stage):
-            caller.add(peer.name, peer.speed if self.way == "ideal" else None)
+        peer.is_ready = True
+        for caller in self.list_routers_to(peer.stage):
+            caller.add(peer.name, peer.speed if self.policy == "ideal" else None)
         for other in self.peers.values():
-            if other.ready and other.stage == peer.stage + 1:
-                peer.router.add(other.name, other.speed if self.way == "ideal" else None)
+            if other.is_ready and other.stage == peer.stage + 1:
+                peer.router.add(other.name, other.speed if self.policy == "ideal" else None)
         waiting, self.waiting = self.waiting, []
         for batch, attempt in waiting:
-            self.advance(batch, attempt)
-        self.fill()
+            self.send_to_next_stage(batch, attempt)
+        self.start_micro_batches()
 
-    def callers(self, stage: int) -> list[Router]:
+    def list_routers_to(self, stage: int) -> list[Router]:
         """Return the routers that lead to a stage."""
         if stage == 0:
-            return [self.entrance]
-        holders = [peer for batch in self.under_way for peer in batch.path]  # some may have moved on since
-        at_work = [peer for peer in self.peers.values() if peer.ready]
+            return [self.first_stage]
+        holders = [peer for batch in self.in_flight for peer in batch.path]  # some may have moved on since
+        at_work = [peer for peer in self.peers.values() if peer.is_ready]
         return list(dict.fromkeys(peer.router for peer in (*at_work, *holders) if peer.stage == stage - 1))
 
-    def leave(self, name: str) -> Peer | None:
-        """Take a peer out of its stage; what it has been given it still does."""
+    def remove_peer(self, name: str) -> Peer | None:
+        """Remove a peer from its stage. It finishes its queue."""
         peer = self.peers.pop(name, None)
-        for caller in self.callers(peer.stage) if peer is not None else ():
+        for caller in self.list_routers_to(peer.stage) if peer is not None else ():
             caller.drop(name)
         return peer
 
-    def die(self, name: str) -> None:
-        """A peer is gone with all it holds, which goes on from the stage before it."""
-        self.leave(name)
-        self.seen.drop(name)
-        for batch in self.under_way:
+    def on_departure(self, name: str) -> None:
+        """Remove a peer and its micro-batches, which resume from the stage before it."""
+        self.remove_peer(name)
+        self.estimates.drop(name)
+        for batch in self.in_flight:
             held = next((n for n, peer in enumerate(batch.path) if peer.name == name), None)
             if held is not None:
                 del batch.path[held:]
                 batch.attempt += 1
                 self.lost += 1
-                self.at(self.now, self.advance, batch, batch.attempt)
-        if self.way == "with" and min(map(len, self.speeds().values())) < 2:
+                self.schedule(self.now, self.send_to_next_stage, batch, batch.attempt)
+        if self.policy == "with" and min(map(len, self.estimate_speeds().values())) < 2:
             self.rebalance()
-        self.perfect()
+        self.place_ideally()
 
-    def look(self) -> None:
+    def rebalance_periodically(self) -> None:
         self.rebalance()
-        self.at(self.now + REBALANCE_SECONDS, self.look)
+        self.schedule(self.now + REBALANCE_SECONDS, self.rebalance_periodically)
 
     def rebalance(self) -> None:
-        """Make the move that is proposed: it does what it has, then loads its new stage."""
-        if (move := propose_move(self.speeds(), costs=COSTS)) is not None:
-            peer = self.leave(move.peer)
+        """Make the proposed move: the peer finishes its queue, then loads its new stage."""
+        if (move := propose_move(self.estimate_speeds(), costs=COSTS)) is not None:
+            peer = self.remove_peer(move.peer)
             assert peer is not None
             self.moves += 1
-            self.settle(peer.name, peer.speed, move.target, max(self.now, peer.free_at) + LOADING)
+            self.join_stage(peer.name, peer.speed, move.target, max(self.now, peer.free_at) + LOADING)
 
-    def perfect(self) -> None:
-        """Have everybody where they should be, if this is the ideal swarm and it makes a difference."""
-        if self.way != "ideal":
+    def place_ideally(self) -> None:
+        """Move all peers to their best stages if the policy is ideal and the gain is above 1%."""
+        if self.policy != "ideal":
             return
         speeds = {peer.name: peer.speed for peer in self.peers.values()}
-        wanted, now = evenly(speeds), {peer.name: peer.stage for peer in self.peers.values()}
-        if slowest(speeds, wanted) < 1.01 * slowest(speeds, now):
+        target, now = place_evenly(speeds), {peer.name: peer.stage for peer in self.peers.values()}
+        if compute_slowest_rate(speeds, target) < 1.01 * compute_slowest_rate(speeds, now):
             return
-        for name in [name for name, stage in wanted.items() if now[name] != stage]:
-            peer = self.leave(name)
+        for name in [name for name, stage in target.items() if now[name] != stage]:
+            peer = self.remove_peer(name)
             assert peer is not None
             self.moves += 1
-            self.settle(name, peer.speed, wanted[name], self.now if peer.ready else peer.free_at)
+            self.join_stage(name, peer.speed, target[name], self.now if peer.is_ready else peer.free_at)
 
-    # --- what they do ---
+    # --- micro-batches ---
 
-    def fill(self) -> None:
-        """Keep enough micro-batches under way."""
-        while len(self.under_way) < QUEUED * len(self.peers):
+    def start_micro_batches(self) -> None:
+        """Keep enough micro-batches in flight."""
+        while len(self.in_flight) < QUEUED * len(self.peers):
             batch = MicroBatch()
-            self.under_way[batch] = None
-            self.advance(batch, 0)
+            self.in_flight[batch] = None
+            self.send_to_next_stage(batch, 0)
 
-    def advance(self, batch: MicroBatch, attempt: int) -> None:
-        """Give a micro-batch to a peer of its next stage."""
+    def send_to_next_stage(self, batch: MicroBatch, attempt: int) -> None:
+        """Send a micro-batch to a peer of its next stage."""
         if batch.attempt != attempt:
             return
         stage = len(batch.path)
-        router = batch.path[-1].router if batch.path else self.entrance
+        router = batch.path[-1].router if batch.path else self.first_stage
         try:
             name = router.pick(COSTS[stage], self.now)
         except NoPeersError:
             self.waiting.append((batch, attempt))
             return
         peer = self.peers[name]
-        seconds = COSTS[stage] / peer.speed * self.chance.lognormvariate(0, NOISE)
+        seconds = COSTS[stage] / peer.speed * self.rng.lognormvariate(0, NOISE)
         peer.free_at = max(peer.free_at, self.now) + seconds
         batch.path.append(peer)
-        self.at(peer.free_at, self.finish, batch, attempt, router, seconds)
+        self.schedule(peer.free_at, self.on_finished, batch, attempt, router, seconds)
 
-    def finish(self, batch: MicroBatch, attempt: int, router: Router, seconds: float) -> None:
+    def on_finished(self, batch: MicroBatch, attempt: int, router: Router, seconds: float) -> None:
         if batch.attempt != attempt:
             return
         stage = len(batch.path) - 1
-        for learner in (router, self.seen):
-            learner.observe(batch.path[-1].name, COSTS[stage], seconds)
+        for observer in (router, self.estimates):
+            observer.observe(batch.path[-1].name, COSTS[stage], seconds)
         if stage + 1 < len(COSTS):
-            self.advance(batch, attempt)
+            self.send_to_next_stage(batch, attempt)
             return
-        self.done.append(self.now)
-        del self.under_way[batch]
-        self.fill()
+        self.finished_at.append(self.now)
+        del self.in_flight[batch]
+        self.start_micro_batches()
 
 
-# --- what it comes to -------------------------------------------------------------------------------------------------
+# --- the comparison ---
 
 
-def simulate(hours: float, seed: int) -> dict[str, Any]:
-    """Return the whole story, in quarters of an hour and in one number for each way."""
-    visits, end, quarter = trace(hours, seed), hours * HOUR, HOUR / 4
+def simulate_policies(hours: float, seed: int) -> dict[str, Any]:
+    """Return the results in quarters of an hour, and in one number for each policy."""
+    visits, end, quarter = generate_visits(hours, seed), hours * HOUR, HOUR / 4
     edges = [quarter * n for n in range(round(end / quarter))]
     story: dict[str, Any] = {"hours": hours, "seed": seed, "visits": len(visits)}
     story["peers"] = [sum(v.start <= edge + quarter / 2 < v.stop for v in visits) for edge in edges]
-    done: dict[Way, list[int]] = {}
-    for way in WAYS:
-        churn = Churn(visits, seed, way)
-        churn.run(end)
-        done[way] = [bisect_left(churn.done, edge + quarter) - bisect_left(churn.done, edge) for edge in edges]
-        story[way] = {
-            "even": churn.slowest / churn.bound,
-            "done": done[way],
-            "moves": churn.moves,
-            "lost": churn.lost,
+    done: dict[Policy, list[int]] = {}
+    for policy in POLICIES:
+        simulation = ChurnSimulation(visits, seed, policy)
+        simulation.run(end)
+        times = simulation.finished_at
+        done[policy] = [bisect_left(times, edge + quarter) - bisect_left(times, edge) for edge in edges]
+        story[policy] = {
+            "even": simulation.slowest / simulation.bound,
+            "done": done[policy],
+            "moves": simulation.moves,
+            "lost": simulation.lost,
         }
-    for way in WAYS:
+    for policy in POLICIES:
         for measure in ("static", "ideal"):
-            story[way][f"of_{measure}"] = sum(done[way]) / sum(done[measure])
+            story[policy][f"of_{measure}"] = sum(done[policy]) / sum(done[measure])
     return story
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.swarm.churn", description="Simulate machines that come and go.")
+    parser = ArgumentParser(prog="benchmarks.swarm.churn", description="Simulate peers that join and leave.")
     parser.add_argument("--hours", type=float, default=32.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write the whole story there, JSON")
-    parser.add_argument("--picture", type=Path, help="write the picture there, SVG")
+    parser.add_argument("--out", type=Path, help="file for the results, JSON")
+    parser.add_argument("--picture", type=Path, help="file for the plot, SVG")
     options = parser.parse_args(argv)
-    story = simulate(options.hours, options.seed)
+    story = simulate_policies(options.hours, options.seed)
     if options.out:
         options.out.write_text(json.dumps(story, indent=1))
     if options.picture:
-        from benchmarks.swarm.churn_picture import picture
-
-        options.picture.write_text(picture(story))
-    for way in WAYS:
-        found = story[way]
+        save_svg(plot_churn(story), options.picture)
+    for policy in POLICIES:
+        result = story[policy]
         sys.stdout.write(
-            f"{way:8}{found['of_static']:7.1%} of static, {found['of_ideal']:6.1%} of ideal, "
-            f"{sum(found['done']):,} micro-batches, {found['even']:.1%} even, "
-            f"{found['moves']} moves, {found['lost']:,} micro-batches taken up again\n"
+            f"{policy:8}{result['of_static']:7.1%} of static, {result['of_ideal']:6.1%} of ideal, "
+            f"{sum(result['done']):,} micro-batches, {result['even']:.1%} even, "
+            f"{result['moves']} moves, {result['lost']:,} micro-batches repeated\n"
         )
     return 0
 

@@ -1,4 +1,4 @@
-"""The best assignments that peers can have, for `benchmarks.swarm.churn` to be measured by."""
+"""The best assignments of peers to stages: the baselines of `benchmarks.swarm.churn`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from benchmarks.swarm.churn_trace import Visit
 from trainer.swarm.rebalance import choose_stage
 
 COSTS = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.4}
-"""Of a micro-batch at each stage, both ways; the last one has the head, too."""
-PASSES = 20
-"""Over all visits, at most, when a static assignment is looked for."""
+"""Of a micro-batch at each stage, forward and backward; the last one includes the head."""
+PASSES = 20  # Maximum number of passes over all visits in the search for a static assignment
 
 
-def evenly(speeds: Mapping[str, float]) -> dict[str, int]:
-    """Place everybody, the fastest first, where they are wanted most: near the best there is."""
+def place_evenly(speeds: Mapping[str, float]) -> dict[str, int]:
+    """Assign the fastest peers first to the stages that need them most: close to the optimum."""
     stages: dict[int, dict[str, float]] = {stage: {} for stage in COSTS}
     for name in sorted(speeds, key=lambda name: (-speeds[name], name)):
         stages[choose_stage(stages, costs=COSTS)][name] = speeds[name]
     return {name: stage for stage, peers in stages.items() for name in peers}
 
 
-def slowest(speeds: Mapping[str, float], placed: Mapping[str, int]) -> float:
+def compute_slowest_rate(speeds: Mapping[str, float], placed: Mapping[str, int]) -> float:
     """Return the rate of the slowest stage."""
     stages = dict.fromkeys(COSTS, 0.0)
     for name, stage in placed.items():
@@ -31,27 +30,29 @@ def slowest(speeds: Mapping[str, float], placed: Mapping[str, int]) -> float:
     return min(stages.values())
 
 
-def hindsight(visits: Sequence[Visit]) -> dict[str, int]:
-    """Return the best fixed stage of every visit: found by moving one at a time for as long as the slowest stage's work
-    over the whole time grows. Knows the future, as nobody does."""
+def find_best_fixed_stages(visits: Sequence[Visit]) -> dict[str, int]:
+    """Return the best fixed stage of every visit, with knowledge of the future.
+
+    Local search: move one visit at a time while the slowest stage's work over the whole time grows.
+    """
     edges = np.unique([moment for v in visits for moment in (v.start, v.stop)])
     lengths, costs = np.diff(edges), np.array(list(COSTS.values()))
     parts = [slice(*np.searchsorted(edges, (v.start, v.stop))) for v in visits]
-    chance, rates = np.random.default_rng(0), np.zeros((len(COSTS), len(lengths)))
-    placed = chance.integers(len(COSTS), size=len(visits))
+    rng, rates = np.random.default_rng(0), np.zeros((len(COSTS), len(lengths)))
+    placed = rng.integers(len(COSTS), size=len(visits))
     for visit, part, stage in zip(visits, parts, placed, strict=True):
         rates[stage, part] += visit.speed / costs[stage]
     for _ in range(PASSES):
         before = placed.copy()
         for number in np.argsort([v.start - v.stop for v in visits]):
             part, speed = parts[number], visits[number].speed
-            here = rates[:, part]
-            here[placed[number]] -= speed / costs[placed[number]]
+            present = rates[:, part]
+            present[placed[number]] -= speed / costs[placed[number]]
             # The slowest stage's work over this visit's time, were it at each of the stages in turn.
-            others = np.stack([np.delete(here, stage, axis=0).min(axis=0) for stage in COSTS])
-            with_it = here + (speed / costs)[:, None]
-            placed[number] = int((np.minimum(others, with_it) @ lengths[part]).argmax())
-            here[placed[number]] += speed / costs[placed[number]]
+            others = np.stack([np.delete(present, stage, axis=0).min(axis=0) for stage in COSTS])
+            joined = present + (speed / costs)[:, None]
+            placed[number] = int((np.minimum(others, joined) @ lengths[part]).argmax())
+            present[placed[number]] += speed / costs[placed[number]]
         if (before == placed).all():
             break
     return {visit.name: int(stage) for visit, stage in zip(visits, placed, strict=True)}

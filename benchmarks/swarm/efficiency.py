@@ -1,13 +1,12 @@
-"""How much of its machines' work a swarm keeps: against one process doing the same, by width, shape and link.
+"""Efficiency of a swarm against one process that does the same work, by width, shape and link.
 
     python -m benchmarks.swarm.efficiency --corpus files:PATH --widths 256,512,1024 --out story.json
     python -m benchmarks.swarm.efficiency --story story.json --picture docs/pictures/swarm-efficiency.svg
 
-Measured: one process on one thread, and a swarm of two stages of one worker each, one thread each, over real sockets
-and `benchmarks.swarm.link`. That is what two cores can hold. Steps of few and of many micro-batches tell what each
-micro-batch costs from what each step costs besides (the pipeline's filling, the update, the agreement on it). The rest
-is modelled from those costs (`modelled`), and says so. Blocks only: the vocabulary is small, so that the head is no
-part of it.
+Measured on two cores: one process on one thread, and a swarm of two stages of one worker each, one thread each, over
+real sockets and `benchmarks.swarm.link`. Steps of few and of many micro-batches separate the cost of a micro-batch from
+that of a step (filling the pipeline, voting, the update). Larger swarms are estimated from these costs
+(`estimate_efficiency`). The vocabulary is small, so the head costs almost nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.swarm.link import Links, Shape
+from benchmarks.swarm.link import Links, LinkShape
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.ops.heap import keep_freed_memory
 from trainer.swarm.config import SwarmConfig
@@ -33,23 +32,23 @@ from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import build_model
 
 LINKS = {
-    "loopback": Shape(),
-    "1 Gbit/s, 5 ms": Shape(megabits=1000, milliseconds=5),
-    "100 Mbit/s, 50 ms": Shape(megabits=100, milliseconds=50),
+    "loopback": LinkShape(),
+    "1 Gbit/s, 5 ms": LinkShape(megabits=1000, milliseconds=5),
+    "100 Mbit/s, 50 ms": LinkShape(megabits=100, milliseconds=50),
 }
-FEW, MANY = 4, 16
-"""Micro-batches of the steps that are measured."""
-USUAL = 512
-"""Micro-batches of the steps that are modelled: times 128 tokens an eighth of GPT-2's batch."""
-ROWS, LENGTH, BLOCKS, BYTES = 2, 64, 4, 2
-"""Of a micro-batch; blocks of the model; bytes of a number on the wire (bf16)."""
-DAEMON = 79e6
-"""Bytes a second, one way: what a stream through two daemons carried on two cores, encrypted, however fast the link."""
-EXCHANGES = 4
-"""Times that the coordinator goes round at a step's end: ledgers, promises with votes, updates, and a spare."""
+FEW, MANY = 4, 16  # Micro-batches of the measured steps
+USUAL = 512  # Micro-batches of the estimated steps: times 128 tokens, an eighth of GPT-2's batch
+ROWS, LENGTH, BLOCKS, BYTES = (
+    2,
+    64,
+    4,
+    2,
+)  # Shape of a micro-batch; blocks of the model; bytes of a number sent (bf16)
+DAEMON = 79e6  # Bytes a second, one way: encrypted throughput of two daemons on two cores, measured
+EXCHANGES = 4  # Round trips of the coordinator at a step's end: ledgers, votes, updates, and one spare
 
 
-def configured(width: int, stages: int, micro_batches: int, vocabulary: int) -> SwarmConfig:
+def build_config(width: int, stages: int, micro_batches: int, vocabulary: int) -> SwarmConfig:
     fields = {"n_layer": BLOCKS, "n_head": width // 64, "n_embd": width, "intermediate_size": 4 * width}
     model = {"name": "efficiency", "fields": {**fields, "rotary_percentage": 1.0}}
     return SwarmConfig(
@@ -68,92 +67,91 @@ def configured(width: int, stages: int, micro_batches: int, vocabulary: int) -> 
     )
 
 
-def costs(few: float, many: float) -> dict[str, float]:
-    """Return the seconds of a micro-batch and of a step besides, given those of steps of `FEW` and `MANY`."""
+def split_costs(few: float, many: float) -> dict[str, float]:
+    """Return the seconds of a micro-batch and of a step without them, given those of steps of `FEW` and `MANY`."""
     each = (many - few) / (MANY - FEW)
     return {"few": few, "many": many, "micro_batch": each, "step": max(0.0, few - FEW * each)}
 
 
-def alone(config: SwarmConfig, dataset: Path) -> float:
-    """Return one process's seconds for a step."""
+def measure_alone(config: SwarmConfig, dataset: Path) -> float:
+    """Return the seconds of a step of one process."""
     torch.set_num_threads(1)
     keep_freed_memory(single_arena=True)  # as workers do
     reference = SingleProcessRun(config, Batches(Dataset.open(dataset), config))
-    took = []
+    durations = []
     for _ in range(3):
         started = time.perf_counter()
         reference.run_step()
-        took.append(time.perf_counter() - started)
-    return min(took)
+        durations.append(time.perf_counter() - started)
+    return min(durations)
 
 
-def together(config: SwarmConfig, dataset: Path, shape: Shape) -> float:
-    """Return the seconds of a step of two stages of one worker each, over such links."""
+def measure_swarm(config: SwarmConfig, dataset: Path, shape: LinkShape) -> float:
+    """Return the seconds of a step of two stages of one worker each, over links of this shape."""
     with Links(shape) as links:
-        before = links.before if shape != Shape() else None
-        with LocalSwarm(config, dataset, [0, 1], timeout=120, links=before) as swarm:
+        proxy = links.get_proxy_port if shape != LinkShape() else None
+        with LocalSwarm(config, dataset, [0, 1], timeout=120, links=proxy) as swarm:
             lines = swarm.run(1200)
         return min([line["seconds"] for line in lines if line["kind"] == "commit"][1:])
 
 
 def measure(corpus: str, widths: Sequence[int], links: Sequence[str], out: Path) -> dict[str, Any]:
-    """Return, by width, what one process takes and what two stages take over each link; what `out` has stays."""
+    """Return the costs of one process and of two stages over each link, by width. Results in `out` are reused."""
     story = json.loads(out.read_text()) if out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "dataset"
-        vocabulary = prepare_dataset(corpus, "bpe:320", place, 2**20).tokenizer.vocabulary_size
+        dataset = Path(folder) / "dataset"
+        vocabulary = prepare_dataset(corpus, "bpe:320", dataset, 2**20).tokenizer.vocabulary_size
         for width, name in ((width, name) for width in widths for name in ("alone", *links)):
             row = story.setdefault(str(width), {})
             if name not in row:
-                few, many = (configured(width, 2, count, vocabulary) for count in (FEW, MANY))
+                few, many = (build_config(width, 2, count, vocabulary) for count in (FEW, MANY))
                 row["parameters"] = sum(p.numel() for p in build_model(few).parameters())
-                row[name] = costs(*(seconds(config, place, name) for config in (few, many)))
+                row[name] = split_costs(*(measure_step(config, dataset, name) for config in (few, many)))
                 out.write_text(json.dumps(story, indent=1))
                 sys.stderr.write(f"width {width}, {name}: {row[name]}\n")
     return story
 
 
-def seconds(config: SwarmConfig, dataset: Path, name: str) -> float:
-    return alone(config, dataset) if name == "alone" else together(config, dataset, LINKS[name])
+def measure_step(config: SwarmConfig, dataset: Path, name: str) -> float:
+    return measure_alone(config, dataset) if name == "alone" else measure_swarm(config, dataset, LINKS[name])
 
 
-def kept(row: Mapping[str, Any], name: str) -> float:
+def measured_efficiency(row: Mapping[str, Any], name: str) -> float:
     """Return the measured efficiency of two machines over a link, at `MANY` micro-batches a step."""
     return row["alone"]["many"] / row[name]["many"] / 2
 
 
-def modelled(
+def estimate_efficiency(
     row: Mapping[str, Any],
     width: int,
     stages: int,
     workers: int,
-    link: Shape,
-    faster: float = 1.0,
+    link: LinkShape,
+    speedup: float = 1.0,
     micro_batches: int = USUAL,
 ) -> float:
-    """Return the efficiency of stages x workers machines, each `faster` times as fast as the process measured alone.
+    """Return the efficiency of stages x workers machines, each `speedup` times as fast as the process measured alone.
 
-    A worker computes its share of the blocks while the link carries; each micro-batch costs it whichever is longer, and
-    what two stages on loopback were seen to take beyond their computing (`waited`: both share two cores with all else).
-    The pipeline fills once; at the end each reads the sums of the others (all-gather up to four, then in shares), the
-    coordinator goes round, and each does what two stages did with half the parameters, at no more than a CPU's speed:
-    that is mostly hashing.
+    A worker computes while the link transfers. A micro-batch costs whichever is longer; computing includes the measured
+    `overhead` of two stages on loopback, which share two cores. The pipeline fills once. At the end each worker reads
+    the sums of the others (all-gather up to four, then butterfly), the coordinator makes its round trips, and each
+    worker does the work of two stages with half the parameters, at a CPU's speed: most of it is hashing.
     """
     rate = min(DAEMON, link.megabits * 1e6 / 8 if link.megabits else DAEMON)
     trip = link.milliseconds / 1000
     one, two = row["alone"], row["loopback"]
-    waited = max(0.0, two["micro_batch"] - one["micro_batch"] / 2)
-    carry = ROWS * LENGTH * width * BYTES / rate * (2 if stages > 2 else 1)
-    each = max((one["micro_batch"] / stages + waited) / faster, carry)
+    overhead = max(0.0, two["micro_batch"] - one["micro_batch"] / 2)
+    transfer = ROWS * LENGTH * width * BYTES / rate * (2 if stages > 2 else 1)
+    micro_batch = max((one["micro_batch"] / stages + overhead) / speedup, transfer)
     end = max(0.0, two["step"] - one["micro_batch"] / 2) * 2 / stages
     part = row["parameters"] / stages * BYTES
     read = part * (workers - 1 if workers <= 4 else 2 * (workers - 1) / workers) / rate
-    step = micro_batches / workers * each + (stages - 1) * (each + trip) + read + end + EXCHANGES * trip
-    return (micro_batches * one["micro_batch"] + one["step"]) / faster / (step * stages * workers)
+    step = micro_batches / workers * micro_batch + (stages - 1) * (micro_batch + trip) + read + end + EXCHANGES * trip
+    return (micro_batches * one["micro_batch"] + one["step"]) / speedup / (step * stages * workers)
 
 
-def wider(row: Mapping[str, Any], times: int) -> dict[str, Any]:
-    """Return what a model so many times as wide would cost: all of it grows with the square, as its matrices do."""
+def scale_width(row: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Return the costs of a model `times` as wide: they grow with the square, as its matrices do."""
     costs = {
         name: {part: row[name][part] * times**2 for part in ("micro_batch", "step")} for name in ("alone", "loopback")
     }
@@ -161,15 +159,15 @@ def wider(row: Mapping[str, Any], times: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(prog="benchmarks.swarm.efficiency", description="What a swarm keeps of its machines' work.")
+    parser = ArgumentParser(prog="benchmarks.swarm.efficiency", description="Efficiency of a swarm.")
     parser.add_argument("--corpus", default="files:../shared/data/text/tinyshakespeare/input.txt")
     parser.add_argument("--widths", default="256,512,1024")
-    parser.add_argument("--links", default=";".join(LINKS), help="which of them, with ; between")
-    parser.add_argument("--story", type=Path, help="what was measured before, instead of measuring")
+    parser.add_argument("--links", default=";".join(LINKS), help="links, separated by ;")
+    parser.add_argument("--story", type=Path, help="results of an earlier measurement, instead of measuring")
     parser.add_argument(
-        "--out", type=Path, default=Path("story.json"), help="what is measured, JSON; what is there stays"
+        "--out", type=Path, default=Path("story.json"), help="file for the results, JSON; results in it are reused"
     )
-    parser.add_argument("--picture", type=Path, help="write the picture there, SVG")
+    parser.add_argument("--picture", type=Path, help="file for the plot, SVG")
     args = parser.parse_args(argv)
     if args.story:
         story = json.loads(args.story.read_text())
@@ -177,27 +175,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         widths, links = args.widths.split(","), args.links.split(";")
         story = measure(args.corpus, [int(width) for width in widths], [link for link in links if link], args.out)
     if args.picture:
-        from benchmarks.swarm.efficiency_picture import picture
+        from benchmarks.swarm.churn_plot import save_svg
+        from benchmarks.swarm.efficiency_plot import plot_efficiency  # it imports this module
 
-        args.picture.write_text(picture(story))
-    sys.stdout.write(json.dumps(table(story), indent=1) + "\n")
+        save_svg(plot_efficiency(story), args.picture)
+    sys.stdout.write(json.dumps(summarize(story), indent=1) + "\n")
     return 0
 
 
-def table(story: Mapping[str, Any]) -> dict[str, Any]:
-    """Return, by width, seconds and efficiencies: measured for two stages of one worker, and modelled for more."""
+def summarize(story: Mapping[str, Any]) -> dict[str, Any]:
+    """Return seconds and efficiencies by width: measured for two stages of one worker, estimated for more."""
     result: dict[str, Any] = {}
-    for width, found in story.items():
+    for width, costs in story.items():
         row = result[width] = {}
-        for name in ("alone", *(link for link in LINKS if link in found)):
-            row[f"{name}, measured, s a micro-batch"] = round(found[name]["micro_batch"], 4)
-            row[f"{name}, measured, s a step besides"] = round(found[name]["step"], 4)
+        for name in ("alone", *(link for link in LINKS if link in costs)):
+            row[f"{name}, measured, s a micro-batch"] = round(costs[name]["micro_batch"], 4)
+            row[f"{name}, measured, s a step without them"] = round(costs[name]["step"], 4)
         for name, link in LINKS.items():
-            if name in found:
-                row[f"2x1 {name}, measured, {MANY} micro-batches"] = round(kept(found, name), 3)
+            if name in costs:
+                row[f"2x1 {name}, measured, {MANY} micro-batches"] = round(measured_efficiency(costs, name), 3)
             for stages, workers in ((2, 1), (2, 4), (4, 4), (4, 16)):
-                share = modelled(found, int(width), stages, workers, link)
-                row[f"{stages}x{workers} {name}, modelled, {USUAL} micro-batches"] = round(share, 3)
+                share = estimate_efficiency(costs, int(width), stages, workers, link)
+                row[f"{stages}x{workers} {name}, estimated, {USUAL} micro-batches"] = round(share, 3)
     return result
 
 

@@ -65,7 +65,7 @@ def build_parser() -> Parser:
     parser.add_argument("--micro-batches", type=int, default=8, help="per step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chaos", choices=FAULT_PLANS, default="none", help="faults to inject")
-    parser.add_argument("--patience", type=float, default=3.0, help="seconds after which a silent peer is evicted")
+    parser.add_argument("--timeout", type=float, default=3.0, help="seconds after which a silent peer is evicted")
     parser.add_argument("--seconds", type=float, default=900, help="time limit of the whole run")
     parser.add_argument("--out", type=Path, help="folder for journal, checkpoints and logs")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         limit = parse_size(str(values.get("limit_bytes", "1GiB")))
         config = build_config(args, prepare_dataset(args.corpus, str(values["tokenizer"]), path, limit))
         result, lines = compare_with_single_process(
-            config, path, args.workers, args.chaos, args.patience, args.seconds, args.out
+            config, path, args.workers, args.chaos, args.timeout, args.seconds, args.out
         )
     if args.json:
         print(json.dumps({name: getattr(result, name) for name in RESULT_FIELDS}))  # noqa: T201

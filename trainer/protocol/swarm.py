@@ -22,15 +22,11 @@ class SwarmOrder(Message):
     kind: Literal["swarm"] = "swarm"
     run: int
     dataset: DatasetPin
-    config: dict[str, Any]
-    """As in a `TrainOrder`; its key `swarm` holds fields of `trainer.swarm.config.SwarmConfig`."""
+    config: dict[str, Any]  # As in a `TrainOrder`; its key `swarm` holds fields of `trainer.swarm.config.SwarmConfig`.
     stages: int = Field(ge=1, le=64)
-    minimum: int = Field(default=1, ge=1, le=1000)
-    """Workers per stage required before the first step."""
-    patience: float = Field(default=30.0, gt=0, le=3600)
-    """Seconds after which a peer counts as lost."""
-    resume: Checkpoint | None = None
-    """Stage states saved by an earlier coordinator."""
+    minimum: int = Field(default=1, ge=1, le=1000)  # Workers per stage required before the first step
+    patience: float = Field(default=30.0, gt=0, le=3600)  # Seconds after which a peer counts as lost
+    resume: Checkpoint | None = None  # Stage states saved by an earlier coordinator
     secret: str = Field(min_length=32, max_length=200)
     """Key from which the credentials of this run's workers are derived (`trainer.swarm.credentials`)."""
 
@@ -40,22 +36,18 @@ class WorkerOrder(Message):
 
     kind: Literal["seat"] = "seat"
     run: int
-    title: str = Field(default="", max_length=200)
-    """Of the run, shown to the volunteer."""
+    title: str = Field(default="", max_length=200)  # Of the run, shown to the volunteer
     coordinator: tuple[PeerAddress, ...] = Field(min_length=1, max_length=16)
     label: str = Field(max_length=60)
-    credential: Sha256
-    """Admits this label, and no other, to the coordinator."""
+    credential: Sha256  # Admits this label, and no other, to the coordinator
 
 
 class WorkerResult(Message):
     """Reported by the volunteer; credit follows the coordinator's own count."""
 
     version: Literal[1] = 1
-    stage: int | None = Field(default=None, ge=0, lt=64)
-    """The last assigned stage; None: never assigned."""
+    stage: int | None = Field(default=None, ge=0, lt=64)  # The last assigned stage; None: never assigned
     bytes_in: int = Field(default=0, ge=0, lt=2**63)
     bytes_out: int = Field(default=0, ge=0, lt=2**63)
     seconds: float = Field(default=0, ge=0, lt=1e9)
-    why: str = Field(default="", max_length=300)
-    """Why the work ended."""
+    why: str = Field(default="", max_length=300)  # Why the work ended

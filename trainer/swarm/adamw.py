@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-CHUNK = 2**16
-"""Numbers per chunk on a CPU."""
+CHUNK = 2**16  # Numbers per chunk on a CPU
 
 
 class AdamW:
@@ -42,29 +41,20 @@ class AdamW:
         for (name, weight), gradient in zip(self.parameters.items(), gradients, strict=True):
             rows = (weight, gradient, self.averages[name], self.squares[name])
             size = CHUNK if weight.device.type == "cpu" else max(1, weight.numel())
-            for chunk in zip(*(tensor.view(-1).split(size) for tensor in rows), strict=True):
-                self.update(*chunk, scale, rate=self.learning_rate * factor, number=number, decays=name in self.decayed)
+            decay = self.weight_decay if name in self.decayed else 0.0
+            for w, g, average, square in zip(*(tensor.view(-1).split(size) for tensor in rows), strict=True):
+                self.update(w, g * scale, average, square, self.learning_rate * factor, number, decay)
 
     def update(
-        self,
-        weight: Tensor,
-        gradient: Tensor,
-        average: Tensor,
-        square: Tensor,
-        scale: float,
-        *,
-        rate: float,
-        number: int,
-        decays: bool,
+        self, weight: Tensor, gradient: Tensor, average: Tensor, square: Tensor, rate: float, number: int, decay: float
     ) -> None:
         slow, slower = self.betas
-        gradient = gradient * scale
         average.mul_(slow).add_(gradient * (1 - slow))
         square.mul_(slower).add_((gradient * gradient).mul_(1 - slower))
         size = compute_root(square * (1 / (1 - slower**number))).add_(self.epsilon)
         move = (average * (1 / (1 - slow**number))).div_(size).mul_(rate)
-        if decays:
-            weight.mul_(1 - rate * self.weight_decay)
+        if decay:
+            weight.mul_(1 - rate * decay)
         weight.sub_(move)
 
 

@@ -17,7 +17,7 @@ from trainer.swarm.membership import SwarmMember
 from trainer.swarm.transport import shorten
 
 if TYPE_CHECKING:
-    from trainer.swarm.transaction import Transaction
+    from trainer.swarm.transaction import LedgersByStage, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,7 @@ class Audit:
     """The audit of one attempt of a step's transaction."""
 
     def __init__(
-        self,
-        transaction: Transaction,
-        attempt: int,
-        ledgers: Mapping[int, Mapping[str, messages.Ledger]],
-        votes: Mapping[str, messages.Vote],
+        self, transaction: Transaction, attempt: int, ledgers: LedgersByStage, votes: Mapping[str, messages.Vote]
     ) -> None:
         self.transaction, self.attempt, self.ledgers, self.votes = transaction, attempt, ledgers, votes
         self.membership, self.config = transaction.membership, transaction.config
@@ -54,11 +50,12 @@ class Audit:
             self.membership.ban(name, reason)
             return
         self.membership.record_first_strike(name, reason)
-        order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.transaction.version, doubted=True)
+        attempt, step = self.membership.next_attempt(), self.transaction.version
+        order = messages.DropStep(attempt=attempt, step=step, first_strike=True)
         self.transaction.evict_failed(await self.membership.call_members({name: order}, "drop"))
 
     def select_peers(self) -> dict[str, str]:
-        """Return the peers to audit, suspects first, and the reason."""
+        """Return the peers to audit, suspects first, and the reason for each."""
         suspects: dict[str, str] = {}
         for peers in self.ledgers.values():
             norms = {name: dict(self.votes[name].norms) for name in peers}
@@ -99,31 +96,22 @@ class Audit:
                 await self.replay_micro_batch(held.micro_batch, messages.ReplayTarget(peer=auditor, number=number))
             if not ledger.held:
                 return all(dict(vote.norms).get(name, 0.0) == 0 for vote in self.votes.values())
-            order = messages.CompareReplay(
-                attempt=self.attempt,
-                step=self.transaction.version,
-                peer=name,
-                number=number,
-                patience=self.transaction.timeout,
-            )
-            timeout = self.transaction.timeout + self.transaction.get_reduce_seconds()
-            answer = await self.membership.call_member(auditor, "replayed", order, timeout)
+            step, timeout = self.transaction.version, self.transaction.timeout
+            order = messages.CompareReplay(attempt=self.attempt, step=step, peer=name, number=number, timeout=timeout)
+            seconds = timeout + self.transaction.get_reduce_seconds()
+            answer = await self.membership.call_member(auditor, "compare_replay", order, seconds)
             distance = messages.parse_message(messages.ReplayDistance, answer)
         except CallError as error:
             log.info("the audit of %s failed: %s", shorten(name), error)
             return None
-        log.info("audit of %s by %s: relative distance %.1e", shorten(name), shorten(auditor), distance.of)
+        log.info("audit of %s by %s: relative distance %.1e", shorten(name), shorten(auditor), distance.relative)
         if not distance.finite:  # the model itself has diverged
             return True
-        return distance.of <= trust.get_tolerance(self.config.precision, self.config.wire)
+        return distance.relative <= trust.get_tolerance(self.config.precision, self.config.wire)
 
-    async def replay_micro_batch(self, micro_batch: int, aside: messages.ReplayTarget) -> None:
-        transaction = self.transaction
-        x, y = transaction.batches.get_batch(transaction.version, micro_batch)
-        request = messages.RunRequest(
-            step=transaction.version, micro_batch=micro_batch, aside=aside, patience=transaction.timeout
-        )
-        frame = messages.to_frame(request, x, y)
-        await transaction.first_stage.call_stage(
-            frame, self.config.stages, transaction.timeout, x.numel(), pinned=aside.peer
-        )
+    async def replay_micro_batch(self, micro_batch: int, target: messages.ReplayTarget) -> None:
+        step, timeout = self.transaction.version, self.transaction.timeout
+        x, y = self.transaction.batches.get_batch(step, micro_batch)
+        request = messages.RunRequest(step=step, micro_batch=micro_batch, replay=target, timeout=timeout)
+        frame, client = messages.to_frame(request, x, y), self.transaction.first_stage
+        await client.call_stage(frame, self.config.stages, timeout, x.numel(), pinned=target.peer)

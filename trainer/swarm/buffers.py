@@ -6,7 +6,7 @@ has. There is no other back-pressure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,21 @@ RESERVED_COPIES = 3
 """Multiples of the weights' size to leave free: for a micro-batch's gradients, and two for temporaries of an update."""
 
 MAX_SLOTS = 1024
-"""Upper limit of slots, and the default where the free memory is unknown."""
 
 
-def measure_micro_batch(stage: Stage) -> tuple[int, int]:
-    """Return the bytes that a micro-batch occupies while it is at later stages, and the additional bytes of its
-    backward pass. Measured by a forward pass over zeros."""
+def measure_micro_batch(stage: Stage) -> int:
+    """Return the bytes that a micro-batch occupies until its backward pass, measured by a forward pass over zeros."""
     config = stage.config
     tokens = torch.zeros(config.micro_batch, config.sequence_length, dtype=torch.int64)
     hidden = None if stage.is_first else torch.zeros(*tokens.shape, stage.input_width)
-    given = 2 * tokens.nbytes + (0 if hidden is None else hidden.nbytes)
+    received = 2 * tokens.nbytes + (0 if hidden is None else hidden.nbytes)
 
     def compute() -> Tensor:
         inputs = None if hidden is None else hidden.to(stage.device).requires_grad_()
         return stage.compute_output(tokens.to(stage.device), inputs, tokens.to(stage.device) if stage.is_last else None)
 
     graph = measure_saved_bytes(compute, stage.parameters.values()) + count_head_bytes(stage)
-    output = tokens.numel() * stage.output_width * 4
-    return (given + output, graph) if stage.recompute else (given + output + graph, 0)
+    return received + tokens.numel() * stage.output_width * 4 + graph
 
 
 def count_head_bytes(stage: Stage) -> int:
@@ -50,22 +47,16 @@ def count_head_bytes(stage: Stage) -> int:
 
 def count_slots(stage: Stage, free: int | None = None) -> int:
     """Return how many micro-batches fit into `free` bytes (default: the device's free memory), at least 1."""
-    free = get_free_bytes(stage.device) if free is None else free
     if free is None:
-        return MAX_SLOTS
+        on_gpu = stage.device.type == "cuda"
+        free = torch.cuda.mem_get_info(stage.device)[0] if on_gpu else get_free_memory_bytes()
     weights = RESERVED_COPIES * sum(parameter.nbytes for parameter in stage.parameters.values())
-    held, transient = measure_micro_batch(stage)
-    return max(1, min(MAX_SLOTS, int((MEMORY_SHARE * free - weights - transient) / held)))
+    return max(1, min(MAX_SLOTS, int((MEMORY_SHARE * free - weights) / measure_micro_batch(stage))))
 
 
-def get_free_bytes(device: torch.device) -> int | None:
-    """Return the free bytes of a device; None if unknown."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else get_free_memory_bytes()
-
-
-def limit_in_flight(slots: Mapping[int, Iterable[int]], wanted: int) -> int:
-    """Return the number of micro-batches to run at once, at most `wanted`, given the slots of each stage's peers.
+def limit_in_flight(slots: Iterable[Iterable[int]], limit: int) -> int:
+    """Return the number of micro-batches to run at once, at most `limit`, given the slots of peers by stage.
 
     A micro-batch occupies a slot at its stage and at all stages before it, so each stage needs a slot for all.
     """
-    return max(1, min(wanted, *(sum(peers) for peers in slots.values())))
+    return max(1, min(limit, *(sum(peers) for peers in slots)))

@@ -54,40 +54,45 @@ def hash_config(config: SwarmConfig) -> str:
     return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
+def describe_stage(config: SwarmConfig, stage: int, version: int) -> dict[str, Any]:
+    return {"version": version, "stage": stage, "stages": config.stages, "config": hash_config(config)}
+
+
 def save_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int, state: Mapping[str, Tensor]) -> Path:
     """Write a stage's state of a version atomically and return its file. Repeated calls are safe."""
     folder = version_folder(run_folder, version)
     folder.mkdir(parents=True, exist_ok=True)
-    file, aside = folder / f"stage-{stage}.safetensors", folder / f".stage-{stage}.partial"
+    file, partial = folder / f"stage-{stage}.safetensors", folder / f".stage-{stage}.partial"
     try:
-        save_file(dict(state), aside)
+        save_file(dict(state), partial)
     except (SafetensorError, RuntimeError) as error:
-        aside.unlink(missing_ok=True)
-        raise find_os_error(error, aside) from error
-    fsync_path(aside)
-    aside.replace(file)
+        partial.unlink(missing_ok=True)
+        raise find_os_error(error, partial) from error
+    fsync_path(partial)
+    partial.replace(file)
     written = describe_file(file)
-    about = {"version": version, "stage": stage, "stages": config.stages, "config": hash_config(config)}
-    atomic_write_json(folder / f"stage-{stage}.json", {**about, "size": written.size, "sha256": written.sha256})
+    metadata = describe_stage(config, stage, version) | {"size": written.size, "sha256": written.sha256}
+    atomic_write_json(folder / f"stage-{stage}.json", metadata)
     fsync_path(folder)
     return file
 
 
 def read_metadata(run_folder: Path, config: SwarmConfig, stage: int, version: int) -> dict[str, Any] | None:
     """Return the metadata of a version's stage; None if it is missing or belongs to another run."""
+    folder = version_folder(run_folder, version)
     try:
-        about = json.loads((version_folder(run_folder, version) / f"stage-{stage}.json").read_bytes())
-        size = (version_folder(run_folder, version) / f"stage-{stage}.safetensors").stat().st_size
+        metadata = json.loads((folder / f"stage-{stage}.json").read_bytes())
+        size = (folder / f"stage-{stage}.safetensors").stat().st_size
     except (OSError, ValueError):
         return None
-    expected = {"version": version, "stage": stage, "stages": config.stages, "config": hash_config(config)}
-    return about if isinstance(about, dict) and about.items() >= {**expected, "size": size}.items() else None
+    expected = describe_stage(config, stage, version) | {"size": size}
+    return metadata if isinstance(metadata, dict) and metadata.items() >= expected.items() else None
 
 
 def list_versions(run_folder: Path, config: SwarmConfig) -> list[int]:
     """Return this run's complete versions, oldest first."""
-    found = (int(f.name) for f in (run_folder / FOLDER).glob("*") if f.is_dir() and VERSION_NAME.fullmatch(f.name))
-    return [v for v in sorted(found) if all(read_metadata(run_folder, config, s, v) for s in range(config.stages))]
+    versions = (int(f.name) for f in (run_folder / FOLDER).glob("*") if f.is_dir() and VERSION_NAME.fullmatch(f.name))
+    return [v for v in sorted(versions) if all(read_metadata(run_folder, config, s, v) for s in range(config.stages))]
 
 
 def find_latest(run_folder: Path, config: SwarmConfig) -> int | None:
@@ -97,22 +102,22 @@ def find_latest(run_folder: Path, config: SwarmConfig) -> int | None:
 
 def load_stage(run_folder: Path, config: SwarmConfig, stage: int, version: int) -> dict[str, Tensor]:
     """Return a stage's state of a version after checking its sha256; raise `CheckpointError`."""
-    about = read_metadata(run_folder, config, stage, version)
+    metadata = read_metadata(run_folder, config, stage, version)
     file = version_folder(run_folder, version) / f"stage-{stage}.safetensors"
-    if about is None:
+    if metadata is None:
         raise CheckpointError(f"{file} is missing, incomplete or belongs to another run")
-    if describe_file(file).sha256 != about["sha256"]:
+    if describe_file(file).sha256 != metadata["sha256"]:
         raise CheckpointError(f"{file} is damaged: delete {file.parent} to resume from the version before")
     return load_file(file)
 
 
 def prune_versions(run_folder: Path, config: SwarmConfig, keep: int) -> None:
     """Delete all but the newest `keep` complete versions, and incomplete versions older than those."""
-    kept = list_versions(run_folder, config)[-keep:]
+    newest = list_versions(run_folder, config)[-keep:]
     for folder in (run_folder / FOLDER).glob("*"):
-        if kept and VERSION_NAME.fullmatch(folder.name) and int(folder.name) < kept[0]:
-            for about in folder.glob("stage-*.json"):
-                about.unlink(missing_ok=True)  # first, so that the version is incomplete from now on
+        if newest and VERSION_NAME.fullmatch(folder.name) and int(folder.name) < newest[0]:
+            for metadata in folder.glob("stage-*.json"):
+                metadata.unlink(missing_ok=True)  # first, so that the version is incomplete from now on
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -120,18 +125,12 @@ def prune_versions(run_folder: Path, config: SwarmConfig, keep: int) -> None:
 
 
 def assemble_run(
-    run_folder: Path,
-    config: SwarmConfig,
-    dataset: Dataset,
-    version: int | None = None,
-    *,
-    seconds: float = 0.0,
-    dev: Mapping[str, float] | None = None,
+    run_folder: Path, config: SwarmConfig, dataset: Dataset, version: int | None = None, *, seconds: float = 0.0
 ) -> Path:
     """Join a complete version (default: the newest) into an ordinary run in the same folder; return its checkpoint.
 
-    `seconds`: training time so far; `dev`: the last evaluation, `loss` and `bits_per_byte`. The optimizer state is not
-    included: the ordinary trainer cannot resume a swarm run. Raise `CheckpointError` without a complete version.
+    `seconds`: training time so far. The optimizer state is not included: the ordinary trainer cannot resume a swarm
+    run. Raise `CheckpointError` without a complete version.
     """
     version = find_latest(run_folder, config) if version is None else version
     if version is None:
@@ -142,8 +141,6 @@ def assemble_run(
     write_checkpoint(folder, model, [], {"step": version, "spent": usage, "identity": {}})
     dataset.tokenizer.save(run_folder / "tokenizer.json")
     atomic_write_json(run_folder / "run.json", describe_run(config, dataset, model, usage))
-    if dev is not None:
-        atomic_write_json(run_folder / "result.json", build_result(run_folder, folder, usage, dev))
     return folder
 
 
@@ -152,11 +149,11 @@ def join_stages(run_folder: Path, config: SwarmConfig, version: int) -> Language
     model, prefix = build_model(config), "weight."
     states = (load_stage(run_folder, config, stage, version) for stage in range(config.stages))
     weights = {name.removeprefix(prefix): t for s in states for name, t in s.items() if name.startswith(prefix)}
-    mine = dict(model.named_parameters())
-    if mine.keys() != weights.keys():
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != weights.keys():
         raise CheckpointError(f"version {version} does not have the parameters of {config.arch}")
     with torch.no_grad():
-        for name, parameter in mine.items():
+        for name, parameter in parameters.items():
             parameter.copy_(weights[name])
     return model
 
@@ -164,7 +161,7 @@ def join_stages(run_folder: Path, config: SwarmConfig, version: int) -> Language
 def compute_usage(config: SwarmConfig, model: LanguageModel, steps: int, seconds: float) -> dict[str, Any]:
     """Return a run's usage in the format of ordinary checkpoints."""
     row = torch.zeros(1, config.sequence_length, dtype=torch.int64)
-    tokens = steps * config.micro_batches * config.micro_batch * config.sequence_length
+    tokens = steps * config.tokens_per_step
     per_token = flops.count_flops(model, row).per_token
     return {"steps": steps, "tokens": tokens, "flops": tokens * per_token, "seconds": seconds}
 
@@ -193,16 +190,3 @@ def describe_run(
         "swarm": config.model_dump(mode="json"),
     }
     return json.loads(json.dumps(content))
-
-
-def build_result(run_folder: Path, folder: Path, usage: Mapping[str, Any], dev: Mapping[str, float]) -> dict[str, Any]:
-    return {
-        "steps": usage["steps"],
-        "step": usage["steps"],
-        "tokens": usage["tokens"],
-        "train_flops": usage["flops"],
-        "train_seconds": usage["seconds"],
-        "final_loss": dev["loss"],
-        "bits_per_byte": dev["bits_per_byte"],
-        "checkpoint": str(folder.relative_to(run_folder)),
-    }

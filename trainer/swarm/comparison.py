@@ -12,13 +12,13 @@ import torch
 from trainer.data.dataset import Dataset
 from trainer.swarm import single_process
 from trainer.swarm.config import SwarmConfig
+from trainer.swarm.cover import is_exact_cover
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_plans import FAULT_PLANS, SwarmSize
 from trainer.swarm.journal import JournalLine, get_losses
 from trainer.swarm.local_swarm import LocalSwarm
 
-LOSS_TOLERANCE = 1e-4
-"""Largest accepted difference of a loss, in nats."""
+LOSS_TOLERANCE = 1e-4  # Largest accepted difference of a loss, in nats
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,8 @@ class ComparisonResult:
     kills: int
     exact_cover: bool
     hashes_equal: bool
-    leftovers: tuple[str, ...] = ()
-    """Processes that should have ended."""
-    has_happened: bool = True
-    """Whether the planned faults happened."""
+    leftovers: tuple[str, ...] = ()  # Processes that should have ended
+    has_happened: bool = True  # Whether the planned faults happened
 
     def is_passed(self, steps: int) -> bool:
         is_complete = self.steps == steps and self.exact_cover and self.hashes_equal and not self.leftovers
@@ -40,13 +38,8 @@ class ComparisonResult:
 
 def has_exact_cover(lines: Sequence[JournalLine], config: SwarmConfig) -> bool:
     """Return whether every commit held each micro-batch exactly once at each stage."""
-    expected = list(range(config.micro_batches))
-    return all(
-        sorted(number for held in line["cover"][str(stage)].values() for number in held) == expected
-        for line in lines
-        if line["kind"] == "commit"
-        for stage in range(config.stages)
-    )
+    covers = [line["cover"] for line in lines if line["kind"] == "commit"]
+    return all(len(cover) == config.stages and is_exact_cover(cover, config.micro_batches) for cover in covers)
 
 
 def has_equal_hashes(lines: Sequence[JournalLine]) -> bool:
@@ -82,17 +75,9 @@ def compare_with_single_process(
     `options` are further fields of `LocalSwarm`. Raise `SwarmStuckError` if the swarm takes more than `seconds`.
     """
     plan = FAULT_PLANS[chaos](SwarmSize(config.stages, workers, config.steps, timeout, config.seed))
-    options = {
-        "faults": plan.workers,
-        "coordinator_faults": plan.coordinator,
-        "rebalance_seconds": plan.rebalance_seconds,
-        "required_members": plan.required_members,
-        "restart_killed": plan.replace_killed,
-        **options,
-    }
     requested = plan.requested_stages or [stage for _ in range(workers) for stage in range(config.stages)]
-    with LocalSwarm(config, dataset, requested, timeout=timeout, out=out, **options) as swarm:
-        lines = swarm.run(seconds, plan.on_tick)
+    with LocalSwarm(config, dataset, requested, plan, timeout=timeout, out=out, **options) as swarm:
+        lines = swarm.run(seconds)
         leftovers = tuple(swarm.find_leftovers())
     losses = get_losses(lines)
     result = ComparisonResult(

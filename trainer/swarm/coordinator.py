@@ -32,21 +32,17 @@ from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.transaction import StageLostError, Transaction
 from trainer.swarm.transport import Route, Transport, loop_time
 
-ADDRESS_FILE = "address.json"
-"""File in the run's folder with this coordinator's addresses."""
+ADDRESS_FILE = "address.json"  # File in the run's folder with this coordinator's addresses
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    timeout: float = 30.0
-    """Seconds after which a peer that does not answer is evicted."""
-    peers: int = 0
-    """Members to wait for before the first step, at least one for each stage."""
+    timeout: float = 30.0  # Seconds after which a peer that does not answer is evicted
+    peers: int = 0  # Members to wait for before the first step, at least one for each stage
     rebalance_seconds: float = rebalance.REBALANCE_SECONDS
-    evaluation_interval: int = 0
-    """Steps between evaluations; 0: never."""
+    evaluation_interval: int = 0  # Steps between evaluations; 0: never
     required_members: Mapping[int, int] = field(default_factory=dict)
     """For tests: before these steps, wait for exactly so many members."""
 
@@ -73,8 +69,7 @@ class Coordinator:
         self.first_stage = first_stage or StageClient(transport)
         self.version = 0
         self.last_rebalance = time.monotonic()
-        self.resumed = False
-        """Whether an earlier process of this run has begun the current step."""
+        self.resumed = False  # Whether an earlier process of this run has begun the current step
         self.stopping = False
 
     # --- the run ---
@@ -108,7 +103,7 @@ class Coordinator:
         return peer in self.membership.guests or peer in self.membership.members
 
     def build_transaction(self) -> Transaction:
-        return Transaction(self.version, self.config, self.batches, self.membership, self.first_stage, self.faults)
+        return Transaction(self.version, self.batches, self.membership, self.first_stage)
 
     # --- restart ---
 
@@ -128,7 +123,7 @@ class Coordinator:
         for line in state.members.values():
             member = member_from_line(line)
             self.transport.add_addresses(member.name, member.peer.addresses)
-            hello = messages.Hello(run="", label=member.label, addresses=member.peer.addresses)
+            hello = messages.Hello(label=member.label, addresses=member.peer.addresses)
             self.membership.guests.setdefault(member.name, Guest(hello, loop_time()))
             self.membership.members[member.name] = member
         await asyncio.gather(*(self.restore_member(name, state.commit) for name in state.members))
@@ -137,7 +132,7 @@ class Coordinator:
         """Keep a member that is at the journal's step, or can be brought there by the last commit."""
         member = self.membership.members[name]
         try:
-            answer = await self.call_with_retries(name, "where", messages.PositionRequest())
+            answer = await self.call_with_retries(name, "position", messages.PositionRequest())
             position = messages.parse_message(messages.Position, answer)
             stage, step = position.stage, position.step
             if (stage, step) == (member.stage, self.version - 1) and commit is not None:
@@ -174,14 +169,11 @@ class Coordinator:
             await self.evaluate()
 
     def has_enough_members(self) -> bool:
-        count = len(self.membership.members)
-        if self.version in self.options.required_members:
-            return count == self.options.required_members[self.version]
-        return self.version > 0 or count >= self.first_step_members
+        required, count = self.options.required_members.get(self.version), len(self.membership.members)
+        return self.is_enough_to_start(count) if required is None else count == required
 
-    @property
-    def first_step_members(self) -> int:
-        return max(self.options.peers, self.config.stages)
+    def is_enough_to_start(self, count: int) -> bool:
+        return self.version > 0 or count >= max(self.options.peers, self.config.stages)
 
     def is_recoverable(self) -> bool:
         """Return whether a stage without members can be restored at this version: from the seed or a checkpoint."""
@@ -193,9 +185,8 @@ class Coordinator:
         for name in [n for n in members.members if n in members.guests and members.guests[n].hello.leaving]:
             if len(members.get_stage_members(members.members[name].stage)) > 1 or self.is_recoverable():
                 members.evict(name, "wants to leave")
-        waiting = {name: guest.hello.wish for name, guest in members.list_waiting().items()}
-        is_enough = self.version > 0 or len(waiting) + len(members.members) >= self.first_step_members
-        if waiting and is_enough:
+        waiting = {name: guest.hello.preferred_stage for name, guest in members.list_waiting().items()}
+        if waiting and self.is_enough_to_start(len(waiting) + len(members.members)):
             await members.add_workers(waiting, self.version, self.get_sources)
         await members.publish()
         await self.rebalance()
@@ -225,11 +216,10 @@ class Coordinator:
     async def on_state(self, _: str, frame: RpcFrame) -> AsyncIterator[RpcFrame]:
         request = messages.parse_message(messages.StateRequest, frame)
         try:
-            state = await asyncio.to_thread(
-                checkpoint.load_stage, self.folder, self.config, request.stage, request.step
-            )
+            arguments = self.folder, self.config, request.stage, request.step
+            state = await asyncio.to_thread(checkpoint.load_stage, *arguments)
         except ValueError as error:
-            raise CallRefusedError("unread", str(error)) from error
+            raise CallRefusedError("unreadable", str(error)) from error
         async for part in send_state(state):
             yield part
 
@@ -267,15 +257,13 @@ class Coordinator:
             self.membership.evict(member.name, f"goes back to step {target}")
         for member in remaining.values():  # they request the same stage: its blocks are already built
             guest = self.membership.guests[member.name]
-            guest.hello, guest.seen = guest.hello.model_copy(update={"wish": member.stage}), loop_time()
+            guest.hello, guest.seen = guest.hello.model_copy(update={"preferred_stage": member.stage}), loop_time()
 
     async def evaluate(self) -> None:
         """Record the loss on dev. If a peer fails meanwhile, find out which and start over."""
         while True:
             try:
-                loss, targets = await evaluate_dev(
-                    self.first_stage, self.config, self.batches, self.version, self.timeout
-                )
+                loss, targets = await evaluate_dev(self.first_stage, self.batches, self.version, self.timeout)
                 self.journal.write("evaluation", step=self.version, loss=loss, targets=targets)
                 return
             except CallRefusedError as error:
@@ -295,7 +283,7 @@ class Coordinator:
         self.journal.write("end", step=self.version, digests=digests)
         why = "The run is finished." if self.membership.finished else "The run has been stopped."
         workers = {*self.membership.members, *self.membership.list_waiting()}
-        await self.membership.call_members(dict.fromkeys(workers, messages.Shutdown(why=why)), "bye", 2)
+        await self.membership.call_members(dict.fromkeys(workers, messages.Shutdown(why=why)), "shutdown", 2)
         self.journal.close()
 
     async def collect_digests(self) -> dict[str, dict[str, str | None]]:
@@ -303,7 +291,7 @@ class Coordinator:
         request = messages.PositionRequest(digest=True)
         calls = dict.fromkeys(self.membership.members, request)
         digests: dict[str, dict[str, str | None]] = {str(stage): {} for stage in range(self.config.stages)}
-        for name, answer in (await self.membership.call_members(calls, "where", LOAD_SECONDS)).items():
+        for name, answer in (await self.membership.call_members(calls, "position", LOAD_SECONDS)).items():
             if isinstance(answer, RpcFrame):
                 stage = str(self.membership.members[name].stage)
                 digests[stage][name] = messages.parse_message(messages.Position, answer).digest

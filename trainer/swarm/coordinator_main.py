@@ -1,6 +1,6 @@
 """The coordinator's process, without a site.
 
-python -m trainer.swarm.coordinator_main --folder RUN --dataset DATASET --config config.json --listen 0.0.0.0:7000
+python -m trainer.swarm.coordinator_main --out RUN --dataset DATASET --config config.json --listen 0.0.0.0:7000
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def run_coordinator(args: argparse.Namespace) -> None:
     batches = Batches(Dataset.open(args.dataset), config)
     transport = await start_transport(args, args.serve_as_relay)
     options = CoordinatorOptions(
-        timeout=args.patience,
+        timeout=args.timeout,
         peers=args.peers,
         rebalance_seconds=args.rebalance_every,
         evaluation_interval=args.evaluate_every,
@@ -40,7 +40,7 @@ async def run_coordinator(args: argparse.Namespace) -> None:
     )
     faults = FaultInjector.from_json(args.faults)
     try:
-        await run_until_signal(Coordinator(args.folder, config, batches, transport, options, faults=faults))
+        await run_until_signal(Coordinator(args.out, config, batches, transport, options, faults=faults))
     finally:
         await transport.close()
 
@@ -57,10 +57,10 @@ async def start_transport(args: argparse.Namespace, serve_as_relay: bool) -> Tra
 
     Raise `RunLockedError` first if the run has another coordinator, before anything is visible from outside.
     """
-    Journal(args.folder).close()
+    Journal(args.out).close()
     host, _, port = args.listen.rpartition(":")
     for attempt in range(LISTEN_ATTEMPTS):
-        transport = Transport(args.folder)
+        transport = Transport(args.out)
         try:
             await transport.start(host, int(port), args.announce, serves_as_relay=serve_as_relay)
             return transport
@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.swarm.coordinator_main", description="Coordinate a swarm run."
     )
-    parser.add_argument("--folder", required=True, type=Path, help="the run's folder: journal, checkpoints, key")
+    parser.add_argument("--out", required=True, type=Path, help="the run's folder: journal, checkpoints, key")
     parser.add_argument("--dataset", required=True, type=Path, help="a prepared dataset")
     parser.add_argument("--config", required=True, type=Path, help="the run's configuration, JSON")
     add_network_arguments(parser, "127.0.0.1:0")
@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--serve-as-relay", action="store_true", help="relay connections to peers that cannot be dialed"
     )
     parser.add_argument("--peers", type=int, default=0, help="members to wait for before the first step")
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds after which a silent peer is evicted")
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds after which a silent peer is evicted")
     parser.add_argument("--rebalance-every", type=float, default=rebalance.REBALANCE_SECONDS, help="seconds")
     parser.add_argument("--evaluate-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--faults", help=argparse.SUPPRESS)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-Ledgers = Mapping[int, Mapping[str, Collection[int]]]
-"""For each stage, its peers and the micro-batches that they hold."""
+Ledgers = Mapping[int, Mapping[str, Collection[int]]]  # For each stage, its peers and the micro-batches that they hold
 
 
 def peers_to_reset(ledgers: Ledgers) -> list[str]:
@@ -35,7 +34,7 @@ def find_missing(ledgers: Ledgers, micro_batches: int) -> dict[int, tuple[int, .
     return {number: stages for number, stages in lacking.items() if stages}
 
 
-def is_exact(ledgers: Ledgers, micro_batches: int) -> bool:
+def is_exact_cover(ledgers: Ledgers, micro_batches: int) -> bool:
     """Return whether every stage holds every micro-batch exactly once."""
     return all(
         sorted(number for numbers in peers.values() for number in numbers) == list(range(micro_batches))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-LABEL_SECONDS = 30.0
-"""A label stays with a machine for this long after its last hello."""
+LABEL_SECONDS = 30.0  # A label stays with a machine for this long after its last hello
 
 
 def make_credential(secret: str, label: str) -> str:

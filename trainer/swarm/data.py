@@ -16,16 +16,12 @@ from trainer.data.permutation import shuffle_positions
 from trainer.swarm.config import SwarmConfig
 
 
-def compute_sample_ids(
-    seed: int, step: int, micro_batch: int, *, micro_batches: int, rows: int, total: int
-) -> np.ndarray:
-    """Return the row numbers of a micro-batch, `[rows]` int64 in `range(total)`.
-
-    `micro_batches` is the number per step. Any `total` consecutive rows of an epoch are distinct.
-    """
-    assert 0 <= micro_batch < micro_batches
-    first = (step * micro_batches + micro_batch) * rows
-    return shuffle_positions(np.arange(first, first + rows, dtype=np.int64), total, seed)
+def compute_sample_ids(config: SwarmConfig, total: int, step: int, micro_batch: int) -> np.ndarray:
+    """Return the row numbers of a micro-batch, `[rows]` int64 in `range(total)`. Each epoch has each number once."""
+    assert 0 <= micro_batch < config.micro_batches
+    first = (step * config.micro_batches + micro_batch) * config.micro_batch
+    positions = np.arange(first, first + config.micro_batch, dtype=np.int64)
+    return shuffle_positions(positions, total, config.seed)
 
 
 class Batches:
@@ -39,15 +35,7 @@ class Batches:
         """Rows of an epoch. The last one overlaps the one before it, so that it ends with the text."""
 
     def get_sample_ids(self, step: int, micro_batch: int) -> np.ndarray:
-        config = self.config
-        return compute_sample_ids(
-            config.seed,
-            step,
-            micro_batch,
-            micro_batches=config.micro_batches,
-            rows=config.micro_batch,
-            total=self.rows,
-        )
+        return compute_sample_ids(self.config, self.rows, step, micro_batch)
 
     def get_batch(self, step: int, micro_batch: int) -> Batch:
         """Return tokens and targets `[B, T]`, int64; a target may be `IGNORE_INDEX`."""

@@ -3,7 +3,7 @@
 A process injects faults only if it was started with a list of them (`--faults`). Each fault happens once.
 
 Points of a worker: `forward` (received a micro-batch), `adding` (gradient computed, not yet accumulated), `added`
-(accumulated, not yet answered), `promised` (inside prepare), `committing` (received a commit). Of the coordinator:
+(accumulated, not yet answered), `frozen` (inside prepare), `committing` (received a commit). Of the coordinator:
 `runs` (some micro-batches are back), `covered` (each is held once), `voted`, `journaled`, `committed` (by one worker,
 not by all), `loaded` (a new worker has its stage, which is not yet recorded), `checkpoint` (half of it is written).
 """
@@ -26,10 +26,8 @@ class Fault(Message):
     """`kill`: SIGKILL to itself. `drop`: the answer is lost. `stall`: the compute thread sleeps, and its next action
     can no longer be canceled. `freeze`: the whole process sleeps."""
     point: str
-    step: int = Field(ge=0)
-    """The fault is due at the first opportunity from this step on."""
-    after: int = Field(default=0, ge=0)
-    """Opportunities to skip."""
+    step: int = Field(ge=0)  # The fault is due at the first opportunity from this step on
+    after: int = Field(default=0, ge=0)  # Opportunities to skip
     seconds: float = 0.0
 
 

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainer.swarm.fault_injection import Fault
 from trainer.swarm.journal import JournalLine
-from trainer.swarm.local_swarm import LocalSwarm
-
-
-@dataclass
-class FaultPlan:
-    workers: dict[str, list[Fault]] = field(default_factory=dict)
-    """Faults of workers, by name."""
-    coordinator: list[list[Fault]] = field(default_factory=list)
-    """Faults of the coordinator's first process, its second, and so on."""
-    requested_stages: list[int | None] | None = None
-    """The stage of each worker; None: the same number for each stage."""
-    rebalance_seconds: float = 300.0
-    required_members: dict[int, int] = field(default_factory=dict)
-    """Steps that wait for exactly so many members, because the speed of joins depends on the machine."""
-    replace_killed: bool = True
-    """Whether a killed worker is replaced."""
-    on_tick: Callable[[LocalSwarm], None] = lambda swarm: None
-    """Called again and again while the swarm runs."""
-    has_happened: Callable[[Sequence[JournalLine]], bool] = lambda lines: True
-    """Whether the journal shows the planned events."""
+from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
 
 
 @dataclass(frozen=True)
 class SwarmSize:
     stages: int
-    workers: int
-    """Workers per stage at the start."""
+    workers: int  # Workers per stage at the start
     steps: int
     timeout: float
     seed: int
@@ -48,17 +28,13 @@ class SwarmSize:
         return int(self.steps * fraction)
 
 
-def plan_nothing(size: SwarmSize) -> FaultPlan:
-    return FaultPlan()
-
-
 def plan_kill(size: SwarmSize) -> FaultPlan:
     """Kill a worker of each stage, one after the other, between accumulating a gradient and answering."""
     steps = [size.step_at((stage + 1) / (size.stages + 2)) for stage in range(size.stages)]
     faults = {
         size.name_worker(stage): [
             Fault(kind="kill", point="added", step=step, after=1),
-            Fault(kind="kill", point="promised", step=step + 2),  # if it was banned as too slow until then
+            Fault(kind="kill", point="frozen", step=step + 2),  # if it was banned as too slow until then
         ]
         for stage, step in enumerate(steps)
     }
@@ -90,21 +66,21 @@ def plan_drop(size: SwarmSize) -> FaultPlan:
 
 def plan_stall(size: SwarmSize) -> FaultPlan:
     """Have a worker of each stage accumulate a gradient after its caller's timeout; then freeze one until it leaves."""
-    plan = FaultPlan(has_happened=lambda lines: any(line["kind"] == "leave" for line in lines))
+    workers: dict[str, list[Fault]] = {}
     for stage in range(size.stages):
         late = size.timeout * (size.stages - stage + 0.3)
         step = size.step_at(0.2 + 0.2 * stage / size.stages)
-        plan.workers[size.name_worker(stage)] = [Fault(kind="stall", point="adding", step=step, seconds=late)]
+        workers[size.name_worker(stage)] = [Fault(kind="stall", point="adding", step=step, seconds=late)]
     seconds = size.timeout * (size.stages + 2)
-    freeze = Fault(kind="freeze", point="promised", step=size.step_at(0.6), seconds=seconds)
-    plan.workers[size.name_worker(size.stages - 1)].append(freeze)
-    return plan
+    freeze = Fault(kind="freeze", point="frozen", step=size.step_at(0.6), seconds=seconds)
+    workers[size.name_worker(size.stages - 1)].append(freeze)
+    return FaultPlan(workers, has_happened=lambda lines: any(line["kind"] == "leave" for line in lines))
 
 
 def plan_prepare(size: SwarmSize) -> FaultPlan:
     """Kill a worker inside PREPARE, in the first stage and in the last."""
     steps = {0: size.step_at(0.3), size.stages - 1: size.step_at(0.6)}
-    return FaultPlan({size.name_worker(s): [Fault(kind="kill", point="promised", step=n)] for s, n in steps.items()})
+    return FaultPlan({size.name_worker(s): [Fault(kind="kill", point="frozen", step=n)] for s, n in steps.items()})
 
 
 def plan_coordinator(size: SwarmSize) -> FaultPlan:
@@ -132,7 +108,7 @@ def plan_rebalance(size: SwarmSize) -> FaultPlan:
         elif not joins and leaves and swarm.count_steps() > size.step_at(0.5):
             stage = leaves.pop()
             members = swarm.get_member_stages()
-            swarm.find_process(next(name for name, own in members.items() if own == stage)).terminate()
+            swarm.find_process(next(name for name, number in members.items() if number == stage)).terminate()
 
     return FaultPlan(
         requested_stages=stages,
@@ -193,9 +169,9 @@ def plan_stage_lost(size: SwarmSize) -> FaultPlan:
 def plan_everything(size: SwarmSize) -> FaultPlan:
     """Inject faults of all kinds at random points, by the seed."""
     rng = random.Random(size.seed)
-    plan = FaultPlan(rebalance_seconds=2.0)
+    workers: dict[str, list[Fault]] = {}
     points = {
-        "kill": ["forward", "added", "promised", "committing"],
+        "kill": ["forward", "added", "frozen", "committing"],
         "drop": ["added"],
         "stall": ["adding"],
         "freeze": ["adding"],
@@ -205,15 +181,15 @@ def plan_everything(size: SwarmSize) -> FaultPlan:
         step, seconds = rng.randrange(size.steps), rng.uniform(0.5, 3) * size.timeout
         fault = Fault(kind=kind, point=rng.choice(points[kind]), step=step, seconds=seconds)
         if number >= size.stages and rng.random() < 0.7:  # the first worker of each stage has no faults
-            plan.workers[f"worker-{number}"] = [fault]
+            workers[f"worker-{number}"] = [fault]
     coordinator_points = ["runs", "covered", "voted", "journaled", "committed", "loaded", "checkpoint"]
     steps = sorted(rng.sample(range(size.steps), min(size.steps, max(5, size.steps // 20))))
-    plan.coordinator = [[Fault(kind="kill", point=rng.choice(coordinator_points), step=step)] for step in steps]
-    return plan
+    coordinator = [[Fault(kind="kill", point=rng.choice(coordinator_points), step=step)] for step in steps]
+    return FaultPlan(workers, coordinator, rebalance_seconds=2.0)
 
 
 FAULT_PLANS: dict[str, Callable[[SwarmSize], FaultPlan]] = {
-    "none": plan_nothing,
+    "none": lambda size: FaultPlan(),
     "kill": plan_kill,
     "drop": plan_drop,
     "stall": plan_stall,

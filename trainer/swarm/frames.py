@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor
 
 MAX_HEADER_BYTES = 2**20
-MAX_TENSORS = 4096
-"""Limit per frame."""
+MAX_TENSORS = 4096  # Limit per frame
 CHUNK_BYTES = 2**18
 DTYPES = {
     "fp32": torch.float32,
@@ -43,7 +43,7 @@ class CallTimeoutError(CallError):
 
 
 class CallRefusedError(CallError):
-    """The peer refused the call. `code` is one of the protocol's words."""
+    """The peer refused the call. `code` says why: "stale", "frozen", "not_member", ..."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -56,8 +56,7 @@ class MalformedFrameError(CallError):
 
 @dataclass(frozen=True)
 class RpcFrame:
-    body: dict[str, Any]
-    """Plain JSON: a message of `trainer.swarm.messages`."""
+    body: dict[str, Any]  # Plain JSON: a message of `trainer.swarm.messages`.
     tensors: tuple[Tensor, ...] = ()
 
 
@@ -102,7 +101,10 @@ async def receive_tensors(
     reader: asyncio.StreamReader, header: dict[str, Any], max_bytes: int
 ) -> tuple[tuple[Tensor, ...], int]:
     """Read the tensors of a frame; raise `MalformedFrameError` if they are too many or too large."""
-    announced = [parse_tensor_header(item) for item in check_tensor_list(header.get("tensors", []))]
+    items = header.get("tensors", [])
+    if not isinstance(items, list) or len(items) > MAX_TENSORS:
+        raise MalformedFrameError("tensors that are not a list, or too many")
+    announced = [parse_tensor_header(item) for item in items]
     total = sum(size for _, _, size in announced)
     if total > max_bytes:
         raise MalformedFrameError(f"{total} bytes of tensors, where at most {max_bytes} are allowed")
@@ -114,12 +116,6 @@ async def receive_tensors(
     return tuple(tensors), total
 
 
-def check_tensor_list(announced: Any) -> list[Any]:
-    if not isinstance(announced, list) or len(announced) > MAX_TENSORS:
-        raise MalformedFrameError("tensors that are not a list, or too many")
-    return announced
-
-
 def parse_tensor_header(item: Any) -> tuple[torch.dtype, list[int], int]:
     """Return dtype, shape and size in bytes of one tensor in a header."""
     if not (isinstance(item, list) and len(item) == 2 and item[0] in DTYPES and isinstance(item[1], list)):
@@ -127,10 +123,8 @@ def parse_tensor_header(item: Any) -> tuple[torch.dtype, list[int], int]:
     shape = item[1]
     if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
         raise MalformedFrameError(f"a tensor of shape {shape}")
-    size = DTYPES[item[0]].itemsize
-    for length in shape:
-        size *= length
-    return DTYPES[item[0]], shape, size
+    dtype = DTYPES[item[0]]
+    return dtype, shape, dtype.itemsize * math.prod(shape)
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
@@ -139,10 +133,6 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 async def read_into(reader: asyncio.StreamReader, view: memoryview) -> None:
-    position = 0
-    while position < len(view):
-        chunk = await reader.read(min(CHUNK_BYTES, len(view) - position))
-        if not chunk:
-            raise EOFError("the stream ended within a tensor")
-        view[position : position + len(chunk)] = chunk
-        position += len(chunk)
+    for start in range(0, len(view), CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, len(view))
+        view[start:stop] = await reader.readexactly(stop - start)

@@ -13,13 +13,13 @@ from trainer.swarm.stage_client import StageClient
 
 
 async def evaluate_dev(
-    client: StageClient, config: SwarmConfig, batches: Batches, step: int, timeout: float, rows: int = 32
+    client: StageClient, batches: Batches, step: int, timeout: float, rows: int = 32
 ) -> tuple[float, int]:
     """Return the loss on the first `rows` rows of dev, in nats per target, and the number of targets."""
     nats, targets = 0.0, 0
     for number, (x, y) in enumerate(batches.iter_dev(rows)):
-        request = messages.RunRequest(step=step, micro_batch=number, mode="nats", patience=timeout)
-        answer, _ = await client.call_stage(messages.to_frame(request, x, y), config.stages, timeout, x.numel())
+        request = messages.RunRequest(step=step, micro_batch=number, mode="nats", timeout=timeout)
+        answer, _ = await client.call_stage(messages.to_frame(request, x, y), batches.config.stages, timeout, x.numel())
         nats, targets = nats + float(answer.tensors[0].double().sum()), targets + int((y >= 0).sum())
     return nats / max(targets, 1), targets
 
@@ -38,7 +38,7 @@ async def sample_tokens(
     text, rng = list(tokens), torch.Generator().manual_seed(seed)
     for _ in range(count):
         x = torch.tensor([text[-config.sequence_length :]])
-        request = messages.RunRequest(step=step, micro_batch=0, mode="logits", patience=timeout)
+        request = messages.RunRequest(step=step, micro_batch=0, mode="logits", timeout=timeout)
         answer, _ = await client.call_stage(messages.to_frame(request, x), config.stages, timeout, x.numel())
         logits = answer.tensors[0][0]
         if temperature:

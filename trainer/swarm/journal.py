@@ -4,7 +4,7 @@
     {"kind": "start", "generation": 2}                                each start of the coordinator
     {"kind": "join", "peer": ..., "stage": 0, "step": 3, ...}         has loaded its stage; a member from this step on
     {"kind": "leave", "peer": ..., "why": ...}                        lost, moved, or stopped by its owner
-    {"kind": "doubt", "peer": ..., "why": ...}                        its gradient sum was wrong; next time: "ban"
+    {"kind": "first_strike", "peer": ..., "why": ...}                 its gradient sum was wrong; next time: "ban"
     {"kind": "commit", "step": 3, "attempt": ..., "loss": ..., "cover": {stage: {peer: [...]}}, "votes": ..., ...}
     {"kind": "checkpoint", "step": 50} {"kind": "rollback", "to": 50, "lost": [1]} {"kind": "evaluation", ...}
     {"kind": "end", "step": 60}
@@ -80,12 +80,9 @@ class JournalState:
 
     config: JournalLine | None = None
     generation: int = 0
-    version: int = 0
-    """The step to work on."""
-    commit: JournalLine | None = None
-    """The commit that led to this version; None at the start and after a rollback."""
-    members: dict[str, JournalLine] = field(default_factory=dict)
-    """The join lines of peers that have not left."""
+    version: int = 0  # The step to work on
+    commit: JournalLine | None = None  # The commit that led to this version; None at the start and after a rollback
+    members: dict[str, JournalLine] = field(default_factory=dict)  # The join lines of peers that have not left
 
     @classmethod
     def from_lines(cls, lines: Iterable[JournalLine]) -> JournalState:

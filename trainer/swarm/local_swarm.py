@@ -20,13 +20,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import torch
 
 from trainer.swarm.config import SwarmConfig
@@ -37,12 +38,28 @@ from trainer.swarm.transport import SOCKET_FOLDER_VARIABLE, set_environment
 
 COORDINATOR_MODULE, WORKER_MODULE = "trainer.swarm.coordinator_main", "trainer.swarm.worker_main"
 PRELOADED_MODULES = ["hivemind.p2p", COORDINATOR_MODULE, WORKER_MODULE]
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): the signal that a process receives when its parent dies."""
+PR_SET_PDEATHSIG = 1  # Option of prctl(2): the signal that a process receives when its parent dies
 
 
 class SwarmStuckError(Exception):
     """The swarm did not finish in time, or a process failed."""
+
+
+@dataclass
+class FaultPlan:
+    """Which processes of a local swarm fail, when and how."""
+
+    workers: Mapping[str, Sequence[Fault]] = field(default_factory=dict)
+    """Faults of workers by name: worker-0, worker-1, ... in the order in which they start."""
+    coordinator: Sequence[Sequence[Fault]] = ()  # Faults of the coordinator's first process, its second, and so on
+    requested_stages: Sequence[int | None] = ()  # The stage of each worker; empty: as many for each stage
+    rebalance_seconds: float = 300.0
+    required_members: Mapping[int, int] = field(default_factory=dict)
+    """Steps that wait for exactly so many members, because the speed of joins depends on the machine."""
+    replace_killed: bool = True  # Whether a killed worker is replaced
+    on_tick: Callable[[LocalSwarm], None] = lambda swarm: None  # Called again and again while the swarm runs
+    has_happened: Callable[[Sequence[JournalLine]], bool] = lambda lines: True
+    """Whether the journal shows the planned events."""
 
 
 @dataclass
@@ -58,28 +75,15 @@ class LocalSwarm:
 
     config: SwarmConfig
     dataset: Path
-    requested_stages: Sequence[int | None]
-    """The requested stage of each worker at the start."""
-    faults: dict[str, Sequence[Fault]] = field(default_factory=dict)
-    """Faults of workers by name: worker-0, worker-1, ... in the order of `requested_stages`."""
-    coordinator_faults: Sequence[Sequence[Fault]] = ()
-    """Faults of the coordinator's first process, its second, and so on."""
-    timeout: float = 3.0
-    """Seconds after which a silent peer is evicted."""
-    rebalance_seconds: float = 300.0
-    required_members: dict[int, int] = field(default_factory=dict)
-    """Steps before which the coordinator waits for exactly so many members."""
-    restart_killed: bool = True
-    """Whether a killed worker is replaced by a new one."""
-    out: Path | None = None
-    """Folder to keep journal, checkpoints and logs in; None: a temporary one."""
-    threads: int = 1
+    requested_stages: Sequence[int | None]  # The requested stage of each worker at the start
+    plan: FaultPlan = field(default_factory=FaultPlan)
+    timeout: float = 3.0  # Seconds after which a silent peer is evicted
+    out: Path | None = None  # Folder to keep journal, checkpoints and logs in; None: a temporary one
     links: Callable[[int], int] | None = None
     """Maps a process's port to the port that others should dial, for simulated links."""
     undialable: Collection[str] = ()
     """Workers without a port: reachable over their own connections, or through the coordinator."""
-    modules: dict[str, str] = field(default_factory=dict)
-    """Modules that run instead of `WORKER_MODULE`, by worker."""
+    modules: dict[str, str] = field(default_factory=dict)  # Modules that run instead of `WORKER_MODULE`, by worker
     kills: int = 0
     workers: list[WorkerProcess] = field(default_factory=list)
     coordinator: BaseProcess | None = None
@@ -117,20 +121,19 @@ class LocalSwarm:
         if faults:
             argv += ["--faults", json.dumps([fault.model_dump() for fault in faults])]
         log = self.folder / f"{name}.log"
-        process = self.context.Process(
-            target=run_child, args=(os.getpid(), module, argv, log, self.sockets, self.threads), name=name, daemon=True
-        )
+        arguments = os.getpid(), module, argv, log, self.sockets
+        process = self.context.Process(target=run_child, args=arguments, name=name, daemon=True)
         process.start()
         return process
 
     def start_coordinator(self) -> None:
         """Start the coordinator, for the first time or again."""
         number = next(self.starts)
-        faults = self.coordinator_faults[number] if number < len(self.coordinator_faults) else ()
-        flags = ["--folder", self.folder, "--dataset", self.dataset, "--config", self.base / "config.json"]
+        faults = self.plan.coordinator[number] if number < len(self.plan.coordinator) else ()
+        flags = ["--out", self.folder, "--dataset", self.dataset, "--config", self.base / "config.json"]
         flags += ["--listen", f"127.0.0.1:{self.port}", "--peers", len(self.requested_stages)]
-        flags += ["--patience", self.timeout, "--rebalance-every", self.rebalance_seconds]
-        flags += [f"--wait-for={step}:{members}" for step, members in self.required_members.items()]
+        flags += ["--timeout", self.timeout, "--rebalance-every", self.plan.rebalance_seconds]
+        flags += [f"--wait-for={step}:{members}" for step, members in self.plan.required_members.items()]
         flags += ["--serve-as-relay"] if self.undialable else []
         flags += self.build_announce_flags(self.port)
         self.coordinator = self.start_process(f"coordinator-{number}", COORDINATOR_MODULE, flags, faults)
@@ -138,11 +141,11 @@ class LocalSwarm:
     def add_worker(self, stage: int | None = None) -> WorkerProcess:
         """Start one more worker."""
         name = f"worker-{next(self.numbers)}"
-        flags = ["--coordinator", self.wait_for_address(), "--folder", self.base / name, "--label", name]
-        flags += ["--wish", stage] if stage is not None else []
+        flags = ["--coordinator", self.wait_for_address(), "--home", self.base / name, "--name", name]
+        flags += ["--preferred-stage", stage] if stage is not None else []
         flags += self.build_network_flags(name)
         module = self.modules.get(name, WORKER_MODULE)
-        process = self.start_process(name, module, flags, self.faults.get(name, ()))
+        process = self.start_process(name, module, flags, self.plan.workers.get(name, ()))
         self.workers.append(WorkerProcess(process, name, stage))
         return self.workers[-1]
 
@@ -168,12 +171,12 @@ class LocalSwarm:
 
     # --- running ---
 
-    def run(self, seconds: float, on_tick: Callable[[LocalSwarm], None] = lambda swarm: None) -> list[JournalLine]:
-        """Wait for the end of the run, replacing killed processes; return the journal. `on_tick` is called often."""
+    def run(self, seconds: float) -> list[JournalLine]:
+        """Wait for the end of the run, replacing killed processes; return the journal."""
         deadline = time.monotonic() + seconds
         while self.coordinator is None or self.coordinator.exitcode != 0:
             self.replace_killed()
-            on_tick(self)
+            self.plan.on_tick(self)
             if time.monotonic() > deadline:
                 step, tail = self.count_steps(), self.read_log_tail("coordinator-0")
                 raise SwarmStuckError(f"not finished after {seconds:.0f} s, at step {step}: {tail}")
@@ -199,7 +202,7 @@ class LocalSwarm:
         for worker in [w for w in self.workers if w.process.exitcode not in (None, 0)]:
             self.count_kill(worker.process)
             self.workers.remove(worker)
-            if self.restart_killed:
+            if self.plan.replace_killed:
                 self.add_worker(worker.requested_stage)
 
     def count_kill(self, process: BaseProcess) -> None:
@@ -236,29 +239,21 @@ class LocalSwarm:
 
 def find_processes(text: str) -> list[str]:
     """Return the command lines of running processes that contain this text."""
-    matches = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in command:
-            matches.append(command)
-    return matches
+    commands = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [command for command in commands if text in command]
 
 
 def find_free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
-def run_child(runner: int, module: str, argv: Sequence[str], log: Path, sockets: Path, threads: int) -> None:
+def run_child(runner: int, module: str, argv: Sequence[str], log: Path, sockets: Path) -> None:
     """Run a module's `main` in a new process, with its output in a log file, until the process `runner` ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=exit_with_process, args=(os.pidfd_open(runner),), daemon=True).start()
     os.environ[SOCKET_FOLDER_VARIABLE] = str(sockets)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from trainer.protocol import Message
 from trainer.swarm import messages, rebalance
@@ -21,17 +20,12 @@ from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableErr
 from trainer.swarm.journal import Journal, JournalLine, read_journal
 from trainer.swarm.transport import Transport, loop_time, shorten
 
-HELLO_SECONDS = 10.0
-"""A worker may join a stage for this long after its last hello."""
-REJOIN_SECONDS = 1.0
-"""Pause before a worker whose join failed may try again."""
-RECONNECT_SECONDS = 0.05
-"""Pause before a call is repeated after a broken connection."""
-LOAD_SECONDS = 120.0
-"""Time limit for a joining worker to read and load its stage's state."""
+HELLO_SECONDS = 10.0  # A worker may join a stage for this long after its last hello
+REJOIN_SECONDS = 1.0  # Pause before a worker whose join failed may try again
+RECONNECT_SECONDS = 0.05  # Pause before a call is repeated after a broken connection
+LOAD_SECONDS = 120.0  # Time limit for a joining worker to read and load its stage's state
 
-Admit = Callable[[str, messages.Hello], bool]
-"""(peer, hello) -> whether the peer may join this run."""
+Admit = Callable[[str, messages.Hello], bool]  # (peer, hello) -> whether the peer may join this run
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +34,11 @@ log = logging.getLogger(__name__)
 class SwarmMember:
     peer: messages.Peer
     stage: int
-    since: int
-    """Step at which it joined."""
+    since: int  # Step at which it joined
     label: str = ""
     slots: int = 1
     parameters: int = 0
-    throughput: float | None = None
-    """Tokens per second, as it reports."""
+    throughput: float | None = None  # Tokens per second, as it reports
 
     @property
     def name(self) -> str:
@@ -55,12 +47,11 @@ class SwarmMember:
 
 @dataclass
 class Guest:
-    """A worker that has said hello."""
+    """A worker that has sent a hello and may join."""
 
     hello: messages.Hello
     seen: float
-    not_before: float = 0.0
-    """Earliest time of the next join attempt, after a failed one."""
+    not_before: float = 0.0  # Earliest time of the next join attempt, after a failed one
 
 
 class Membership:
@@ -82,7 +73,7 @@ class Membership:
         self.finished = False
         lines = read_journal(journal.path.parent)
         self.banned: set[str] = {line["peer"] for line in lines if line["kind"] == "ban"}
-        self.first_strikes: set[str] = {line["peer"] for line in lines if line["kind"] == "doubt"}
+        self.first_strikes: set[str] = {line["peer"] for line in lines if line["kind"] == "first_strike"}
         """Peers whose gradient sum was wrong once."""
 
     def next_attempt(self) -> int:
@@ -95,21 +86,16 @@ class Membership:
     async def on_hello(self, caller: str, frame: RpcFrame) -> RpcFrame:
         hello = messages.parse_message(messages.Hello, frame)
         if not self.admit(caller, hello):
-            raise CallRefusedError("stranger", "this run has not invited this machine")
+            raise CallRefusedError("not_member", "its credential is invalid or in use by another machine")
         if caller in self.banned:
             raise CallRefusedError("banned", "other peers found its results or messages to be wrong")
         self.transport.add_addresses(caller, hello.addresses)
         guest = self.guests.setdefault(caller, Guest(hello, 0.0))
         guest.hello, guest.seen = hello, loop_time()
-        return messages.to_frame(
-            messages.Welcome(
-                config=self.config,
-                member=caller in self.members,
-                finished=self.finished,
-                every=1.0 if caller in self.members else 0.3,
-                patience=self.timeout,
-            )
-        )
+        is_member = caller in self.members
+        every = 1.0 if is_member else 0.3
+        welcome = messages.Welcome(config=self.config, member=is_member, finished=self.finished, every=every)
+        return messages.to_frame(welcome)
 
     def list_waiting(self) -> dict[str, Guest]:
         """Return the guests that can join a stage now."""
@@ -126,23 +112,27 @@ class Membership:
         """Return a stage's members in the order of the reduction."""
         return sorted((m for m in self.members.values() if m.stage == stage), key=lambda member: member.name)
 
+    def list_stages(self) -> list[list[SwarmMember]]:
+        return [self.get_stage_members(stage) for stage in range(self.config.stages)]
+
     def list_empty_stages(self) -> list[int]:
-        return [stage for stage in range(self.config.stages) if not self.get_stage_members(stage)]
+        return [stage for stage, members in enumerate(self.list_stages()) if not members]
 
     def estimate_speeds(self) -> dict[int, dict[str, float]]:
         """Return the members' throughputs by stage; the median stands in for members without a measurement."""
-        measured = [member.throughput for member in self.members.values() if member.throughput]
-        default = median(measured) if measured else 1.0
-        stages = range(self.config.stages)
-        return {stage: {m.name: m.throughput or default for m in self.get_stage_members(stage)} for stage in stages}
+        default = median([m.throughput for m in self.members.values() if m.throughput] or [1.0])
+        return {
+            stage: {m.name: m.throughput or default for m in members}
+            for stage, members in enumerate(self.list_stages())
+        }
 
     # --- changes ---
 
     def add_member(self, member: SwarmMember) -> None:
         self.members[member.name] = member
-        about = {"stage": member.stage, "step": member.since, "label": member.label}
+        fields = {"stage": member.stage, "step": member.since, "label": member.label}
         size = {"slots": member.slots, "parameters": member.parameters}
-        self.journal.write("join", peer=member.name, addresses=member.peer.addresses, **about, **size)
+        self.journal.write("join", peer=member.name, addresses=member.peer.addresses, **fields, **size)
 
     def evict(self, name: str, reason: str) -> None:
         """Remove a member. The others refuse its calls once that is published."""
@@ -164,7 +154,7 @@ class Membership:
         """Record that a member's gradient sum was wrong. The second time it is banned."""
         self.first_strikes.add(name)
         member = self.members[name]
-        self.journal.write("doubt", peer=name, stage=member.stage, label=member.label, why=reason[:300])
+        self.journal.write("first_strike", peer=name, stage=member.stage, label=member.label, why=reason[:300])
 
     async def publish(self, joining: Iterable[str] = ()) -> list[str]:
         """Send the list of members to all of them, until all members have it; return the `joining` that have it too."""
@@ -173,13 +163,13 @@ class Membership:
             current = frozenset((m.name, m.stage) for m in self.members.values())
             if not joining and self.published == current:
                 return []
-            stages = tuple(tuple(m.peer for m in self.get_stage_members(s)) for s in range(self.config.stages))
+            stages = tuple(tuple(member.peer for member in members) for members in self.list_stages())
             guests = tuple(messages.Peer(name=n, addresses=self.guests[n].hello.addresses) for n in joining)
             update = messages.Members(attempt=self.next_attempt(), stages=stages, joining=guests)
             answers = await self.call_members(dict.fromkeys((*self.members, *joining), update), "members")
             failed = {name: error for name, error in answers.items() if isinstance(error, CallError)}
             for name, error in failed.items():
-                self.evict(name, f"not reachable: {error}")
+                self.evict(name, f"unreachable: {error}")
                 if name in self.guests:
                     self.guests[name].not_before = loop_time() + REJOIN_SECONDS
             joining = [name for name in joining if name not in failed]
@@ -218,8 +208,8 @@ class Membership:
     def assign_stages(self, requests: Mapping[str, int | None]) -> dict[str, int]:
         """Return the stage of each joining worker. A requested stage counts while no other stage lacks a worker."""
         speeds = {stage: dict(peers) for stage, peers in self.estimate_speeds().items()}
-        measured = [speed for peers in speeds.values() for speed in peers.values()]
-        default, assigned = (median(measured) if measured else 1.0), {}
+        default = median([speed for peers in speeds.values() for speed in peers.values()] or [1.0])
+        assigned: dict[str, int] = {}
         for number, (name, stage) in enumerate(requests.items()):
             empty, left = {s for s, peers in speeds.items() if not peers}, len(requests) - number
             if stage is None or stage not in speeds or len(empty - {stage}) >= left:
@@ -270,12 +260,7 @@ def raise_if_failed(answer: RpcFrame | CallError) -> RpcFrame:
     return answer
 
 
-def peer_from_line(line: Mapping[str, Any]) -> messages.Peer:
-    return messages.Peer(name=line["peer"], addresses=tuple(line["addresses"]))
-
-
 def member_from_line(line: JournalLine) -> SwarmMember:
     """Return the member that a journal's join line describes."""
-    return SwarmMember(
-        peer_from_line(line), line["stage"], line["step"], line["label"], line["slots"], line["parameters"]
-    )
+    peer = messages.Peer(name=line["peer"], addresses=tuple(line["addresses"]))
+    return SwarmMember(peer, line["stage"], line["step"], line["label"], line["slots"], line["parameters"])

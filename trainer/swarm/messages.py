@@ -1,4 +1,4 @@
-"""Messages of a swarm: the bodies of frames, validated strictly and with limits. Tensors travel beside them.
+"""Messages of a swarm: the bodies of frames, validated strictly and with limits. Tensors follow them.
 
 Methods, answered in `trainer.swarm.worker` and `coordinator`:
 
@@ -6,41 +6,41 @@ Methods, answered in `trainer.swarm.worker` and `coordinator`:
     members    coordinator -> worker    the current members; calls of others are refused
     load       coordinator -> worker    load this stage, at this version, from one of these peers
     run        -> stage 0 -> stage 1    run a micro-batch; the answer is the gradient of its input
-    where      coordinator -> worker    the version and frozen attempt; used after a restart
+    position   coordinator -> worker    the version and frozen attempt; used after a restart
     ledger     coordinator -> worker    the micro-batches that the worker holds; unfreezes it
     drop       coordinator -> worker    reset this step's gradient sum and ledger
     prepare    coordinator -> worker    freeze, reduce the stage's gradient sums, and vote
-    replayed   coordinator -> worker    the distance of a peer's sum from a replay
+    compare_replay   the same           return the distance of a peer's sum from a replay
     commit     coordinator -> worker    make the update
     snapshot   worker -> worker         a part of a worker's own sum; `reduced`: a part of the reduced sum
     state      -> worker, coordinator   weights and optimizer state of a stage
-    bye        coordinator -> worker    the run is over
+    shutdown   coordinator -> worker    the run is over
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from trainer.protocol import Message
+from trainer.protocol import Message, PeerAddress, Sha256
+from trainer.protocol.version import MessageT
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.frames import MalformedFrameError, RpcFrame
 
-PeerName = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]
-"""A peer's name: base58, the hash of its key."""
-Address = Annotated[str, Field(max_length=300, pattern=r"^/[\x21-\x7e]+$")]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PeerName = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{30,70}$")]  # A peer's name: base58, the hash of its key
+Addresses = Annotated[tuple[PeerAddress, ...], Field(max_length=16)]  # Empty for a machine that cannot be dialed
 Number = Annotated[int, Field(ge=0, lt=2**53)]
+StageIndex = Annotated[int, Field(ge=0, lt=64)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(gt=0, le=86_400)]  # seconds
 
 
 class Peer(Message):
     name: PeerName
-    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
-    """Empty for a machine that cannot be dialed."""
+    addresses: Addresses = ()
 
 
 class Acknowledgement(Message):
@@ -49,56 +49,45 @@ class Acknowledgement(Message):
 
 class Hello(Message):
     version: Literal[1] = 1
-    run: str = Field(max_length=100)
-    label: str = Field(default="", max_length=60)
-    """The owner's name for the machine."""
-    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
-    credential: str = Field(default="", max_length=4096)
-    """Credential for this run, checked by the coordinator's `admit`."""
-    wish: int | None = Field(default=None, ge=0, lt=64)
-    """Preferred stage, if no other stage lacks a worker."""
-    memory: int = Field(default=0, ge=0, lt=2**53)
-    """Free bytes for a stage."""
-    leaving: bool = False
-    """The worker wants to leave; it serves until it is no longer a member."""
+    label: str = Field(default="", max_length=60)  # The owner's name for the machine
+    addresses: Addresses = ()
+    credential: str = Field(default="", max_length=4096)  # For this run, checked by the coordinator's `admit`
+    preferred_stage: StageIndex | None = None  # Assigned if no other stage lacks a worker
+    leaving: bool = False  # The worker wants to leave; it serves until it is no longer a member
 
 
 class Welcome(Message):
     config: SwarmConfig
-    member: bool
-    """Whether the worker is a member. Others wait for `load`, which comes between two steps."""
+    member: bool  # Whether the worker is a member. Others wait for `load`, which comes between two steps.
     finished: bool = False
-    every: float = Field(default=1.0, gt=0, le=600)
-    """Seconds until the next hello."""
-    patience: float = Field(default=30.0, gt=0, le=86_400)
-    """Timeout in seconds after which a silent peer counts as lost."""
+    every: float = Field(default=1.0, gt=0, le=600)  # Seconds until the next hello
+
+
+class StepRequest(Message):
+    """Base class of requests that belong to an attempt of a step."""
+
+    attempt: Number
+    step: Number
 
 
 class Members(Message):
     attempt: Number
     stages: Annotated[tuple[tuple[Peer, ...], ...], Field(max_length=64)]
-    joining: tuple[Peer, ...] = ()
-    """Workers that are loading a stage: they may read its state."""
+    joining: tuple[Peer, ...] = ()  # Workers that are loading a stage: they may read its state
 
 
-class Load(Message):
-    attempt: Number
-    stage: int = Field(ge=0, lt=64)
-    step: Number
-    """The version to load."""
-    sources: tuple[Peer, ...] = ()
-    """Peers that have the state, best first. Empty: build the stage from the seed, at version 0."""
+class Load(StepRequest):
+    stage: StageIndex
+    sources: tuple[Peer, ...] = ()  # Peers that have the state, best first. Empty: build the stage from the seed
 
 
 class Loaded(Message):
-    digest: Digest
     parameters: Number
-    slots: int = Field(ge=1, le=4096)
-    """Micro-batches that fit into memory at once."""
+    slots: int = Field(ge=1, le=4096)  # Micro-batches that fit into memory at once
 
 
 class ReplayTarget(Message):
-    """The peer that keeps a replay's gradients aside, and the number of the comparison."""
+    """The peer that stores a replay's gradients separately, and the number of the comparison."""
 
     peer: PeerName
     number: Number
@@ -111,42 +100,30 @@ class RunRequest(Message):
     micro_batch: Number
     mode: Literal["learn", "nats", "logits"] = "learn"
     """The answer of `learn` is a gradient, of `nats` each target's `[B, T]`, of `logits` the next token's `[B, V]`."""
-    need: tuple[int, ...] = ()
-    """Stages that lack this micro-batch; the others compute without accumulating."""
-    patience: float = Field(gt=0, le=86_400)
-    """Timeout in seconds for each stage."""
-    aside: ReplayTarget | None = None
-    """Marks a replay: no peer accumulates gradients, and this peer, which has to take part, keeps them aside."""
+    need: tuple[int, ...] = ()  # Stages that lack this micro-batch; the others compute without accumulating
+    timeout: Timeout  # For each stage
+    replay: ReplayTarget | None = None
+    """For a replay: no peer accumulates gradients, and this peer, which has to take part, stores them separately."""
 
 
 class StageAnswer(Message):
     """Tensors: the gradient of the hidden input, none from stage 0; or the mode's result."""
 
-    path: tuple[PeerName, ...]
-    """The peers that computed, this stage first."""
-    nats: float = 0.0
-    """Sum over the micro-batch's targets; not finite where the model is not."""
+    path: tuple[PeerName, ...]  # The peers that computed, this stage first
+    nats: float = 0.0  # Sum over the micro-batch's targets; not finite where the model is not
     targets: Number = 0
-    below: Share = 0.0
-    """Seconds spent waiting for later stages."""
-
-
-class StepRequest(Message):
-    attempt: Number
-    step: Number
+    later_seconds: Share = 0.0  # Seconds spent waiting for later stages
 
 
 class DropStep(StepRequest):
     """Reset this step's gradients."""
 
-    doubted: bool = False
-    """The sum was wrong: verify gradients of later stages for a while."""
+    first_strike: bool = False  # The sum was wrong: verify gradients of later stages for a while
 
 
 class HeldMicroBatch(Message):
     micro_batch: Number
-    nats: float = 0.0
-    """Sum of nats at the last stage; 0 at others."""
+    nats: float = 0.0  # Sum of nats at the last stage; 0 at others
     targets: Number = 0
 
 
@@ -160,84 +137,63 @@ class Blame(Message):
 class Ledger(Message):
     held: tuple[HeldMicroBatch, ...]
     blamed: Annotated[tuple[Blame, ...], Field(max_length=256)] = ()
-    throughput: Share | None = None
-    """Tokens per second of its compute thread, as measured by itself."""
+    throughput: Share | None = None  # Tokens per second of its compute thread, as measured by itself
 
 
 class PositionRequest(Message):
-    digest: bool = False
-    """Whether to include the digest, which reads all weights."""
+    digest: bool = False  # Whether to include the digest, which reads all weights
 
 
 class Position(Message):
     stage: int | None
     step: Number
-    promised: Number | None
-    """The attempt in which the worker is frozen."""
-    digest: Digest | None = None
-    """Of the weights at that version."""
+    frozen_attempt: Number | None  # The attempt in which the worker is frozen
+    digest: Sha256 | None = None  # Of the weights at that version
 
 
-class Prepare(Message):
-    attempt: Number
-    step: Number
-    held: tuple[Number, ...]
-    """The expected ledger, sorted."""
-    peers: tuple[PeerName, ...]
-    """All peers of its stage including itself, in the order of the reduction."""
-    patience: float = Field(gt=0, le=86_400)
+class Prepare(StepRequest):
+    held: tuple[Number, ...]  # The expected ledger, sorted
+    peers: tuple[PeerName, ...]  # All peers of its stage including itself, in the order of the reduction
+    timeout: Timeout
 
 
 class Vote(Message):
-    digest: Digest
-    """Digest of the weights and the mean gradient."""
-    squared_norm: float
-    """Squared norm of this stage's mean gradient; may be not finite."""
+    digest: Sha256  # Digest of the weights and the mean gradient
+    squared_norm: float  # Squared norm of this stage's mean gradient; may be not finite
     norms: Annotated[tuple[tuple[PeerName, float], ...], Field(max_length=4096)] = ()
     """Squared norm of what the voter read of each peer's sum, including its own."""
 
 
-class CompareReplay(Message):
-    """Compare the gradients kept aside with this peer's sum, while that peer is frozen."""
+class CompareReplay(StepRequest):
+    """Compare the gradients of a replay with this peer's sum, while that peer is frozen."""
 
-    attempt: Number
-    step: Number
     peer: PeerName
     number: Number
-    patience: float = Field(gt=0, le=86_400)
+    timeout: Timeout
 
 
 class ReplayDistance(Message):
-    of: float
-    """||theirs - ours|| / ||ours||; not finite if one of them is not."""
-    finite: bool
-    """Whether the recomputed gradient is finite."""
+    relative: float  # ||a - b|| / ||b|| of the peer's sum a and the recomputed sum b; not finite if one of them is not
+    finite: bool  # Whether the recomputed gradient is finite
 
 
-class Commit(Message):
-    attempt: Number
-    step: Number
-    factor: Share
-    """Factor on the learning rate."""
+class Commit(StepRequest):
+    factor: Share  # Factor on the learning rate
     clip_scale: float = Field(gt=0, le=1)
 
 
 class Committed(Message):
-    step: Number
-    """The version after the update."""
+    step: Number  # The version after the update
 
 
-class SumPart(Message):
-    attempt: Number
-    step: Number
+class SumPart(StepRequest):
     start: Number
-    stop: Number
-    """Range of parameters, numbered through the stage."""
-    patience: float = Field(gt=0, le=86_400)
+    stop: Number  # Range of parameters, numbered through the stage
+    timeout: Timeout
 
 
 class StateRequest(Message):
-    stage: int = Field(ge=0, lt=64)
+    stage: StageIndex
     step: Number
 
 
@@ -251,10 +207,7 @@ class Shutdown(Message):
     why: str = Field(default="", max_length=300)
 
 
-M = TypeVar("M", bound=Message)
-
-
-def parse_message(kind: type[M], frame: RpcFrame) -> M:
+def parse_message(kind: type[MessageT], frame: RpcFrame) -> MessageT:
     """Validate a frame's body as this message; raise `MalformedFrameError`."""
     try:
         return kind.model_validate_json(json.dumps(frame.body))  # as JSON, where tuples are lists
@@ -264,5 +217,4 @@ def parse_message(kind: type[M], frame: RpcFrame) -> M:
 
 
 def to_frame(message: Message, *tensors: Tensor) -> RpcFrame:
-    """Return a message as a frame."""
     return RpcFrame(message.model_dump(mode="json"), tensors)

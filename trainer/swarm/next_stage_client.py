@@ -21,8 +21,7 @@ from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.stage_client import AnswerCheck, StageClient
 from trainer.swarm.transport import Transport, loop_time
 
-MAX_CONFIRMATIONS = 3
-"""Peers that compute one gradient: two, and a third if these disagree."""
+MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,17 @@ class StageQuery:
 
     request: messages.RunRequest
     tensors: tuple[Tensor, ...]
-    shape: tuple[int, ...]
-    """Shape of the answer."""
+    shape: tuple[int, ...]  # Shape of the answer
     dtype: torch.dtype
-    depth: int
-    """Number of stages from the next one on."""
+    depth: int  # Number of stages from the next one on
 
     def to_frame(self) -> RpcFrame:
         return messages.to_frame(self.request, *self.tensors)
 
     def to_replay_frame(self, peer: str) -> RpcFrame:
         """Return a request for the same computation without any peer accumulating gradients."""
-        aside = messages.ReplayTarget(peer=peer, number=0)
-        return messages.to_frame(self.request.model_copy(update={"aside": aside}), *self.tensors)
+        replay = messages.ReplayTarget(peer=peer, number=0)
+        return messages.to_frame(self.request.model_copy(update={"replay": replay}), *self.tensors)
 
 
 class NextStageClient:
@@ -58,21 +55,21 @@ class NextStageClient:
     ) -> tuple[Tensor, messages.StageAnswer]:
         """Return the answer of the later stages, a verified gradient when learning. Raise `CallRefusedError`."""
         query = self.build_query(request, record, targets)
-        pinned, cost = None if request.aside is None else request.aside.peer, record.tokens.numel()
+        pinned, cost = None if request.replay is None else request.replay.peer, record.tokens.numel()
         started, check = loop_time(), self.build_check(query)
         answer, result = await self.client.call_stage(
-            query.to_frame(), query.depth, request.patience, cost, check, pinned
+            query.to_frame(), query.depth, request.timeout, cost, check, pinned
         )
         (tensor,) = answer.tensors
         if request.mode == "learn":
             is_confirmed = True
-            is_audited = request.aside is None and self.rng.random() < self.config.audit
+            is_audited = request.replay is None and self.rng.random() < self.config.audit
             if not self.gradient_norms.is_ready or is_audited:
-                left = started + request.patience * (query.depth + 0.5) - loop_time()
+                left = started + request.timeout * (query.depth + 0.5) - loop_time()
                 tensor, is_confirmed = await self.confirm_gradient(query, result.path[0], tensor, left)
             if is_confirmed:
                 self.gradient_norms.observe(tensor)
-        return tensor, result.model_copy(update={"below": loop_time() - started})
+        return tensor, result.model_copy(update={"later_seconds": loop_time() - started})
 
     def build_query(self, request: messages.RunRequest, record: ForwardRecord, targets: Tensor | None) -> StageQuery:
         tokens, dtype = record.tokens, DTYPES[self.config.wire]
@@ -109,11 +106,8 @@ class NextStageClient:
         other peers, return the gradient as it came and True. A peer that depends on further stages may be wrong by
         their fault, so it is only banned for a while.
         """
-        request, tolerance = (
-            query.to_replay_frame(self.peer),
-            trust.get_tolerance(self.config.precision, self.config.wire),
-        )
-        gradients, agreeing = {author: gradient}, [author]
+        request, gradients, agreeing = query.to_replay_frame(self.peer), {author: gradient}, [author]
+        tolerance = trust.get_tolerance(self.config.precision, self.config.wire)
         deadline, others = loop_time() + seconds, self.client.list_other_peers(author)
         for peer in others:
             left = deadline - loop_time()

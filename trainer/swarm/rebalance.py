@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-Speeds = Mapping[int, Mapping[str, float]]
-"""For each stage, its peers and their speeds."""
+Speeds = Mapping[int, Mapping[str, float]]  # For each stage, its peers and their speeds
 
-REBALANCE_SECONDS = 300.0
-"""Interval of rebalancing, unless a stage has too few peers. From the paper."""
+REBALANCE_SECONDS = 300.0  # Interval of rebalancing, unless a stage has too few peers. From the paper.
 
 
 class Move(NamedTuple):
@@ -50,9 +48,9 @@ def propose_move(
 
 def rate_after_move(stages: Speeds, costs: Mapping[int, float] | None, move: Move) -> float:
     """Return the rate of the slower of the two stages after a move."""
-    left = {peer: speed for peer, speed in stages[move.source].items() if peer != move.peer}
-    more = {**stages[move.target], move.peer: stages[move.source][move.peer]}
-    return min(stage_rate(left, move.source, costs), stage_rate(more, move.target, costs))
+    source = {peer: speed for peer, speed in stages[move.source].items() if peer != move.peer}
+    target = {**stages[move.target], move.peer: stages[move.source][move.peer]}
+    return min(stage_rate(source, move.source, costs), stage_rate(target, move.target, costs))
 
 
 def find_forced_move(stages: Speeds, target: int) -> Move | None:

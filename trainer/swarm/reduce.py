@@ -20,15 +20,12 @@ from torch import Tensor
 from trainer.swarm.stage import squared_norm
 from trainer.swarm.worker_state import sum_in_order
 
-MAX_GATHER_PEERS = 4
-"""Largest number of peers for all-gather."""
-CHUNK_PARAMETERS = 2**20
-"""Parameters per call: 4 MiB in fp32."""
-MAX_CONCURRENT_READS = 4
-"""Chunks read at the same time."""
+MAX_GATHER_PEERS = 4  # Largest number of peers for all-gather
+CHUNK_PARAMETERS = 2**20  # Parameters per call: 4 MiB in fp32
+MAX_CONCURRENT_READS = 4  # Chunks read at the same time
 
-ReadPart = Callable[[str, str, int, int], Awaitable[Tensor]]
-"""(peer, "snapshot" or "reduced", start, stop) -> that part of the peer's tensor. The peer may be this one."""
+ReadPart = Callable[[str, str, range], Awaitable[Tensor]]
+"""(peer, "snapshot" or "reduced", chunk) -> that part of the peer's tensor. The peer may be this one."""
 
 
 def split_evenly(size: int, peers: int) -> list[range]:
@@ -63,32 +60,32 @@ async def all_reduce_mean(
 
     async def reduce_chunk(chunk: range) -> None:
         async with semaphore:
-            found = await gather_or_cancel(read(peer, "snapshot", chunk.start, chunk.stop) for peer in peers)
-            for peer, part in zip(peers, found, strict=True):
+            parts = await gather_or_cancel(read(peer, "snapshot", chunk) for peer in peers)
+            for peer, part in zip(peers, parts, strict=True):
                 if norms is not None:
                     norms[peer] = norms.get(peer, 0.0) + squared_norm(part.float())
-            torch.mul(sum_in_order(found), 1 / micro_batches, out=total[chunk.start : chunk.stop])
+            torch.mul(sum_in_order(parts), 1 / micro_batches, out=total[chunk.start : chunk.stop])
 
     async def copy_chunk(owner: str, chunk: range) -> None:
         async with semaphore:
-            total[chunk.start : chunk.stop] = await read(owner, "reduced", chunk.start, chunk.stop)
+            total[chunk.start : chunk.stop] = await read(owner, "reduced", chunk)
 
     if len(peers) <= MAX_GATHER_PEERS:
         await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(range(size)))
         return total
     shares = dict(zip(peers, split_evenly(size, len(peers)), strict=True))
-    mine = shares[own]
-    await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(mine))
-    total[mine.start : mine.stop] = total[mine.start : mine.stop].to(dtype)  # the others read it in this dtype
+    await gather_or_cancel(reduce_chunk(chunk) for chunk in split_chunks(shares[own]))
+    reduced = total[shares[own].start : shares[own].stop]
+    reduced.copy_(reduced.to(dtype))  # the others read it in this dtype
     await publish(total)
     others = [(owner, chunk) for owner, share in shares.items() if owner != own for chunk in split_chunks(share)]
     await gather_or_cancel(copy_chunk(owner, chunk) for owner, chunk in others)
     return total
 
 
-async def gather_or_cancel(waiting: Iterable[Awaitable[Any]]) -> list[Any]:
+async def gather_or_cancel(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
     """Wait for all; if one fails, cancel the others and raise its error."""
-    tasks = [asyncio.ensure_future(one) for one in waiting]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         return await asyncio.gather(*tasks)
     finally:

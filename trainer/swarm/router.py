@@ -11,8 +11,7 @@ import random
 from dataclasses import dataclass
 from statistics import median
 
-SMOOTHING = 0.2
-"""Weight of the newest observation in a peer's average throughput."""
+SMOOTHING = 0.2  # Weight of the newest observation in a peer's average throughput
 
 
 class NoPeersError(Exception):
@@ -27,12 +26,9 @@ class NoPeersError(Exception):
 class PeerStats:
     """Statistics of a peer."""
 
-    clock: float
-    """Expected seconds of the work it was given."""
-    order: float
-    """Random tie-breaker, so that routers start with different peers."""
-    throughput: float | None = None
-    """Units of cost per second; None before the first observation."""
+    clock: float  # Expected seconds of the work it was given
+    order: float  # Random tie-breaker, so that routers start with different peers
+    throughput: float | None = None  # Units of cost per second; None before the first observation
     banned_until: float = float("-inf")
 
 
@@ -41,10 +37,8 @@ class Router:
 
     def __init__(self, seed: int = 0) -> None:
         self.peers: dict[str, PeerStats] = {}
-        self.last_clock = 0.0
-        """The clock of the peer picked last; clocks of available peers are not behind it."""
-        self.last_seen: float | None = None
-        """The last observed throughput, of any peer."""
+        self.last_clock = 0.0  # The clock of the peer picked last; clocks of available peers are not behind it
+        self.last_throughput: float | None = None  # The last observed throughput, of any peer
         self.rng = random.Random(seed)
 
     def add(self, peer: str, throughput: float | None = None) -> None:
@@ -59,8 +53,8 @@ class Router:
     def ban(self, peer: str, now: float, seconds: float) -> None:
         """Exclude a peer for `seconds`. A longer ban stays."""
         if peer in self.peers:
-            known = self.peers[peer]
-            known.banned_until = max(known.banned_until, now + seconds)
+            stats = self.peers[peer]
+            stats.banned_until = max(stats.banned_until, now + seconds)
 
     def unban(self, peer: str, now: float) -> None:
         """End a peer's ban, if present."""
@@ -69,39 +63,40 @@ class Router:
 
     def get_bans(self, now: float) -> dict[str, float]:
         """Return the banned peers, and until when."""
-        return {peer: known.banned_until for peer, known in self.peers.items() if known.banned_until > now}
+        return {peer: stats.banned_until for peer, stats in self.peers.items() if stats.banned_until > now}
 
     def pick(self, cost: float, now: float) -> str:
         """Return the peer for a task of this cost; raise `NoPeersError` if none is available."""
-        free = {peer: known for peer, known in self.peers.items() if known.banned_until <= now}
-        if not free:
+        available = {peer: stats for peer, stats in self.peers.items() if stats.banned_until <= now}
+        if not available:
             raise NoPeersError(min(self.get_bans(now).values(), default=None))
-        for known in free.values():
+        for stats in available.values():
             # A peer that was banned does not receive all it missed at once.
-            known.clock = max(known.clock, self.last_clock)
-        peer = min(free, key=lambda peer: (free[peer].clock, free[peer].order))
-        self.last_clock = free[peer].clock
-        free[peer].clock += cost / self.throughput(peer)
+            stats.clock = max(stats.clock, self.last_clock)
+        peer = min(available, key=lambda peer: (available[peer].clock, available[peer].order))
+        self.last_clock = available[peer].clock
+        available[peer].clock += cost / self.get_throughput(peer)
         return peer
 
     def observe(self, peer: str, cost: float, seconds: float) -> None:
         """Record the duration of a task."""
         if peer not in self.peers or seconds <= 0 or cost <= 0:
             return
-        known, seen = self.peers[peer], cost / seconds
-        if self.last_seen is None:
-            self.rescale(seen)
-        self.last_seen = seen
-        known.throughput = seen if known.throughput is None else (1 - SMOOTHING) * known.throughput + SMOOTHING * seen
+        stats, new = self.peers[peer], cost / seconds
+        if self.last_throughput is None:
+            self.rescale(new)
+        self.last_throughput = new
+        stats.throughput = new if stats.throughput is None else (1 - SMOOTHING) * stats.throughput + SMOOTHING * new
 
-    def rescale(self, seen: float) -> None:
+    def rescale(self, throughput: float) -> None:
         """Convert clocks to seconds: before the first observation they assume a throughput of 1."""
-        self.last_clock /= seen
-        for known in self.peers.values():
-            known.clock /= seen
+        self.last_clock /= throughput
+        for stats in self.peers.values():
+            stats.clock /= throughput
 
-    def throughput(self, peer: str) -> float:
+    def get_throughput(self, peer: str) -> float:
         """Return a peer's average; without observations the others' median, else the last observation, else 1."""
-        own = self.peers[peer].throughput
-        seen = [known.throughput for known in self.peers.values() if known.throughput is not None]
-        return own if own is not None else median(seen) if seen else self.last_seen or 1.0
+        if (throughput := self.peers[peer].throughput) is not None:
+            return throughput
+        others = [stats.throughput for stats in self.peers.values() if stats.throughput is not None]
+        return median(others) if others else self.last_throughput or 1.0

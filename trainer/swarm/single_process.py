@@ -32,18 +32,18 @@ class SingleProcessRun:
     def run_step(self) -> float:
         """Run a step; return its loss in nats per target before the update."""
         config, nats = self.config, 0.0
-        total = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
+        totals = [torch.zeros_like(parameter) for parameter in self.parameters.values()]
         for micro_batch in range(config.micro_batches):
             x, y = (half.to(self.device) for half in self.batches.get_batch(self.version, micro_batch))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = self.objective(x, y)
-            found = torch.autograd.grad(loss / x.numel(), list(self.parameters.values()), allow_unused=True)
-            for mine, gradient in zip(total, found, strict=True):
+            gradients = torch.autograd.grad(loss / x.numel(), list(self.parameters.values()), allow_unused=True)
+            for total, gradient in zip(totals, gradients, strict=True):
                 if gradient is not None:
-                    mine.add_(gradient)
+                    total.add_(gradient)
             nats += float(loss.detach())
         targets = self.batches.count_targets(self.version)
-        means = [mine.detach().mul_(1 / config.micro_batches) for mine in total]
+        means = [total.detach().mul_(1 / config.micro_batches) for total in totals]
         scale = config.clip_scale(sum(squared_norm(mean) for mean in means))
         self.optimizer.step(means, config.rate(self.version), self.version + 1, scale)
         self.version += 1

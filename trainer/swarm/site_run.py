@@ -38,16 +38,16 @@ from trainer.swarm.credentials import Admission
 from trainer.swarm.data import Batches
 from trainer.swarm.journal import JournalLine
 from trainer.swarm.messages import Hello
-from trainer.swarm.metrics_reporter import MetricsReporter, ReportingStageClient
+from trainer.swarm.metrics_reporter import MetricsReporter
 from trainer.swarm.partitions import get_partition
 from trainer.swarm.stage import build_model
+from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transaction import DivergedError
 from trainer.swarm.transport import Transport
 from trainer.training.metrics import MetricsWriter, build_logger
 
 DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
-EVALUATIONS = 10
-"""Evaluations on dev, evenly over a run, the first before the first step."""
+EVALUATIONS = 10  # Evaluations on dev, evenly over a run, the first before the first step
 CHECKPOINTS = 10
 
 
@@ -62,27 +62,26 @@ def config_from_order(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
 
 
 def build_config(order: SwarmOrder, dataset: Dataset) -> SwarmConfig:
-    given = order.config
-    train, model, swarm = (dict(given.get(name) or {}) for name in ("train", "model", "swarm"))
-    get_partition(given["arch"])
-    budget = Budget.parse(given["budget"])
+    train, model, swarm = (dict(order.config.get(name) or {}) for name in ("train", "model", "swarm"))
+    get_partition(order.config["arch"])
+    budget = Budget.parse(order.config["budget"])
     if budget.kind != "steps":
-        raise UserError(f"a swarm's budget is a number of steps, such as 2000steps, not {given['budget']}")
+        raise UserError(f"a swarm's budget is a number of steps, such as 2000steps, not {order.config['budget']}")
     length = int(train.get("sequence_length", 256))
     count = int(swarm.setdefault("micro_batches", 8))
     swarm.setdefault("micro_batch", max(1, int(train.get("batch", 8 * count)) // count))
     swarm.setdefault("checkpoint_every", max(1, int(budget.amount) // CHECKPOINTS))
     vocabulary = dataset.tokenizer.vocabulary_size
-    shape = load_architecture(given["arch"]).Config.sized(int(model.pop("depth", 4)), vocabulary, length)
+    shape = load_architecture(order.config["arch"]).Config.sized(int(model.pop("depth", 4)), vocabulary, length)
     if unknown := sorted(model.keys() - {field.name for field in dataclasses.fields(shape)}):
-        raise UserError(f"{given['arch']} has no {', '.join(unknown)}")
+        raise UserError(f"{order.config['arch']} has no {', '.join(unknown)}")
     shape = dataclasses.replace(shape, **model)
     fields = {
-        "arch": given["arch"],
+        "arch": order.config["arch"],
         "model": json.loads(json.dumps(dataclasses.asdict(shape))),
         "stages": order.stages,
         "steps": int(budget.amount),
-        "seed": given["seed"],
+        "seed": order.config["seed"],
         "sequence_length": length,
     }
     return SwarmConfig.model_validate(swarm | fields)
@@ -131,7 +130,7 @@ class SiteRun:
             Batches(self.dataset, self.config),
             transport,
             options,
-            first_stage=ReportingStageClient(transport, reporter),
+            first_stage=StageClient(transport, reporter.report_temporary_ban),
             admit=admit,
             on_journal_line=handle_line,
         )
@@ -174,11 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     order = SwarmOrder.model_validate_json(args.order.read_bytes())
     try:
-        return asyncio.run(SiteRun(order, args.folder, Dataset.open(args.dataset)).run(args))
+        return asyncio.run(SiteRun(order, args.out, Dataset.open(args.dataset)).run(args))
     except DivergedError as error:
-        return report_failure(args.folder, str(error), MODEL)
+        return report_failure(args.out, str(error), MODEL)
     except UserError as error:
-        return report_failure(args.folder, str(error), CONFIGURATION)
+        return report_failure(args.out, str(error), CONFIGURATION)
 
 
 def report_failure(out: Path, reason: str, code: int) -> int:
@@ -193,7 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--order", required=True, type=Path, help="the site's order, JSON")
     parser.add_argument("--dataset", required=True, type=Path, help="a prepared dataset")
-    parser.add_argument("--out", dest="folder", required=True, type=Path, help="the run's folder")
+    parser.add_argument("--out", required=True, type=Path, help="the run's folder")
     add_network_arguments(parser, "0.0.0.0:0")
     return parser
 

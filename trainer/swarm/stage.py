@@ -28,14 +28,9 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.partitions import Partition, PartitionError, balance_blocks, get_partition
 from trainer.training.objective import Objective
 
-STATE_KINDS = ("weight", "average", "square")
-"""The tensors of each parameter in `Stage.state`: the weight and AdamW's two moments, all fp32."""
+BUILD_LOCK = threading.Lock()  # torch's random state belongs to the process, so only one model is built at a time
 
-BUILD_LOCK = threading.Lock()
-"""torch's random state belongs to the process, so only one model is built at a time."""
-
-Sha256 = Any
-"""A sha256 object; its type has no public name in hashlib."""
+HashObject = Any  # A sha256 object; its type has no public name in hashlib
 
 
 class StateError(ValueError):
@@ -47,14 +42,10 @@ class ForwardRecord:
     """A micro-batch at a stage between its forward and its backward pass, which may run once."""
 
     tokens: Tensor
-    inputs: Tensor | None
-    """`[B, T, width x streams]`, fp32, requires gradients; None at the first stage."""
-    targets: Tensor | None
-    """At the last stage only."""
-    output: Tensor
-    """Input of the next stage; at the last stage the sum of nats. Detached."""
-    graph: Tensor | None
-    """The output with its autograd graph; None if the backward pass recomputes it."""
+    inputs: Tensor | None  # `[B, T, width x streams]`, fp32, requires gradients; None at the first stage
+    targets: Tensor | None  # At the last stage only
+    output: Tensor  # Input of the next stage; at the last stage the sum of nats. Detached.
+    graph: Tensor | None  # The output with its autograd graph; None without learning, and after the backward pass
 
     @property
     def nats(self) -> float:
@@ -70,13 +61,10 @@ class ForwardRecord:
 class Stage:
     """Not thread-safe: only the worker's compute thread uses it."""
 
-    def __init__(
-        self, config: SwarmConfig, index: int, device: str | torch.device = "cpu", recompute: bool = False
-    ) -> None:
-        """`recompute`: keep only a micro-batch's input, and repeat the forward pass before the backward pass."""
+    def __init__(self, config: SwarmConfig, index: int, device: str | torch.device = "cpu") -> None:
         if not 0 <= index < config.stages:
             raise PartitionError(f"there is no stage {index} of {config.stages}")
-        self.config, self.index, self.device, self.recompute = config, index, torch.device(device), recompute
+        self.config, self.index, self.device = config, index, torch.device(device)
         self.partition, model = get_partition(config.arch), build_model(config)
         self.block_range = partition_blocks(config, model)[index]
         decayed = get_decayed_names(config, model)
@@ -85,8 +73,7 @@ class Stage:
         self.objective = Objective(self.model)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = build_optimizer(config, self.parameters, decayed)
-        self.version = 0
-        """Number of updates, which is the current step."""
+        self.version = 0  # Number of updates, which is the current step
         self.gradient_sum = torch.zeros(sum(p.numel() for p in self.parameters.values()), device=self.device)
         """`[P]`, fp32: the sum of accumulated gradients, in the order of the parameters."""
 
@@ -119,21 +106,21 @@ class Stage:
         """
         tokens, targets = tokens.to(self.device), None if targets is None else targets.to(self.device)
         inputs = None if hidden is None else hidden.to(self.device, torch.float32).detach().requires_grad_(learn)
-        with torch.set_grad_enabled(learn and not self.recompute):
+        with torch.set_grad_enabled(learn):
             output = self.compute_output(tokens, inputs, targets)
-        return ForwardRecord(tokens, inputs, targets, output.detach(), output if learn and not self.recompute else None)
+        return ForwardRecord(tokens, inputs, targets, output.detach(), output if learn else None)
 
     def compute_output(self, tokens: Tensor, inputs: Tensor | None, targets: Tensor | None) -> Tensor:
+        """Return the hidden state; at the last stage the loss, or the head's input without targets."""
         assert (inputs is None) == self.is_first, "the first stage has no hidden input, all others have one"
         with self.autocast():
             hidden = self.partition.embed_tokens(self.model, tokens) if inputs is None else inputs
-            hidden = self.partition.run_blocks(
-                self.model, tokens, hidden, self.block_range.start, self.block_range.stop
-            )
+            span = self.block_range
+            hidden = self.partition.run_blocks(self.model, tokens, hidden, span.start, span.stop)
             if not self.is_last:
                 return hidden
-            assert targets is not None
-            return self.objective.loss_of(self.partition.normalize_output(self.model, hidden), targets)
+            features = self.partition.normalize_output(self.model, hidden)
+            return features if targets is None else self.objective.loss_of(features, targets)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
@@ -141,9 +128,8 @@ class Stage:
     @torch.no_grad()
     def compute_nats(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
         """Return each target's nats `[B, T]`, fp32, for evaluation. Last stage only."""
-        return self.objective.loss_of(
-            self.compute_features(tokens, hidden), targets.to(self.device), each=True
-        ).view_as(tokens)
+        features = self.compute_features(tokens, hidden)
+        return self.objective.loss_of(features, targets.to(self.device), each=True).view_as(tokens)
 
     @torch.no_grad()
     def compute_next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
@@ -153,13 +139,8 @@ class Stage:
 
     def compute_features(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:
         assert self.is_last, "only the last stage has a head"
-        tokens, hidden = tokens.to(self.device), None if hidden is None else hidden.to(self.device, torch.float32)
-        with self.autocast():
-            hidden = self.partition.embed_tokens(self.model, tokens) if hidden is None else hidden
-            hidden = self.partition.run_blocks(
-                self.model, tokens, hidden, self.block_range.start, self.block_range.stop
-            )
-            return self.partition.normalize_output(self.model, hidden)
+        inputs = None if hidden is None else hidden.to(self.device, torch.float32)
+        return self.compute_output(tokens.to(self.device), inputs, None)
 
     # --- backward ---
 
@@ -172,11 +153,8 @@ class Stage:
         micro-batch's positions. Without `learn` the parameters' gradients are not computed. Nothing is accumulated
         here; see `add`.
         """
-        output = record.graph
-        if output is None:
-            with torch.enable_grad():
-                output = self.compute_output(record.tokens, record.inputs, record.targets)
-        record.graph = None
+        output, record.graph = record.graph, None
+        assert output is not None, "a forward pass without learning, or a second backward pass"
         seed = torch.full_like(output, 1 / record.tokens.numel()) if gradient is None else gradient.to(output)
         inputs = [] if record.inputs is None else [record.inputs]
         learned = list(self.parameters.values()) if learn else []
@@ -213,25 +191,24 @@ class Stage:
         self.clear()
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of weights and moments in main memory, with flat names for safetensors."""
-        held = zip(STATE_KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True)
-        return {
-            f"{kind}.{name}": tensor.detach().to("cpu", copy=True).contiguous()
-            for kind, tensors in held
-            for name, tensor in tensors.items()
-        }
+        """Return a copy in main memory of weights and AdamW's two moments, fp32, with flat names for safetensors."""
+        tensors = self.get_state_tensors()
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    def get_state_tensors(self) -> dict[str, Tensor]:
+        kinds = {"weight": self.parameters, "average": self.optimizer.averages, "square": self.optimizer.squares}
+        return {f"{kind}.{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Load a peer's or a checkpoint's state; raise `StateError`, without changes, for another stage's."""
-        mine = dict(zip(STATE_KINDS, (self.parameters, self.optimizer.averages, self.optimizer.squares), strict=True))
-        wanted = {f"{kind}.{name}": tensor for kind, tensors in mine.items() for name, tensor in tensors.items()}
-        for name, tensor in wanted.items():
+        expected = self.get_state_tensors()
+        for name, tensor in expected.items():
             if name not in state or state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
                 raise StateError(f"stage {self.index}'s state has no {name} of the shape {tuple(tensor.shape)}")
-        if len(state) != len(wanted):
-            raise StateError(f"this is another stage's state: it has {len(state)} tensors, not {len(wanted)}")
-        for name, tensor in wanted.items():
+        if len(state) != len(expected):
+            raise StateError(f"this is another stage's state: it has {len(state)} tensors, not {len(expected)}")
+        for name, tensor in expected.items():
             tensor.copy_(state[name])
         self.version = version
         self.clear()
@@ -240,12 +217,12 @@ class Stage:
         """Return the sha256 of the weights followed by more tensors."""
         return update_hash(self.hash_weights(), more).hexdigest()
 
-    def hash_weights(self) -> Sha256:
+    def hash_weights(self) -> HashObject:
         """Return a sha256 object over the weights, to be continued."""
         return update_hash(hashlib.sha256(), self.parameters.values())
 
 
-def update_hash(sha256: Sha256, tensors: Iterable[Tensor]) -> Sha256:
+def update_hash(sha256: HashObject, tensors: Iterable[Tensor]) -> HashObject:
     for tensor in tensors:
         sha256.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return sha256
@@ -278,9 +255,8 @@ def partition_blocks(config: SwarmConfig, model: LanguageModel) -> tuple[range, 
     partition.check(model)
     _, behind = partition.get_end_parts(model)
     head = sum(count_matrix_parameters(getattr(holder, name)) for holder, name in behind)
-    return balance_blocks(
-        tuple(count_matrix_parameters(block) for block in partition.get_blocks(model)), head, config.stages
-    )
+    costs = tuple(count_matrix_parameters(block) for block in partition.get_blocks(model))
+    return balance_blocks(costs, head, config.stages)
 
 
 def count_matrix_parameters(part: nn.Module | nn.Parameter) -> int:
@@ -301,13 +277,9 @@ def remove_other_stages(partition: Partition, model: LanguageModel, span: range)
 
 
 def get_boundary_width(config: SwarmConfig, model: LanguageModel, done: int) -> int:
-    partition = get_partition(config.arch)
-    return partition.count_streams(model.config, done) * get_model_width(model)
-
-
-def get_model_width(model: LanguageModel) -> int:
-    """Return the width of the residual stream."""
-    return model.gpt.config.n_embd if hasattr(model, "gpt") else model.config.width
+    """Return the last dimension of the tensor that leaves block `done - 1`."""
+    width = model.gpt.config.n_embd if hasattr(model, "gpt") else model.config.width
+    return get_partition(config.arch).count_streams(model.config, done) * width
 
 
 def get_decayed_names(config: SwarmConfig, model: LanguageModel) -> frozenset[str]:

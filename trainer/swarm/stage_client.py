@@ -14,16 +14,15 @@ from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameErro
 from trainer.swarm.router import NoPeersError, Router
 from trainer.swarm.transport import Transport, loop_time, shorten
 
-BAN_SECONDS = 30.0
-"""A peer that failed gets no calls for this long."""
-BLAME_SECONDS = 3600.0
-"""The same for a peer whose answer was invalid."""
-UNBAN_DELAY = 0.2
-"""Seconds before banned peers are called again, if there are no others."""
+BAN_SECONDS = 30.0  # A peer that failed gets no calls for this long
+BLAME_SECONDS = 3600.0  # The same for a peer whose answer was invalid
+UNBAN_DELAY = 0.2  # Seconds before banned peers are called again, if there are no others
 MAX_FAILURES = 2
 """If every peer has failed this often the client gives up. The coordinator then finds out which peers are gone."""
-CALLER_ERRORS = ("stale", "frozen", "below", "stranger")
+CALLER_ERRORS = ("stale", "frozen", "later_stage", "not_member")
 """Refusal codes of healthy peers: the caller is outdated, or a stage further down failed."""
+
+MAX_HIDDEN_BYTES = 2**31  # Limit of a message with hidden states
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +33,17 @@ AnswerCheck = Callable[[str, RpcFrame], str]
 class StageClient:
     """The peers of one stage, as this caller sees them."""
 
-    def __init__(self, transport: Transport, max_bytes: int = 2**31) -> None:
-        self.transport, self.max_bytes = transport, max_bytes
-        self.blamed: dict[str, str] = {}
-        """Peers whose answer was invalid, and why."""
+    def __init__(self, transport: Transport, on_ban: Callable[[str, str], None] = lambda peer, reason: None) -> None:
+        """`on_ban` is called with each banned peer and the reason."""
+        self.transport, self.on_ban = transport, on_ban
+        self.blamed: dict[str, str] = {}  # Peers whose answer was invalid, and why
         self.router = Router(seed=zlib.crc32(transport.peer.encode()))
 
     def set_peers(self, peers: Iterable[str]) -> None:
         """Replace the list of peers. Statistics of those that stay are kept."""
         peers = set(peers)
-        for gone in set(self.router.peers) - peers:
-            self.router.drop(gone)
+        for peer in self.router.peers.keys() - peers:
+            self.router.drop(peer)
         for peer in sorted(peers):
             self.router.add(peer)
 
@@ -61,61 +60,48 @@ class StageClient:
 
         `depth` is the number of stages from here on; a peer gets `timeout` seconds for each. A peer that fails is
         banned and another one is called, until all have failed `MAX_FAILURES` times or the caller's own time is over.
-        Raise `CallRefusedError` with the code "below" then.
+        Raise `CallRefusedError` with the code "later_stage" then.
 
         A peer whose answer fails `check` as invalid is blamed. A suspicious answer is accepted only if all peers give
         one. Peers that gave a suspicious answer are blamed once another peer gives a sound one; else their ban ends.
         `pinned`: call this peer first, if it belongs to the stage.
         """
         suspicious: dict[str, str] = {}
+        deadline, failures = loop_time() + timeout * (depth + 0.9), Counter[str]()
         try:
-            return await self._call_until_answered(request, depth, timeout, cost, check, pinned, suspicious)
+            while (left := deadline - loop_time()) > 0:
+                peer = pinned if pinned in self.router.peers and not failures[pinned] else await self.choose_peer(cost)
+                started = loop_time()
+                try:
+                    answer, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
+                except CallError as error:
+                    if isinstance(error, CallRefusedError) and error.code == "later_stage":
+                        raise
+                    failures[peer] += 1
+                else:
+                    if not reason:
+                        self.router.observe(peer, cost, loop_time() - started - result.later_seconds)
+                        for other, suspicion in suspicious.items():
+                            self.blame(other, suspicion)
+                        return answer, result
+                    suspicious[peer] = reason
+                    self.ban(peer, reason)
+                    failures[peer] += MAX_FAILURES
+                    if suspicious.keys() == self.router.peers.keys():  # the model or this caller is the cause
+                        return answer, result
+                if all(failures[peer] >= MAX_FAILURES for peer in self.router.peers):
+                    break
         finally:
             for peer in suspicious.keys() - self.blamed.keys():
                 self.router.unban(peer, loop_time())
-
-    async def _call_until_answered(
-        self,
-        request: RpcFrame,
-        depth: int,
-        timeout: float,
-        cost: float,
-        check: AnswerCheck,
-        pinned: str | None,
-        suspicious: dict[str, str],
-    ) -> tuple[RpcFrame, messages.StageAnswer]:
-        """Implement `call_stage`; record peers with suspicious answers, and why, in `suspicious`."""
-        deadline, failures = loop_time() + timeout * (depth + 0.9), Counter[str]()
-        while (left := deadline - loop_time()) > 0:
-            peer = pinned if pinned in self.router.peers and not failures[pinned] else await self.choose_peer(cost)
-            started = loop_time()
-            try:
-                answer, result, reason = await self.call_peer(peer, request, min(timeout * depth, left), check)
-            except CallError as error:
-                if isinstance(error, CallRefusedError) and error.code == "below":
-                    raise
-                failures[peer] += 1
-            else:
-                if not reason:
-                    self.router.observe(peer, cost, loop_time() - started - result.below)
-                    for other, what in suspicious.items():
-                        self.blame(other, what)
-                    return answer, result
-                suspicious[peer] = reason
-                self.ban(peer, reason)
-                failures[peer] += MAX_FAILURES
-                if set(suspicious) == set(self.router.peers):  # all peers agree: the model or this caller is the cause
-                    return answer, result
-            if all(failures[peer] >= MAX_FAILURES for peer in self.router.peers):
-                break
-        raise CallRefusedError("below", "no peer of the next stage answered")
+        raise CallRefusedError("later_stage", "no peer of the next stage answered")
 
     async def call_peer(
         self, peer: str, request: RpcFrame, seconds: float, check: AnswerCheck
     ) -> tuple[RpcFrame, messages.StageAnswer, str]:
         """Return a peer's answer and why it is suspicious, if so. Ban the peer and raise `CallError` if it fails."""
         try:
-            answer = await self.transport.call(peer, "run", request, seconds, self.max_bytes)
+            answer = await self.transport.call(peer, "run", request, seconds, MAX_HIDDEN_BYTES)
             result = messages.parse_message(messages.StageAnswer, answer)
             if result.path[:1] != (peer,):
                 raise MalformedFrameError("the answer names another peer as its author")
@@ -125,7 +111,7 @@ class StageClient:
             raise
         except CallError as error:
             if isinstance(error, CallRefusedError) and error.code in CALLER_ERRORS:
-                raise CallRefusedError("below", str(error)) from error
+                raise CallRefusedError("later_stage", str(error)) from error
             self.ban(peer, str(error))
             raise
 
@@ -141,7 +127,7 @@ class StageClient:
             return self.router.pick(cost, loop_time())
         except NoPeersError as error:
             if error.until is None:
-                raise CallRefusedError("below", "the next stage has no peers") from error
+                raise CallRefusedError("later_stage", "the next stage has no peers") from error
         await asyncio.sleep(UNBAN_DELAY)
         banned = self.router.get_bans(loop_time()).keys()
         for peer in banned - self.blamed.keys() or banned:
@@ -149,7 +135,7 @@ class StageClient:
         try:
             return self.router.pick(cost, loop_time())
         except NoPeersError:
-            raise CallRefusedError("below", "the next stage has no peers") from None
+            raise CallRefusedError("later_stage", "the next stage has no peers") from None
 
     def blame(self, peer: str, reason: str) -> None:
         self.blamed[peer] = reason[:200]
@@ -158,3 +144,4 @@ class StageClient:
     def ban(self, peer: str, reason: str, seconds: float = BAN_SECONDS) -> None:
         log.info("%s is banned for %.0f s: %s", shorten(peer), seconds, reason)
         self.router.ban(peer, loop_time(), seconds)
+        self.on_ban(peer, reason)

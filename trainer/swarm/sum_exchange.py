@@ -23,8 +23,7 @@ from trainer.swarm.stage import squared_norm
 from trainer.swarm.transport import Transport
 from trainer.swarm.worker_state import WorkerState
 
-RunInThread = Callable[..., Awaitable[Any]]
-"""Runs a function in the worker's compute thread."""
+RunInThread = Callable[..., Awaitable[Any]]  # Runs a function in the worker's compute thread
 
 
 class SumExchange:
@@ -46,11 +45,8 @@ class SumExchange:
             self.reduced = (request.attempt, total)
             await self.notify()
 
-        async def read(peer: str, which: str, start: int, stop: int) -> Tensor:
-            part = messages.SumPart(
-                attempt=request.attempt, step=request.step, start=start, stop=stop, patience=request.patience
-            )
-            return await self.read_part(peer, which, part)
+        async def read(peer: str, which: str, chunk: range) -> Tensor:
+            return await self.read_part(peer, which, request, chunk)
 
         state, norms = self.state, dict[str, float]()
         size, dtype = state.get_stage(request.step).gradient_sum.numel(), DTYPES[state.config.sums]
@@ -61,48 +57,38 @@ class SumExchange:
         vote = await self.run_in_thread(state.vote, request, mean)
         return vote.model_copy(update={"norms": tuple(norms.items())})
 
-    async def on_replayed(self, _: str, frame: RpcFrame) -> RpcFrame:
-        """Answer how far a peer's gradient sum is from the one that this worker recomputed."""
-        request = messages.parse_message(messages.CompareReplay, frame)
+    async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
+        """Return the distance of a peer's gradient sum from the one that this worker recomputed."""
         replayed = await self.run_in_thread(self.state.take_replay, request.number)
         distance, norm = 0.0, 0.0
         for chunk in reduce.split_chunks(range(len(replayed))):
-            part = messages.SumPart(
-                attempt=request.attempt,
-                step=request.step,
-                start=chunk.start,
-                stop=chunk.stop,
-                patience=request.patience,
-            )
-            theirs = (await self.read_part(request.peer, "snapshot", part)).float()
-            ours = replayed[chunk.start : chunk.stop]
-            distance, norm = distance + squared_norm(theirs - ours), norm + squared_norm(ours)
-        answer = messages.ReplayDistance(of=(distance / max(norm, 1e-30)) ** 0.5, finite=math.isfinite(norm))
-        return messages.to_frame(answer)
+            peer_sum = (await self.read_part(request.peer, "snapshot", request, chunk)).float()
+            own_sum = replayed[chunk.start : chunk.stop]
+            distance, norm = distance + squared_norm(peer_sum - own_sum), norm + squared_norm(own_sum)
+        relative = (distance / max(norm, 1e-30)) ** 0.5
+        return messages.ReplayDistance(relative=relative, finite=math.isfinite(norm))
 
-    async def read_part(self, peer: str, which: str, part: messages.SumPart) -> Tensor:
-        """Read a part of a peer's sum or of this worker's own. Raise `CallRefusedError` with the peer's name."""
+    async def read_part(
+        self, peer: str, which: str, request: messages.Prepare | messages.CompareReplay, chunk: range
+    ) -> Tensor:
+        """Read a chunk of a peer's sum or of this worker's own. Raise `CallRefusedError` with the peer's name."""
+        fields = request.model_dump(include={"attempt", "step", "timeout"})
+        part = messages.SumPart(start=chunk.start, stop=chunk.stop, **fields)
         if peer == self.transport.peer:
             return self.get_own_part(which, part)
-        dtype, size = DTYPES[self.state.config.sums], part.stop - part.start
+        dtype, size = DTYPES[self.state.config.sums], len(chunk)
         failure = CallError()
         for _ in range(2):  # a connection may break while the peer is alive
             try:
                 frame = messages.to_frame(part)
-                answer = await self.transport.call(peer, which, frame, part.patience, size * dtype.itemsize)
+                answer = await self.transport.call(peer, which, frame, part.timeout, size * dtype.itemsize)
                 return get_single_tensor(answer, (size,), dtype)
             except PeerUnreachableError as error:
                 failure = error
             except CallError as error:
                 failure = error
                 break
-        raise CallRefusedError("unread", f"{peer}: {failure}")
-
-    async def on_snapshot(self, _: str, frame: RpcFrame) -> RpcFrame:
-        return await self.serve_part("snapshot", frame)
-
-    async def on_reduced(self, _: str, frame: RpcFrame) -> RpcFrame:
-        return await self.serve_part("reduced", frame)
+        raise CallRefusedError("unreadable", f"{peer}: {failure}")
 
     async def serve_part(self, which: str, frame: RpcFrame) -> RpcFrame:
         """Answer as soon as the part is available: peers of the stage may have received the attempt earlier."""
@@ -117,7 +103,7 @@ class SumExchange:
             return is_frozen and (which == "snapshot" or bool(self.reduced and self.reduced[0] == part.attempt))
 
         try:
-            async with asyncio.timeout(part.patience), self.changed:
+            async with asyncio.timeout(part.timeout), self.changed:
                 await self.changed.wait_for(is_ready)
         except TimeoutError:
             raise CallRefusedError("slow", "the sum is not available yet") from None

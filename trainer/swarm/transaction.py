@@ -19,21 +19,17 @@ from collections.abc import Iterable, Mapping
 from trainer.errors import ModelError
 from trainer.swarm import buffers, cover, messages, trust
 from trainer.swarm.audit import Audit
-from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
-from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.membership import Membership, raise_if_failed
 from trainer.swarm.stage_client import StageClient
 from trainer.swarm.transport import shorten
 
-MAX_BLAMES = 2
-"""A peer is evicted after this many attempts in which others could not read its gradient sum."""
+MAX_BLAMES = 2  # A peer is evicted after this many attempts in which others could not read its gradient sum
 MIN_BANDWIDTH = 5e5
 """Bytes per second that a peer's network should have. It determines how long the reduction may take."""
 
-LedgersByStage = dict[int, dict[str, messages.Ledger]]
-"""For each stage, its members and their ledgers."""
+LedgersByStage = dict[int, dict[str, messages.Ledger]]  # For each stage, its members and their ledgers
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +43,9 @@ class DivergedError(ModelError):
 
 
 class Transaction:
-    def __init__(
-        self,
-        step: int,
-        config: SwarmConfig,
-        batches: Batches,
-        membership: Membership,
-        first_stage: StageClient,
-        faults: FaultInjector,
-    ) -> None:
-        self.version, self.config, self.batches, self.membership = step, config, batches, membership
-        self.first_stage, self.faults, self.timeout = first_stage, faults, membership.timeout
+    def __init__(self, step: int, batches: Batches, membership: Membership, first_stage: StageClient) -> None:
+        self.version, self.batches, self.membership, self.first_stage = step, batches, membership, first_stage
+        self.config, self.faults, self.timeout = batches.config, membership.faults, membership.timeout
         self.blames: Counter[str] = Counter()
 
     async def run(self, resumed: bool = False) -> None:
@@ -85,8 +73,7 @@ class Transaction:
 
     def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
         """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""
-        first = [self.membership.get_stage_members(stage)[0].name for stage in range(self.config.stages)]
-        norm = sum(votes[name].squared_norm for name in first)
+        norm = sum(votes[members[0].name].squared_norm for members in self.membership.list_stages())
         if not math.isfinite(norm):
             raise DivergedError(f"step {self.version}: the gradient is not finite; try a lower learning rate")
         return norm
@@ -94,7 +81,6 @@ class Transaction:
     def write_commit(
         self, attempt: int, ledgers: LedgersByStage, votes: Mapping[str, messages.Vote], norm: float, seconds: float
     ) -> None:
-        members = {stage: self.membership.get_stage_members(stage) for stage in range(self.config.stages)}
         self.membership.journal.write(
             "commit",
             step=self.version,
@@ -104,7 +90,7 @@ class Transaction:
             norm=math.sqrt(norm),
             loss=compute_loss(ledgers[self.config.stages - 1].values()),
             cover={str(s): {n: sorted(get_held(ledger)) for n, ledger in p.items()} for s, p in ledgers.items()},
-            votes={str(s): {peer.name: votes[peer.name].digest for peer in peers} for s, peers in members.items()},
+            votes={str(s): {name: votes[name].digest for name in peers} for s, peers in ledgers.items()},
             seconds=round(seconds, 4),
         )
 
@@ -113,10 +99,8 @@ class Transaction:
 
         `needs`: for each micro-batch, the stages that lack its gradient.
         """
-        stages = [self.membership.get_stage_members(stage) for stage in range(self.config.stages)]
-        slots = {number: [member.slots for member in peers] for number, peers in enumerate(stages)}
-        wanted = 2 * max(map(len, stages)) + self.config.stages
-        semaphore = asyncio.Semaphore(buffers.limit_in_flight(slots, wanted))
+        slots = [[member.slots for member in members] for members in self.membership.list_stages()]
+        semaphore = asyncio.Semaphore(buffers.limit_in_flight(slots, 2 * max(map(len, slots)) + self.config.stages))
 
         async def run_one(number: int, need: tuple[int, ...]) -> bool:
             async with semaphore:
@@ -126,7 +110,7 @@ class Transaction:
 
     async def run_micro_batch(self, number: int, need: tuple[int, ...]) -> bool:
         x, y = self.batches.get_batch(self.version, number)
-        request = messages.RunRequest(step=self.version, micro_batch=number, need=need, patience=self.timeout)
+        request = messages.RunRequest(step=self.version, micro_batch=number, need=need, timeout=self.timeout)
         frame = messages.to_frame(request, x, y)
         try:
             await self.first_stage.call_stage(frame, self.config.stages, self.timeout, x.numel(), reject_tensors)
@@ -146,7 +130,7 @@ class Transaction:
             resets = cover.peers_to_reset(held)
             order = messages.DropStep(attempt=self.membership.next_attempt(), step=self.version)
             self.evict_failed(await self.membership.call_members(dict.fromkeys(resets, order), "drop"))
-            held = {s: {n: set() if n in resets else got for n, got in peers.items()} for s, peers in held.items()}
+            held = {s: {n: set() if n in resets else h for n, h in peers.items()} for s, peers in held.items()}
             needs = cover.find_missing(held, self.config.micro_batches)
             if not needs and not resets:
                 return ledgers
@@ -191,14 +175,9 @@ class Transaction:
     async def collect_votes(self, attempt: int, ledgers: LedgersByStage) -> dict[str, messages.Vote] | None:
         """Have all members freeze, reduce and vote. Return None if one failed or the votes of a stage differ."""
         timeout = self.timeout + self.get_reduce_seconds()
+        order = messages.Prepare(attempt=attempt, step=self.version, held=(), peers=(), timeout=timeout)
         orders = {
-            name: messages.Prepare(
-                attempt=attempt,
-                step=self.version,
-                held=tuple(sorted(get_held(ledger))),
-                peers=tuple(sorted(peers)),
-                patience=timeout,
-            )
+            name: order.model_copy(update={"held": tuple(sorted(get_held(ledger))), "peers": tuple(sorted(peers))})
             for peers in ledgers.values()
             for name, ledger in peers.items()
         }
@@ -218,13 +197,13 @@ class Transaction:
 
     def get_reduce_seconds(self) -> float:
         """Return how long reading all gradient sums of a stage may take, beyond the usual timeout."""
-        members = [self.membership.get_stage_members(stage) for stage in range(self.config.stages)]
-        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in members) / MIN_BANDWIDTH
+        stages = self.membership.list_stages()
+        return max(4 * len(peers) * max(member.parameters for member in peers) for peers in stages) / MIN_BANDWIDTH
 
     def assign_blame(self, name: str, error: CallError) -> None:
         """Record why a member did not vote, and evict the cause: itself, or the peer whose sum it could not read."""
-        is_unread = isinstance(error, CallRefusedError) and error.code == "unread"
-        culprit = error.message.partition(":")[0] if is_unread else name
+        is_unreadable = isinstance(error, CallRefusedError) and error.code == "unreadable"
+        culprit = error.message.partition(":")[0] if is_unreadable else name
         is_outdated = isinstance(error, CallRefusedError) and error.code in ("stale", "mismatch")
         if is_outdated or culprit not in self.membership.members:
             return
@@ -244,12 +223,8 @@ class Transaction:
 
     async def commit(self, attempt: int, norm: float) -> None:
         """Have all members make the update, and evict those that do not confirm: the others have the whole sum."""
-        order = messages.Commit(
-            attempt=attempt,
-            step=self.version,
-            factor=self.config.rate(self.version),
-            clip_scale=self.config.clip_scale(norm),
-        )
+        factor, clip_scale = self.config.rate(self.version), self.config.clip_scale(norm)
+        order = messages.Commit(attempt=attempt, step=self.version, factor=factor, clip_scale=clip_scale)
         commits = [asyncio.ensure_future(self.commit_member(name, order)) for name in list(self.membership.members)]
         for done in asyncio.as_completed(commits):
             await done
@@ -276,4 +251,4 @@ def get_held(ledger: messages.Ledger) -> set[int]:
 def compute_loss(ledgers: Iterable[messages.Ledger]) -> float:
     """Return the loss in nats per target from the last stage's ledgers, summed in the order of the micro-batches."""
     held = sorted((held for ledger in ledgers for held in ledger.held), key=lambda held: held.micro_batch)
-    return sum(one.nats for one in held) / max(1, sum(one.targets for one in held))
+    return sum(entry.nats for entry in held) / max(1, sum(entry.targets for entry in held))

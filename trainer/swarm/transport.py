@@ -1,9 +1,8 @@
 """Encrypted calls between peers. The adapter of hivemind, of which only the libp2p daemon is used.
 
-A call is one stream: one frame goes out, one or more come back. A frame is a JSON header and raw tensors, whose total
-size is checked against a limit before any of them is read; no code travels. A peer's name is the hash of its key, which
-libp2p verifies, so callers are authenticated (`Route.admits` authorizes them). Canceling a call cancels it on the other
-side too; the death of a peer ends its calls within milliseconds.
+A call is one stream: one frame goes out, one or more come back (`trainer.swarm.frames`). A peer's name is the hash of
+its key, which libp2p verifies, so callers are authenticated (`Route.admits` authorizes them). Canceling a call cancels
+it on the other side too; the death of a peer ends its calls within milliseconds.
 
 The daemon is a child of this process and ends with it in any case. This file is the only one that may use hivemind,
 including its private `P2P._client`, which has no public counterpart for identify, connect and stream_open.
@@ -37,22 +36,18 @@ from trainer.swarm.frames import (
 )
 
 PROTOCOL = "dailytrain-swarm/1"
-CONNECT_SECONDS = 5.0
-"""Timeout of a connection attempt."""
+CONNECT_SECONDS = 5.0  # Timeout of a connection attempt
 RELAY = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE, RESERVED = bytes((2, 8, 0)), bytes((40, 100))
 """Of that protocol (circuit v2): a `HopMessage` of type RESERVE, and the end of a successful answer."""
 RESERVATION_SECONDS = 5.0
 """Interval in which a machine that cannot be dialed renews its relay reservations: a relay may have restarted."""
-P2P_CODE = bytes.fromhex("a503")
-"""Prefix of a peer's name in a binary address: 421 as a varint."""
-HANGUP_SECONDS = 5.0
-"""Time that a caller gets to close the stream after the answer."""
+P2P_CODE = bytes.fromhex("a503")  # Prefix of a peer's name in a binary address: 421 as a varint
+HANGUP_SECONDS = 5.0  # Time that a caller gets to close the stream after the answer
 
 SOCKET_FOLDER_VARIABLE = "SWARM_SOCKETS"
 """Environment variable with the folder for sockets; default: the temporary folder."""
-PEER_SUFFIX = 8
-"""Characters at the end of a peer's name that identify it in metrics."""
+PEER_SUFFIX = 8  # Characters at the end of a peer's name that identify it in metrics
 
 log = logging.getLogger(__name__)
 
@@ -64,34 +59,28 @@ Handler = Callable[[str, RpcFrame], Awaitable[RpcFrame] | AsyncIterator[RpcFrame
 class Route:
     """The handler of one method."""
 
-    handler: Handler
-    """(caller's name, frame) -> one frame, or several."""
-    admits: Callable[[str], bool]
-    """Whether this peer may call. Checked before any tensor is read."""
-    max_bytes: int
-    """Limit of a request's tensors."""
+    handler: Handler  # (caller's name, frame) -> one frame, or several
+    admits: Callable[[str], bool]  # Whether this peer may call. Checked before any tensor is read.
+    max_bytes: int  # Limit of a request's tensors
 
 
 @dataclass
 class Transport:
     """This process's connection to the network."""
 
-    folder: Path
-    """Folder of this process only, with the key that its name derives from."""
+    folder: Path  # Folder of this process only, with the key that its name derives from
     peer: str = ""
     addresses: tuple[str, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
-    dialled: bool = True
-    """Whether other peers can dial this machine."""
+    is_dialable: bool = True  # Whether other peers can dial this machine
     _relays: list[str] = field(default_factory=list)
     _p2p: Any = None
     _sockets: Path | None = None
     _routes: dict[str, Route] = field(default_factory=dict)
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _connected: set[str] = field(default_factory=set)
-    _reserved_at: float = float("-inf")
-    """Time of the last relay reservations."""
+    _reserved_at: float = float("-inf")  # Time of the last relay reservations
 
     async def start(
         self,
@@ -110,11 +99,11 @@ class Transport:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         # Not in `folder`: a socket's path is limited to about a hundred characters.
-        place = Path(os.environ.get(SOCKET_FOLDER_VARIABLE) or tempfile.gettempdir())
-        remove_stale_sockets(place)
-        self._sockets = Path(tempfile.mkdtemp(prefix=f"swarm-{os.getpid()}-", dir=place))
+        parent = Path(os.environ.get(SOCKET_FOLDER_VARIABLE) or tempfile.gettempdir())
+        remove_stale_sockets(parent)
+        self._sockets = Path(tempfile.mkdtemp(prefix=f"swarm-{os.getpid()}-", dir=parent))
         relays = list(relays)
-        create, failed = build_daemon_factory(self._sockets)
+        create, daemon_error = build_daemon_factory(self._sockets)
         starting = create(
             host_maddrs=[f"/ip4/{host}/tcp/{port}"],
             announce_maddrs=list(announce) or None,
@@ -135,7 +124,7 @@ class Transport:
         )
         try:
             self._p2p = await starting
-        except failed as error:
+        except daemon_error as error:
             raise PeerUnreachableError(f"cannot listen on {host}:{port}: {error}") from error
         self.peer = self._p2p.peer_id.to_base58()
         self._relays, self.is_dialable = relays, listen
@@ -143,16 +132,16 @@ class Transport:
 
     async def refresh_addresses(self) -> None:
         """Update `addresses` from the daemon. A machine that does not listen is reached through its relays, if any."""
-        _, found = await self._p2p._client.identify()
+        _, addresses = await self._p2p._client.identify()
         if not self.is_dialable:
-            found = [f"{relay}/p2p-circuit" for relay in self._relays]
-        self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in found)
+            addresses = [f"{relay}/p2p-circuit" for relay in self._relays]
+        self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in addresses)
 
     async def serve(self, routes: Mapping[str, Route]) -> None:
         """Add the handlers of these methods."""
-        first = not self._routes
+        is_first = not self._routes
         self._routes.update(routes)
-        if first:
+        if is_first:
             await self._p2p.add_binary_stream_handler(PROTOCOL, self._answer)
 
     async def close(self) -> None:
@@ -186,7 +175,7 @@ class Transport:
         The daemon does this too, but only after three minutes."""
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-        async def ask(relay: str) -> None:
+        async def reserve(relay: str) -> None:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await self._reserve(relay.rpartition("/p2p/")[2])
@@ -195,7 +184,7 @@ class Transport:
 
         if self.is_dialable or loop_time() < self._reserved_at + RESERVATION_SECONDS:
             return
-        await asyncio.gather(*map(ask, self._relays))
+        await asyncio.gather(*map(reserve, self._relays))
         self._reserved_at = loop_time()
 
     async def _reserve(self, relay: str) -> None:
@@ -210,11 +199,11 @@ class Transport:
             writer.close()
 
     async def _connect(self, name: Any, peer: str) -> None:
+        """Dial a peer's known addresses. libp2p expects them without the peer's name at the end."""
         from hivemind.utils.multiaddr import Multiaddr
 
-        await self._p2p._client.connect(
-            name, [Multiaddr(encode_address(strip_peer(a, peer))) for a in self._known.get(peer, ())]
-        )
+        addresses = [address.removesuffix(f"/p2p/{peer}") for address in self._known.get(peer, ())]
+        await self._p2p._client.connect(name, [Multiaddr(encode_address(address)) for address in addresses])
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +230,7 @@ class Transport:
                         return
                     yield answer
         except TimeoutError:
-            raise CallTimeoutError(f"{method} brought nothing for {timeout:.1f} s") from None
+            raise CallTimeoutError(f"{method} sent nothing for {timeout:.1f} s") from None
 
     @contextlib.asynccontextmanager
     async def _open(self, peer: str, method: str, frame: RpcFrame) -> AsyncIterator[asyncio.StreamReader]:
@@ -271,11 +260,11 @@ class Transport:
                 self._connected.add(peer)
                 return reader, writer
             except (ControlFailure, OSError, EOFError, ValueError) as error:
-                fresh = peer not in self._connected
+                is_new = peer not in self._connected
                 self._connected.discard(peer)
                 # An old connection may have broken while the peer is alive: dial once more.
-                if fresh or attempt == 2 or peer not in self._known:
-                    raise PeerUnreachableError(f"no way to {shorten(peer)}: {error}") from error
+                if is_new or attempt == 2 or peer not in self._known:
+                    raise PeerUnreachableError(f"cannot connect to {shorten(peer)}: {error}") from error
         raise AssertionError
 
     async def _read_answer(self, reader: asyncio.StreamReader, max_bytes: int) -> RpcFrame:
@@ -291,9 +280,9 @@ class Transport:
 
     async def _answer(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = info.peer_id.to_base58()
-        working = asyncio.ensure_future(self._work(caller, reader, writer))
+        task = asyncio.ensure_future(self._handle_call(caller, reader, writer))
         try:
-            await working
+            await task
         except (OSError, EOFError, asyncio.CancelledError):
             pass
         except MalformedFrameError as error:
@@ -302,16 +291,15 @@ class Transport:
                 await send_frame(writer, {"refused": "malformed", "why": str(error)})
                 await wait_for_hangup(reader)
         finally:
-            working.cancel()
+            task.cancel()
             writer.close()
 
-    async def _work(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_call(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         header = await receive_header(reader)
         route = self._routes.get(str(header.get("method")))
         if route is None or not route.admits(caller):
-            await send_frame(
-                writer, {"refused": "stranger" if route else "unknown", "why": "not a member, or no such method"}
-            )
+            code = "not_member" if route else "unknown"
+            await send_frame(writer, {"refused": code, "why": "not a member, or no such method"})
             await wait_for_hangup(reader)
             return
         if not isinstance(header.get("body"), dict):
@@ -319,15 +307,16 @@ class Transport:
         tensors, size = await receive_tensors(reader, header, route.max_bytes)
         self.bytes_in += size
         answering = asyncio.ensure_future(self._reply(route, caller, RpcFrame(header["body"], tensors), writer))
-        gone = asyncio.ensure_future(reader.read(1))  # the caller sends nothing more, so this is the end of the stream
+        # The caller sends nothing more, so this returns at the end of the stream.
+        hangup = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, hangup}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and answering.exception() is None:
-                await asyncio.wait({gone}, timeout=HANGUP_SECONDS)  # as in `linger`
+                await asyncio.wait({hangup}, timeout=HANGUP_SECONDS)  # as in `wait_for_hangup`
         finally:
             answering.cancel()
-            gone.cancel()
-            await asyncio.gather(answering, gone, return_exceptions=True)
+            hangup.cancel()
+            await asyncio.gather(answering, hangup, return_exceptions=True)
 
     async def _reply(self, route: Route, caller: str, frame: RpcFrame, writer: asyncio.StreamWriter) -> None:
         try:
@@ -337,8 +326,8 @@ class Transport:
                     self.bytes_out += await send_frame(writer, {"body": part.body}, part.tensors)
                 await send_frame(writer, {"body": {"end": True}})
             else:
-                done = await answer
-                self.bytes_out += await send_frame(writer, {"body": done.body}, done.tensors)
+                part = await answer
+                self.bytes_out += await send_frame(writer, {"body": part.body}, part.tensors)
         except CallRefusedError as error:
             await send_frame(writer, {"refused": error.code, "why": error.message})
         except (OSError, EOFError):
@@ -346,7 +335,7 @@ class Transport:
         except MalformedFrameError as error:
             await send_frame(writer, {"refused": "malformed", "why": str(error)})
         except CallError as error:
-            await send_frame(writer, {"refused": "below", "why": str(error)})
+            await send_frame(writer, {"refused": "later_stage", "why": str(error)})
         except Exception as error:
             log.exception("a call of %s failed", shorten(caller))
             await send_frame(writer, {"refused": "failed", "why": f"{type(error).__name__}: {error}"})
@@ -396,11 +385,6 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def strip_peer(address: str, peer: str) -> str:
-    """Return an address without the peer's name at its end, as libp2p's connect expects it."""
-    return address.removesuffix(f"/p2p/{peer}")
-
-
 def encode_address(address: str) -> bytes:
     """Return an address in the binary form of libp2p's daemon.
 
@@ -409,15 +393,10 @@ def encode_address(address: str) -> bytes:
     from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
 
-    before, name, behind = address.partition("/p2p/")
-    if not name:
-        return bytes(Multiaddr(before).to_bytes())
-    peer, _, rest = behind.partition("/")
+    start, separator, rest = address.partition("/p2p/")
+    encoded = bytes(Multiaddr(start).to_bytes()) if start else b""
+    if not separator:
+        return encoded
+    peer, _, rest = rest.partition("/")
     key = PeerID.from_base58(peer).to_bytes()
-    return (
-        bytes(Multiaddr(before).to_bytes())
-        + P2P_CODE
-        + bytes([len(key)])
-        + key
-        + (encode_address(f"/{rest}") if rest else b"")
-    )
+    return encoded + P2P_CODE + bytes([len(key)]) + key + (encode_address(f"/{rest}") if rest else b"")

@@ -17,10 +17,8 @@ from torch import Tensor
 
 OUTLIER_FACTOR = 100.0
 """A gradient of a hidden state this many times the median size is an outlier: another peer recomputes it."""
-WARMUP_GRADIENTS = 4
-"""Gradients needed before the median is meaningful. Until then two peers compute each gradient."""
-STRIKE_WARMUP_GRADIENTS = 32
-"""The same for a peer whose gradient sum was wrong once."""
+WARMUP_GRADIENTS = 4  # Gradients needed before the median is meaningful. Until then two peers compute each gradient.
+STRIKE_WARMUP_GRADIENTS = 32  # The same for a peer whose gradient sum was wrong once
 SUM_OUTLIER_FACTOR = 10.0
 """A gradient sum this many times the others' norm per micro-batch is an outlier: another peer recomputes it."""
 TOLERANCES = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.1}

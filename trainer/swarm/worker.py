@@ -10,27 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from trainer.protocol import Message
+from trainer.protocol.version import MessageT
 from trainer.swarm import buffers, messages, trust
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import DTYPES, CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.next_stage_client import NextStageClient, describe_non_finite
 from trainer.swarm.stage import ForwardRecord, Stage, StateError
+from trainer.swarm.stage_client import MAX_HIDDEN_BYTES
 from trainer.swarm.state_transfer import fetch_state, send_state
 from trainer.swarm.sum_exchange import SumExchange
-from trainer.swarm.transport import Route, Transport, loop_time
+from trainer.swarm.transport import Handler, Route, Transport, loop_time
 from trainer.swarm.worker_state import WorkerState
 
-GIVE_UP_SECONDS = 900.0
-"""A worker stops if the coordinator does not answer for this long."""
+GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not answer for this long
 MAX_MESSAGE_BYTES = 2**20
-MAX_HIDDEN_BYTES = 2**31
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -50,16 +52,14 @@ class Worker:
         """`coordinator`: its addresses, which end with its name."""
         self.transport, self.hello, self.faults, self.device = transport, hello, faults, device
         self.coordinator = coordinator[0].rpartition("/p2p/")[2]
-        suffix = f"/p2p/{self.coordinator}"
-        transport.add_addresses(self.coordinator, [address.removesuffix(suffix) for address in coordinator])
+        transport.add_addresses(self.coordinator, coordinator)
         self.executor = ThreadPoolExecutor(1, "compute")
         self.state: WorkerState | None = None
         self.exchange: SumExchange | None = None
         self.members = messages.Members(attempt=0, stages=())
         self.next_stage: NextStageClient | None = None
         self.slots = asyncio.Semaphore(1)
-        self.blamed_callers: dict[str, str] = {}
-        """Callers whose request was invalid, and why."""
+        self.blamed_callers: dict[str, str] = {}  # Callers whose request was invalid, and why
         self.stopped = asyncio.Event()
         self.reason = ""
 
@@ -68,27 +68,21 @@ class Worker:
     async def serve(self) -> None:
         """Serve until the coordinator ends the run or is gone for good."""
         handlers = {
-            "members": self.on_members,
-            "load": self.on_load,
-            "where": self.on_where,
-            "ledger": self.on_ledger,
-            "drop": self.on_drop,
-            "prepare": self.on_prepare,
-            "replayed": lambda caller, frame: self.get_exchange().on_replayed(caller, frame),
-            "commit": self.on_commit,
-            "bye": self.on_bye,
+            "members": build_handler(messages.Members, self.on_members),
+            "load": build_handler(messages.Load, self.on_load),
+            "position": build_handler(messages.PositionRequest, self.on_position),
+            "ledger": build_handler(messages.StepRequest, self.on_ledger),
+            "drop": build_handler(messages.DropStep, self.on_drop),
+            "prepare": build_handler(messages.Prepare, self.on_prepare),
+            "compare_replay": build_handler(messages.CompareReplay, lambda m: self.get_exchange().compare_replay(m)),
+            "commit": build_handler(messages.Commit, self.on_commit),
+            "shutdown": build_handler(messages.Shutdown, self.on_shutdown),
         }
         routes = {name: Route(h, self.is_coordinator, MAX_MESSAGE_BYTES) for name, h in handlers.items()}
-        routes |= {
-            "run": Route(self.on_run, self.may_run, MAX_HIDDEN_BYTES),
-            "snapshot": Route(
-                lambda caller, frame: self.get_exchange().on_snapshot(caller, frame), self.is_member, MAX_MESSAGE_BYTES
-            ),
-            "reduced": Route(
-                lambda caller, frame: self.get_exchange().on_reduced(caller, frame), self.is_member, MAX_MESSAGE_BYTES
-            ),
-            "state": Route(self.on_state, self.may_load, MAX_MESSAGE_BYTES),
-        }
+        routes["run"] = Route(self.on_run, self.may_run, MAX_HIDDEN_BYTES)
+        routes["state"] = Route(self.on_state, self.may_load, MAX_MESSAGE_BYTES)
+        for which in ("snapshot", "reduced"):
+            routes[which] = Route(partial(self.serve_sum, which), self.is_member, MAX_MESSAGE_BYTES)
         await self.transport.serve(routes)
         await self.send_hellos()
 
@@ -136,9 +130,7 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(self.executor, function, *args)
 
     def get_state(self) -> WorkerState:
-        if self.state is None:
-            raise CallRefusedError("stale", "this worker has not been welcomed yet")
-        return self.state
+        return self.get_exchange().state
 
     def get_exchange(self) -> SumExchange:
         if self.exchange is None:
@@ -161,8 +153,7 @@ class Worker:
 
     # --- membership ---
 
-    async def on_members(self, _: str, frame: RpcFrame) -> RpcFrame:
-        members = messages.parse_message(messages.Members, frame)
+    async def on_members(self, members: messages.Members) -> None:
         if members.attempt < self.members.attempt:
             raise CallRefusedError("stale", "this worker has a newer list of members")
         self.members = members
@@ -171,11 +162,10 @@ class Worker:
                 self.transport.add_addresses(peer.name, peer.addresses)
         await self.connect_to_all()
         names = [[peer.name for peer in peers] for peers in members.stages]
-        own = next((number for number, peers in enumerate(names) if self.transport.peer in peers), None)
-        if own is not None and own + 1 < len(names):
-            self.next_stage = self.next_stage or NextStageClient(self.transport, self.get_state().config, own)
-            self.next_stage.client.set_peers(names[own + 1])
-        return messages.to_frame(messages.Acknowledgement())
+        index = next((number for number, peers in enumerate(names) if self.transport.peer in peers), None)
+        if index is not None and index + 1 < len(names):
+            self.next_stage = self.next_stage or NextStageClient(self.transport, self.get_state().config, index)
+            self.next_stage.client.set_peers(names[index + 1])
 
     async def connect_to_all(self) -> None:
         """If this machine cannot be dialed, dial all peers: they call back over these connections."""
@@ -183,20 +173,17 @@ class Worker:
             others = {p.name for peers in (*self.members.stages, self.members.joining) for p in peers if p.addresses}
             await asyncio.gather(*(self.transport.connect_to(name) for name in others - {self.transport.peer}))
 
-    async def on_load(self, _: str, frame: RpcFrame) -> RpcFrame:
-        order = messages.parse_message(messages.Load, frame)
+    async def on_load(self, order: messages.Load) -> messages.Loaded:
         worker = self.get_state()
         state = await self.fetch_first_state(order) if order.sources else None
         try:
             stage = await self.run_in_thread(worker.load_stage, order.attempt, order.stage, order.step, state)
         except StateError as error:
-            raise CallRefusedError("unread", f"{order.sources[0].name}: {error}") from error
-        digest = await self.run_in_thread(stage.digest)
+            raise CallRefusedError("unreadable", f"{order.sources[0].name}: {error}") from error
         slots = await self.run_in_thread(buffers.count_slots, stage)
         self.slots, self.get_exchange().reduced, self.next_stage = asyncio.Semaphore(slots), None, None
         log.info("stage %d of %d at step %d", order.stage, worker.config.stages, order.step)
-        parameters = stage.gradient_sum.numel()
-        return messages.to_frame(messages.Loaded(digest=digest, parameters=parameters, slots=slots))
+        return messages.Loaded(parameters=stage.gradient_sum.numel(), slots=slots)
 
     async def fetch_first_state(self, order: messages.Load) -> dict[str, Tensor]:
         """Read a stage's state from the first source that sends it."""
@@ -207,7 +194,7 @@ class Worker:
                 return await fetch_state(self.transport, source.name, order.stage, order.step, 30)
             except (CallError, ValueError) as error:
                 failure = f"{source.name}: {error}"
-        raise CallRefusedError("unread", failure)
+        raise CallRefusedError("unreadable", failure)
 
     async def on_state(self, _: str, frame: RpcFrame) -> AsyncIterator[RpcFrame]:
         request = messages.parse_message(messages.StateRequest, frame)
@@ -215,9 +202,8 @@ class Worker:
         async for part in send_state(state):
             yield part
 
-    async def on_bye(self, _: str, frame: RpcFrame) -> RpcFrame:
-        self.stop(messages.parse_message(messages.Shutdown, frame).why)
-        return messages.to_frame(messages.Acknowledgement())
+    async def on_shutdown(self, order: messages.Shutdown) -> None:
+        self.stop(order.why)
 
     # --- a micro-batch ---
 
@@ -252,14 +238,10 @@ class Worker:
         if request.mode == "learn":
             return await self.backward(request, record, answer, result)
         path = (self.transport.peer, *result.path)
-        return messages.to_frame(messages.StageAnswer(path=path, below=result.below), answer)
+        return messages.to_frame(messages.StageAnswer(path=path, later_seconds=result.later_seconds), answer)
 
     async def backward(
-        self,
-        request: messages.RunRequest,
-        record: ForwardRecord,
-        gradient: Tensor | None,
-        result: messages.StageAnswer,
+        self, request: messages.RunRequest, record: ForwardRecord, gradient: Tensor | None, result: messages.StageAnswer
     ) -> RpcFrame:
         state = self.get_state()
 
@@ -276,41 +258,48 @@ class Worker:
 
     # --- the end of a step ---
 
-    async def on_where(self, _: str, frame: RpcFrame) -> RpcFrame:
-        request = messages.parse_message(messages.PositionRequest, frame)
+    async def on_position(self, request: messages.PositionRequest) -> messages.Position:
         if self.state is None:
-            return messages.to_frame(messages.Position(stage=None, step=0, promised=None))
-        return messages.to_frame(await self.run_in_thread(self.state.get_position, request))
+            return messages.Position(stage=None, step=0, frozen_attempt=None)
+        return await self.run_in_thread(self.state.get_position, request)
 
-    async def on_ledger(self, _: str, frame: RpcFrame) -> RpcFrame:
-        request = messages.parse_message(messages.StepRequest, frame)
+    async def on_ledger(self, request: messages.StepRequest) -> messages.Ledger:
         ledger = await self.run_in_thread(self.get_state().read_ledger, request)
         await self.get_exchange().notify()
         blamed = self.blamed_callers | (self.next_stage.client.blamed if self.next_stage else {})
         blames = tuple(messages.Blame(peer=peer, why=why) for peer, why in blamed.items() if self.is_member(peer))
-        return messages.to_frame(ledger.model_copy(update={"blamed": blames}))
+        return ledger.model_copy(update={"blamed": blames})
 
-    async def on_drop(self, _: str, frame: RpcFrame) -> RpcFrame:
-        order = messages.parse_message(messages.DropStep, frame)
+    async def on_drop(self, order: messages.DropStep) -> None:
         await self.run_in_thread(self.get_state().drop_step, order)
-        if order.doubted and self.next_stage is not None:
+        if order.first_strike and self.next_stage is not None:
             self.next_stage.gradient_norms = trust.GradientNormTracker(trust.STRIKE_WARMUP_GRADIENTS)
         await self.get_exchange().notify()
-        return messages.to_frame(messages.Acknowledgement())
 
-    async def on_prepare(self, _: str, frame: RpcFrame) -> RpcFrame:
-        request, exchange = messages.parse_message(messages.Prepare, frame), self.get_exchange()
+    async def on_prepare(self, request: messages.Prepare) -> messages.Vote:
+        exchange = self.get_exchange()
         await self.run_in_thread(self.get_state().freeze, request)
         await exchange.notify()
-        await self.faults.trigger("promised", request.step)
-        return messages.to_frame(await exchange.vote(request))
+        await self.faults.trigger("frozen", request.step)
+        return await exchange.vote(request)
 
-    async def on_commit(self, _: str, frame: RpcFrame) -> RpcFrame:
-        order = messages.parse_message(messages.Commit, frame)
+    async def serve_sum(self, which: str, _: str, frame: RpcFrame) -> RpcFrame:
+        return await self.get_exchange().serve_part(which, frame)
+
+    async def on_commit(self, order: messages.Commit) -> messages.Committed:
         await self.faults.trigger("committing", order.step)
         committed = await self.run_in_thread(self.get_state().commit, order)
         self.get_exchange().reduced = None
-        return messages.to_frame(committed)
+        return committed
+
+
+def build_handler(kind: type[MessageT], function: Callable[[MessageT], Awaitable[Message | None]]) -> Handler:
+    """Return a handler that parses the request for `function` and encodes its answer; None is an acknowledgement."""
+
+    async def handle(_: str, frame: RpcFrame) -> RpcFrame:
+        return messages.to_frame(await function(messages.parse_message(kind, frame)) or messages.Acknowledgement())
+
+    return handle
 
 
 def check_inputs(

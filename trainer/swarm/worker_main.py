@@ -1,7 +1,7 @@
 """A worker's process.
 
-    python -m trainer.swarm.worker_main --order ORDER.json --folder DIR --out OUT
-    python -m trainer.swarm.worker_main --coordinator /ip4/.../tcp/.../p2p/... --folder DIR
+    python -m trainer.swarm.worker_main --order ORDER.json --home DIR --out OUT
+    python -m trainer.swarm.worker_main --coordinator /ip4/.../tcp/.../p2p/... --home DIR
 
 With a site's order it writes `OUT/status.json` for the volunteer every second, and `OUT/metrics.jsonl` for the site
 every ten seconds.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.json_files import atomic_write_json
+from trainer.distributed.devices import select_device
 from trainer.errors import UserError
 from trainer.ops.heap import keep_freed_memory
 from trainer.protocol import WorkerOrder
@@ -42,15 +43,16 @@ async def run_worker(args: argparse.Namespace, worker_type: type[Worker] = Worke
     if args.order is not None:
         order = WorkerOrder.model_validate_json(args.order.read_bytes())
         coordinator = order.coordinator
-        hello = messages.Hello(run=str(order.run), label=order.label, credential=order.credential)
+        hello = messages.Hello(label=order.label, credential=order.credential)
     else:
         coordinator = (args.coordinator,)
-        hello = messages.Hello(run="", label=args.label, wish=args.wish)
-    transport = Transport(args.folder)
+        hello = messages.Hello(label=args.name, preferred_stage=args.preferred_stage)
+    transport = Transport(args.home)
     host, _, port = args.listen.rpartition(":")
     relays = coordinator if args.behind_nat else ()
     await transport.start(host, int(port), args.announce, listen=not args.behind_nat, relays=relays)
-    worker = worker_type(transport, coordinator, hello, FaultInjector.from_json(args.faults), args.device)
+    faults, device = FaultInjector.from_json(args.faults), select_device(args.device, devices=1)
+    worker = worker_type(transport, coordinator, hello, faults, device)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, worker.leave)
     try:
@@ -115,11 +117,11 @@ def build_parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--order", type=Path, help="the site's order, JSON")
     source.add_argument("--coordinator", help="the coordinator's address: /ip4/.../tcp/.../p2p/...")
-    parser.add_argument("--folder", required=True, type=Path, help="this worker's own folder, with its key")
+    parser.add_argument("--home", required=True, type=Path, help="this worker's own folder, with its key")
     parser.add_argument("--out", type=Path, help="folder for status and metrics")
-    parser.add_argument("--label", default="", help="a name for this machine, without an order")
-    parser.add_argument("--wish", type=int, help="preferred stage, without an order")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--name", default="", help="name of this machine, without an order")
+    parser.add_argument("--preferred-stage", type=int, help="preferred stage, without an order")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="where to compute")
     add_network_arguments(parser, "127.0.0.1:0")
     parser.add_argument("--behind-nat", action="store_true", help="this machine cannot be dialed")
     parser.add_argument("--faults", help=argparse.SUPPRESS)

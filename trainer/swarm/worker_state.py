@@ -30,7 +30,7 @@ from trainer.swarm.messages import (
     Vote,
 )
 from trainer.swarm.router import SMOOTHING
-from trainer.swarm.stage import ForwardRecord, Sha256, Stage, squared_norm, update_hash
+from trainer.swarm.stage import ForwardRecord, HashObject, Stage, squared_norm, update_hash
 
 
 class WorkerState:
@@ -38,18 +38,14 @@ class WorkerState:
         self.config, self.device = config, device
         self.stage: Stage | None = None
         self.held: dict[int, HeldMicroBatch] = {}
-        self.attempt = 0
-        """The newest attempt of the coordinator; older ones are refused."""
+        self.attempt = 0  # The newest attempt of the coordinator; older ones are refused
         self.frozen_attempt: int | None = None
         """The attempt in which this worker is frozen. Set last, when everything that belongs to it is in place."""
         self.snapshot: Tensor | None = None
         """`[P]`: the gradient sum when frozen, in the dtype of the reduction. Replaced, never changed."""
-        self.weights_hash: tuple[int, Sha256] | None = None
-        """The attempt, and a sha256 object over the weights."""
-        self.mean: Tensor | None = None
-        """`[P]`, fp32: the stage's mean gradient that was voted on."""
-        self.replayed: tuple[int, Tensor] | None = None
-        """Number of a replay and the gradient sum that it recomputed."""
+        self.weights_hash: tuple[int, HashObject] | None = None  # The attempt, and a sha256 object over the weights
+        self.mean: Tensor | None = None  # `[P]`, fp32: the stage's mean gradient that was voted on
+        self.replayed: tuple[int, Tensor] | None = None  # Number of a replay and the gradient sum that it recomputed
         self.throughput: float | None = None
 
     # --- the stage ---
@@ -121,11 +117,11 @@ class WorkerState:
         accumulates nothing; the requested `peer` keeps its gradients aside.
         """
         stage = self.get_stage(request.step)
-        if request.aside is not None:
-            is_target = request.aside.peer == peer
+        if request.replay is not None:
+            is_target = request.replay.peer == peer
             input_gradient, gradients = stage.backward(record, gradient, learn=is_target)
             if is_target:
-                self.add_to_replay(request.aside.number, gradients)
+                self.add_to_replay(request.replay.number, gradients)
             return input_gradient
         if self.frozen_attempt is not None:
             raise CallRefusedError("frozen", "this step is being committed")
@@ -164,7 +160,7 @@ class WorkerState:
         return Position(
             stage=None if stage is None else stage.index,
             step=0 if stage is None else stage.version,
-            promised=self.frozen_attempt,
+            frozen_attempt=self.frozen_attempt,
             digest=stage.digest() if request.digest and stage is not None else None,
         )
 

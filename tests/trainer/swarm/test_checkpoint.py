@@ -28,7 +28,7 @@ def dataset(dataset_folder: Path) -> Dataset:
 
 @pytest.fixture(scope="module")
 def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
-    """A run of six steps, kept at 0, 3 and 6, and its losses. For reading only."""
+    """A run of six steps, with versions 0, 3 and 6, and its losses. Do not change it."""
     config, folder = tiny(dataset), tmp_path_factory.mktemp("swarm")
     stages, losses = build_stages(config), []
     for version in (0, 3, 6):
@@ -95,10 +95,10 @@ def test_prune_keeps_newest_and_newer_incomplete_versions(run: Path, config: Swa
     assert checkpoint.list_versions(run, config) == [6]
 
 
-def test_it_becomes_a_run_that_the_other_commands_read(
+def test_assembled_run_is_readable_by_other_commands(
     run: Path, config: SwarmConfig, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = checkpoint.assemble_run(run, config, dataset, seconds=1.5, dev={"loss": 4.0, "bits_per_byte": 2.0})
+    folder = checkpoint.assemble_run(run, config, dataset, seconds=1.5)
     model = load_model(run)
     for stage in range(config.stages):
         state = checkpoint.load_stage(run, config, stage, 6)
@@ -113,7 +113,6 @@ def test_it_becomes_a_run_that_the_other_commands_read(
         opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]
     )
     assert opened.tokenizer_sha256 == dataset.tokenizer.sha256
-    assert json.loads((run / "result.json").read_bytes())["checkpoint"] == "checkpoints/step-00000006"
     assert sample.main([str(run), "--prompt", "The", "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("The")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -9,27 +10,28 @@ import pytest
 from tests.support.paths import REPOSITORY
 
 
-def test_rebalancing_approaches_the_best_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebalancing_approaches_the_best_assignment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(REPOSITORY)
     from benchmarks.swarm import churn
-    from benchmarks.swarm.churn_picture import picture
+    from benchmarks.swarm.churn_plot import plot_churn, save_svg
 
-    assert churn.trace(3, 2) == churn.trace(3, 2)
-    story = churn.simulate(3, 2)
+    assert churn.generate_visits(3, 2) == churn.generate_visits(3, 2)
+    story = churn.simulate_policies(3, 2)
     assert story["with"]["of_static"] > 0.95
     assert story["with"]["of_ideal"] > 0.85
     assert story["ideal"]["even"] > max(story["with"]["even"], story["without"]["even"])
     assert story["with"]["moves"] > 0
-    ElementTree.fromstring(picture(story))  # noqa: S314 (our own)
+    save_svg(plot_churn(story), tmp_path / "churn.svg")
+    ElementTree.parse(tmp_path / "churn.svg")  # noqa: S314 (our own)
 
 
 def test_lost_micro_batches_are_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY)
-    from benchmarks.swarm.churn import Churn, Visit
+    from benchmarks.swarm.churn import ChurnSimulation, Visit
 
     visits = [Visit(f"p{n}", 1.0, 0.0, 10_000.0 if n > 5 else 500.0) for n in range(24)]
-    churn = Churn(visits, 1, "with")
-    churn.run(3000.0)
-    assert churn.lost > 0
-    assert all(peer.name in churn.peers for batch in churn.under_way for peer in batch.path)
-    assert len(churn.done) > 3000
+    simulation = ChurnSimulation(visits, 1, "with")
+    simulation.run(3000.0)
+    assert simulation.lost > 0
+    assert all(peer.name in simulation.peers for batch in simulation.in_flight for peer in batch.path)
+    assert len(simulation.finished_at) > 3000

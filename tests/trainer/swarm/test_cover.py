@@ -13,29 +13,27 @@ LEDGERS = st.dictionaries(
 
 
 @given(LEDGERS)
-def test_reset_and_rerun_give_an_exact_cover(
-    ledgers: dict[int, dict[str, set[int]]],
-) -> None:
+def test_reset_and_rerun_give_an_exact_cover(ledgers: dict[int, dict[str, set[int]]]) -> None:
     left = {}
     for stage, peers in ledgers.items():
-        gone = cover.peers_to_reset({stage: peers})
-        left[stage] = {peer: set() if peer in gone else held for peer, held in peers.items()}
+        resets = cover.peers_to_reset({stage: peers})
+        left[stage] = {peer: set() if peer in resets else held for peer, held in peers.items()}
     needs = cover.find_missing(left, 8)
     for number, stages in needs.items():
         for stage in stages:
             next(iter(left[stage].values())).add(number)
-    assert cover.is_exact(left, 8)
+    assert cover.is_exact_cover(left, 8)
     assert not cover.find_missing(left, 8)
 
 
 def test_exact_cover_needs_no_repair() -> None:
     ledgers = {0: {"a": {0, 1}, "b": {2}}, 1: {"c": {0, 1, 2}, "d": set[int]()}}
-    assert cover.is_exact(ledgers, 3)
+    assert cover.is_exact_cover(ledgers, 3)
     assert not cover.peers_to_reset(ledgers)
     assert not cover.find_missing(ledgers, 3)
 
 
-def test_of_two_holders_the_smaller_one_is_reset() -> None:
+def test_peers_to_reset_returns_the_smaller_holder() -> None:
     ledgers = {0: {"a": {0}, "b": {0, 1, 2}}}
     assert cover.peers_to_reset(ledgers) == ["a"]
 

@@ -12,21 +12,23 @@ from hypothesis import strategies as st
 from tests.support.swarm_chain import RepeatedStep, tiny
 from trainer.data.dataset import Dataset
 from trainer.data.loader import BlockLoader
+from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches, compute_sample_ids
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**62), st.integers(1, 6), st.integers(1, 5), st.integers(1, 120), st.integers(0, 50))
 def test_epoch_has_every_sample_exactly_once(seed: int, micro_batches: int, rows: int, total: int, epoch: int) -> None:
-    a_step = micro_batches * rows
+    config = SwarmConfig(
+        arch="gpt", model={}, stages=1, steps=1, seed=seed, micro_batches=micro_batches, micro_batch=rows
+    )
+    step_rows = micro_batches * rows
     first, stop = epoch * total, (epoch + 1) * total
     seen = {
-        (step * micro_batches + micro_batch) * rows + place: number
-        for step in range(first // a_step, -(-stop // a_step))
+        (step * micro_batches + micro_batch) * rows + row: number
+        for step in range(first // step_rows, -(-stop // step_rows))
         for micro_batch in range(micro_batches)
-        for place, number in enumerate(
-            compute_sample_ids(seed, step, micro_batch, micro_batches=micro_batches, rows=rows, total=total)
-        )
+        for row, number in enumerate(compute_sample_ids(config, total, step, micro_batch))
     }
     assert sorted(seen[position] for position in range(first, stop)) == list(range(total))
 

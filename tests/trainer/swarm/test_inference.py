@@ -54,7 +54,7 @@ async def connect(folder: Path, count: int) -> AsyncIterator[list[Transport]]:
 
 
 def worker(transport: Transport, coordinator: Transport, stage: int) -> Worker:
-    hello = messages.Hello(run="", label=f"at {stage}", wish=stage)
+    hello = messages.Hello(label=f"at {stage}", preferred_stage=stage)
     return Worker(transport, coordinator.addresses, hello, FaultInjector(), "cpu")
 
 

@@ -42,7 +42,7 @@ def test_second_coordinator_is_refused_in_one_line(
 ) -> None:
     journal = Journal(tmp_path)
     (tmp_path / "config.json").write_text(tiny(Dataset.open(dataset_folder)).model_dump_json())
-    flags = ["--folder", tmp_path, "--dataset", dataset_folder, "--config", tmp_path / "config.json"]
+    flags = ["--out", tmp_path, "--dataset", dataset_folder, "--config", tmp_path / "config.json"]
     assert coordinator_main.main([str(flag) for flag in flags]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path} is in use by another coordinator")
     assert not list(tmp_path.glob("*.key"))

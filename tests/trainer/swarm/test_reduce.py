@@ -12,29 +12,29 @@ from trainer.swarm import reduce
 
 
 async def reduce_all(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Let all peers add up; return what each of them got."""
+    """Run the reduction at all peers; return the result of each."""
     published: dict[str, asyncio.Future[Tensor]] = {peer: asyncio.get_running_loop().create_future() for peer in sums}
 
-    async def read(peer: str, which: str, start: int, stop: int) -> Tensor:
+    async def read(peer: str, which: str, chunk: range) -> Tensor:
         whole = sums[peer] if which == "snapshot" else await published[peer]
-        return whole[start:stop].to(dtype)
+        return whole[chunk.start : chunk.stop].to(dtype)
 
-    async def one(me: str) -> Tensor:
+    async def reduce_at(own: str) -> Tensor:
         async def publish(total: Tensor) -> None:
-            published[me].set_result(total)
+            published[own].set_result(total)
 
-        return await reduce.all_reduce_mean(me, sorted(sums), len(sums[me]), 8, dtype, read, publish)
+        return await reduce.all_reduce_mean(own, sorted(sums), len(sums[own]), 8, dtype, read, publish)
 
-    return dict(zip(sums, await asyncio.gather(*map(one, sums)), strict=True))
+    return dict(zip(sums, await asyncio.gather(*map(reduce_at, sums)), strict=True))
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4, 5, 7])
 def test_all_peers_get_bit_identical_means(peers: int) -> None:
     torch.manual_seed(peers)
     sums = {f"peer-{number}": torch.randn(1003) for number in range(peers)}
-    wanted = sum(sums[peer] for peer in sorted(sums)) * (1 / 8)
+    expected = sum(sums[peer] for peer in sorted(sums)) * (1 / 8)
     for mean in asyncio.run(reduce_all(sums)).values():
-        assert torch.equal(mean, wanted)
+        assert torch.equal(mean, expected)
 
 
 @pytest.mark.parametrize("peers", [3, 6])
@@ -47,7 +47,7 @@ def test_bf16_means_are_identical(peers: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unreadable_peer_fails_the_reduction() -> None:
-    async def read(peer: str, which: str, start: int, stop: int) -> Tensor:
+    async def read(peer: str, which: str, chunk: range) -> Tensor:
         raise ConnectionError(peer)
 
     async def publish(total: Tensor) -> None:

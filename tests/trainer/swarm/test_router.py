@@ -61,23 +61,23 @@ def test_peer_added_again_keeps_its_statistics() -> None:
     router = router_of([4.0])
     router.observe("peer 0", 8.0, 1.0)
     router.add("peer 0", 1.0)
-    assert router.throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
+    assert router.get_throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
 
 
 def test_throughput_is_a_moving_average() -> None:
     router = Router()
     router.add("a")
     router.add("b")
-    assert router.throughput("a") == 1.0
+    assert router.get_throughput("a") == 1.0
     router.observe("b", 6.0, 2.0)
-    assert router.throughput("b") == 3.0
-    assert router.throughput("a") == 3.0, "without observations: the others' median"
+    assert router.get_throughput("b") == 3.0
+    assert router.get_throughput("a") == 3.0, "without observations: the others' median"
     for _ in range(50):
         router.observe("b", 1.0, 1.0)
-    assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
+    assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
     router.observe("unknown", 1.0, 1.0)
     router.observe("b", 1.0, 0.0)
-    assert router.throughput("b") == pytest.approx(1.0, abs=0.01)
+    assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
 
 
 def test_dropped_peer_is_not_picked() -> None:

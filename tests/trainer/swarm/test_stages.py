@@ -54,14 +54,6 @@ def test_gpt_options_train_like_the_whole_model(dataset: Dataset, option: str) -
     assert found == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
 
 
-def test_recompute_gives_the_same_losses(dataset: Dataset) -> None:
-    config = tiny(dataset)
-    batches = Batches(dataset, config)
-    again = build_stages(config, recompute=True)
-    assert run_forward(again, batches, 0, 0)[0].graph is None
-    assert list(train_stages(again, batches, 3)) == list(train_stages(build_stages(config), batches, 3))
-
-
 def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     config = tiny(dataset, precision="bf16")
     batches = Batches(dataset, config)

@@ -115,7 +115,7 @@ def test_oversized_or_forbidden_calls_are_refused(talk: Callable[..., None]) -> 
         large = RpcFrame({}, (torch.zeros(2**20),))
         assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, 20)))
         for method, code in {
-            "private": "stranger",
+            "private": "not_member",
             "nothing": "unknown",
             "refuse": "stale",
             "broken": "failed",

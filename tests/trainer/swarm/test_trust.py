@@ -16,7 +16,7 @@ from trainer.swarm import messages, trust
 from trainer.swarm.comparison import compute_max_difference, has_equal_hashes, has_exact_cover
 from trainer.swarm.fault_injection import Fault
 from trainer.swarm.journal import JournalLine, get_losses
-from trainer.swarm.local_swarm import LocalSwarm
+from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
@@ -31,7 +31,7 @@ def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.
     faults = {name: [Fault(kind="drop", point=f"lie:{lie}", step=step)] for name, (lie, step) in lies.items()}
     requested = [0, 1] * 3
     modules = dict.fromkeys(lies, "tests.support.swarm_liar")
-    with LocalSwarm(config, folder, requested, faults, timeout=10, modules=modules) as swarm:
+    with LocalSwarm(config, folder, requested, FaultPlan(faults), timeout=10, modules=modules) as swarm:
         lines = swarm.run(250)
         assert not swarm.find_leftovers()
     found = get_losses(lines)
@@ -60,9 +60,7 @@ def test_huge_gradients_and_stale_sum_leave_losses_right(dataset_folder: Path) -
     swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
 
 
-def test_initial_huge_or_negated_gradients_leave_losses_right(
-    dataset_folder: Path,
-) -> None:
+def test_initial_huge_or_negated_gradients_leave_losses_right(dataset_folder: Path) -> None:
     swarm_with(dataset_folder, {"worker-1": ("huge", 0)})
     swarm_with(dataset_folder, {"worker-1": ("turned", 0)})
 

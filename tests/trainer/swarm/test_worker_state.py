@@ -29,13 +29,13 @@ def state(batches: Batches) -> WorkerState:
 
 
 def learn(state: WorkerState, batches: Batches, micro_batch: int, step: int = 0, need: tuple[int, ...] = (0,)) -> None:
-    ask = RunRequest(step=step, micro_batch=micro_batch, need=need, patience=1)
+    ask = RunRequest(step=step, micro_batch=micro_batch, need=need, timeout=1)
     tokens, targets = batches.get_batch(step, micro_batch)
     state.run_backward(ask, state.run_forward(ask, tokens, None, targets), None)
 
 
 def freeze(state: WorkerState, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
-    ask = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), patience=1)
+    ask = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), timeout=1)
     state.freeze(ask)
     state.hash_weights(ask)
     return ask

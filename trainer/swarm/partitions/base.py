@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel
 
+Parts = Sequence[tuple[nn.Module, str]]  # The owner and the name of each part
+
 
 class PartitionError(UserError):
     """This architecture, or this size of it, cannot be partitioned as requested."""
@@ -19,7 +21,7 @@ class PartitionError(UserError):
 class Partition(Protocol):
     """The functions of a partition module. They accept models that lack the parts of other stages.
 
-    Stages send one tensor `[B, T, width x streams]`: the residual stream, and whatever later blocks read besides it.
+    Stages send one tensor `[B, T, width x streams]`: the residual stream, and whatever else later blocks read.
     """
 
     def check(self, model: LanguageModel) -> None:
@@ -28,10 +30,8 @@ class Partition(Protocol):
     def get_blocks(self, model: LanguageModel) -> nn.ModuleList:
         """Return the blocks in order."""
 
-    def get_end_parts(
-        self, model: LanguageModel
-    ) -> tuple[Sequence[tuple[nn.Module, str]], Sequence[tuple[nn.Module, str]]]:
-        """Return the parts that only the first stage needs, and those that only the last needs, as (owner, name)."""
+    def get_end_parts(self, model: LanguageModel) -> tuple[Parts, Parts]:
+        """Return the parts that only the first stage needs, and those that only the last needs."""
 
     def count_streams(self, config: Any, done: int) -> int:
         """Return the number of tensors `[B, T, width]` that leave block `done - 1`."""
@@ -64,11 +64,11 @@ def find_best_split(costs: tuple[int, ...], head: int, start: int, stages: int) 
         return sum(costs[start:]) + head, (range(start, len(costs)),)
     best: tuple[int, tuple[range, ...]] | None = None
     for stop in range(start + 1, len(costs) - stages + 2):
-        own = sum(costs[start:stop])
-        if best is not None and own >= best[0]:
+        cost = sum(costs[start:stop])
+        if best is not None and cost >= best[0]:
             break  # more blocks only make this stage more expensive
         most, others = find_best_split(costs, head, stop, stages - 1)
-        if best is None or max(own, most) < best[0]:
-            best = max(own, most), (range(start, stop), *others)
+        if best is None or max(cost, most) < best[0]:
+            best = max(cost, most), (range(start, stop), *others)
     assert best is not None
     return best

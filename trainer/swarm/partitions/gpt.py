@@ -7,15 +7,11 @@ boundary tensor has a half or a third of the size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from trainer.models.gpt import Config, Model
-from trainer.swarm.partitions.base import PartitionError
-
-Parts = Sequence[tuple[nn.Module, str]]
+from trainer.swarm.partitions.base import PartitionError, Parts
 
 
 def check(model: Model) -> None:
@@ -37,7 +33,7 @@ def get_end_parts(model: Model) -> tuple[Parts, Parts]:
 
 
 def sends_middle(config: Config, done: int) -> bool:
-    """Return whether the middle stream travels beside the residual stream after `done` blocks."""
+    """Return whether the middle stream is sent, too, after `done` blocks."""
     return config.backout and done > config.depth // 2
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from trainer.models.litgpt import Config, Model
-from trainer.swarm.partitions.base import PartitionError
-
-Parts = Sequence[tuple[nn.Module, str]]
+from trainer.swarm.partitions.base import PartitionError, Parts
 
 
 def check(model: Model) -> None:

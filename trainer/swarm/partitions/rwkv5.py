@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from trainer.models.rwkv5 import Config, Model
-
-Parts = Sequence[tuple[nn.Module, str]]
+from trainer.swarm.partitions.base import Parts
 
 
 def check(model: Model) -> None:
