@@ -23,7 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(dataset: Dataset, arch: str = "gpt", **changes: Any) -> SwarmConfig:
+def build_tiny_config(dataset: Dataset, arch: str = "gpt", **changes: Any) -> SwarmConfig:
     sizes = {"vocabulary_size": dataset.tokenizer.vocabulary_size, "sequence_length": 16, **SHAPES[arch]}
     settings = {
         "model": sizes,
@@ -51,8 +51,8 @@ def run_backward(stages: list[Stage], records: list[ForwardRecord]) -> None:
     """Run its backward passes, and accumulate the gradients."""
     gradient = None
     for stage, record in zip(reversed(stages), reversed(records), strict=True):
-        gradient, mine = stage.backward(record, gradient)
-        stage.add(mine)
+        gradient, gradients = stage.backward(record, gradient)
+        stage.add(gradients)
 
 
 def apply_update(stages: list[Stage], step: int) -> None:

@@ -12,26 +12,26 @@ SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "e
 
 def test_update_is_close_to_torch() -> None:
     torch.manual_seed(1)
-    mine = {"matrix": torch.randn(30, 20), "vector": torch.randn(30)}
-    theirs = [tensor.clone().requires_grad_() for tensor in mine.values()]
-    optimizer = AdamW(mine, frozenset({"matrix"}), **SETTINGS)
-    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}]
-    wanted = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    weights = {"matrix": torch.randn(30, 20), "vector": torch.randn(30)}
+    torch_weights = [tensor.clone().requires_grad_() for tensor in weights.values()]
+    optimizer = AdamW(weights, frozenset({"matrix"}), **SETTINGS)
+    groups = [{"params": torch_weights[:1], "weight_decay": 0.1}, {"params": torch_weights[1:], "weight_decay": 0.0}]
+    torch_optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
     for number in range(1, 20):
-        gradients = [torch.randn_like(tensor) for tensor in theirs]
+        gradients = [torch.randn_like(tensor) for tensor in torch_weights]
         factor = number / 20
-        for group in wanted.param_groups:
+        for group in torch_optimizer.param_groups:
             group["lr"] = 0.01 * factor
-        for tensor, gradient in zip(theirs, gradients, strict=True):
+        for tensor, gradient in zip(torch_weights, gradients, strict=True):
             tensor.grad = gradient.clone()
-        wanted.step()
+        torch_optimizer.step()
         optimizer.step(gradients, factor, number)
-    for tensor, other in zip(mine.values(), theirs, strict=True):
+    for tensor, other in zip(weights.values(), torch_weights, strict=True):
         assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-6)
 
 
 def test_update_is_bit_exact_ieee_754() -> None:
-    """numpy computes each operation by itself, too: any machine that follows the standard gets these weights."""
+    """numpy computes each operation separately, too: any machine that follows the standard computes these weights."""
     torch.manual_seed(2)
     weight = torch.randn(1000)
     optimizer = AdamW({"w": weight}, frozenset({"w"}), **SETTINGS)

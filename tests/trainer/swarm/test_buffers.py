@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm.buffers import (
     MAX_SLOTS,
@@ -24,7 +24,7 @@ from trainer.swarm.stage import Stage
 
 @pytest.fixture
 def config(dataset_folder: Path) -> SwarmConfig:
-    return tiny(Dataset.open(dataset_folder))
+    return build_tiny_config(Dataset.open(dataset_folder))
 
 
 @pytest.mark.parametrize("index", [0, 1])

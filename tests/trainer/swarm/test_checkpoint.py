@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.swarm_chain import build_stages, tiny, train_stages
+from tests.support.swarm_chain import build_stages, build_tiny_config, train_stages
 from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.checkpoint.store import CheckpointError, load_model
 from trainer.cli import sample
@@ -29,7 +29,7 @@ def dataset(dataset_folder: Path) -> Dataset:
 @pytest.fixture(scope="module")
 def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
     """A run of six steps, with versions 0, 3 and 6, and its losses. Do not change it."""
-    config, folder = tiny(dataset), tmp_path_factory.mktemp("swarm")
+    config, folder = build_tiny_config(dataset), tmp_path_factory.mktemp("swarm")
     stages, losses = build_stages(config), []
     for version in (0, 3, 6):
         save_stages(folder, config, stages)

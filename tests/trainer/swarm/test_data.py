@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.swarm_chain import RepeatedStep, tiny
+from tests.support.swarm_chain import RepeatedStep, build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.data.loader import BlockLoader
 from trainer.swarm.config import SwarmConfig
@@ -34,16 +34,16 @@ def test_epoch_has_every_sample_exactly_once(seed: int, micro_batches: int, rows
 
 
 def test_micro_batch_does_not_depend_on_earlier_reads(dataset_folder: Path) -> None:
-    config = tiny(Dataset.open(dataset_folder))
+    config = build_tiny_config(Dataset.open(dataset_folder))
     one, other = (Batches(Dataset.open(dataset_folder), config) for _ in range(2))
-    wanted = [one.get_batch(3, micro_batch) for micro_batch in range(4)]
+    expected = [one.get_batch(3, micro_batch) for micro_batch in range(4)]
     for micro_batch in (2, 0, 3, 1, 2):
-        assert all(map(torch.equal, other.get_batch(3, micro_batch), wanted[micro_batch]))
+        assert all(map(torch.equal, other.get_batch(3, micro_batch), expected[micro_batch]))
 
 
 def test_step_has_the_rows_of_the_ordinary_trainer(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     batches = Batches(dataset, config)
     loader = BlockLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)
     for step in range(5):
@@ -55,12 +55,12 @@ def test_step_has_the_rows_of_the_ordinary_trainer(dataset_folder: Path) -> None
 
 def test_count_targets_counts_all_positions(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     assert Batches(dataset, config).count_targets(7) == config.micro_batches * config.micro_batch * 16
 
 
 def test_repeated_step_has_the_same_rows(dataset_folder: Path) -> None:
     dataset = Dataset.open(dataset_folder)
-    batches = RepeatedStep(dataset, tiny(dataset))
+    batches = RepeatedStep(dataset, build_tiny_config(dataset))
     assert np.array_equal(batches.get_sample_ids(0, 1), batches.get_sample_ids(9, 1))
     assert not np.array_equal(batches.get_sample_ids(0, 1), batches.get_sample_ids(0, 2))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm.comparison import ComparisonResult, compare_with_single_process
 from trainer.swarm.fault_plans import count_members
@@ -35,7 +35,7 @@ def swarm(
     dataset: Path, chaos: str, workers: int = 2, timeout: float = 10.0, seed: int = 5
 ) -> tuple[ComparisonResult, list[JournalLine]]:
     """Run a swarm and one process, and check everything that must hold in every case."""
-    config = tiny(Dataset.open(dataset), steps=STEPS, seed=seed, checkpoint_every=max(1, STEPS // 4))
+    config = build_tiny_config(Dataset.open(dataset), steps=STEPS, seed=seed, checkpoint_every=max(1, STEPS // 4))
     result, lines = compare_with_single_process(config, dataset, workers, chaos, timeout, seconds=LIMIT)
     assert result.max_abs_loss_difference < 1e-4
     assert result.exact_cover

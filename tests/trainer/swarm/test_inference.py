@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages
 from trainer.swarm.config import SwarmConfig
@@ -33,7 +33,7 @@ PROMPT = [5, 6, 7]
 
 
 class SamplingCoordinator(Coordinator):
-    """Continues a prompt at each evaluation."""
+    """A coordinator that samples at each evaluation."""
 
     samples: list[list[int]]
 
@@ -53,7 +53,7 @@ async def connect(folder: Path, count: int) -> AsyncIterator[list[Transport]]:
         await asyncio.gather(*(transport.close() for transport in transports))
 
 
-def worker(transport: Transport, coordinator: Transport, stage: int) -> Worker:
+def build_worker(transport: Transport, coordinator: Transport, stage: int) -> Worker:
     hello = messages.Hello(label=f"at {stage}", preferred_stage=stage)
     return Worker(transport, coordinator.addresses, hello, FaultInjector(), "cpu")
 
@@ -61,7 +61,7 @@ def worker(transport: Transport, coordinator: Transport, stage: int) -> Worker:
 @pytest.fixture
 def batches(dataset_folder: Path) -> Batches:
     dataset = Dataset.open(dataset_folder)
-    return Batches(dataset, tiny(dataset, steps=STEPS))
+    return Batches(dataset, build_tiny_config(dataset, steps=STEPS))
 
 
 def evaluate_reference(reference: SingleProcessRun, batches: Batches) -> float:
@@ -80,11 +80,11 @@ def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[i
 
 def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: Batches) -> None:
     async def train() -> list[list[int]]:
-        async with connect(tmp_path, 3) as (mine, *others):
+        async with connect(tmp_path, 3) as (own, *others):
             options = CoordinatorOptions(timeout=TIMEOUT, peers=2, evaluation_interval=2)
-            coordinator = SamplingCoordinator(tmp_path / "run", batches.config, batches, mine, options)
+            coordinator = SamplingCoordinator(tmp_path / "run", batches.config, batches, own, options)
             coordinator.samples = []
-            workers = [worker(transport, mine, stage) for stage, transport in enumerate(others)]
+            workers = [build_worker(transport, own, stage) for stage, transport in enumerate(others)]
             async with asyncio.timeout(TIMEOUT):
                 await asyncio.gather(coordinator.train(), *(one.serve() for one in workers))
             assert {one.reason for one in workers} == {"The run is finished."}
@@ -104,13 +104,13 @@ def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: B
 def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset_folder: Path) -> None:
     """`leave` is the handler of SIGTERM. It is called in the first step, whose micro-batches do not run again."""
     dataset, steps = Dataset.open(dataset_folder), 60
-    batches = Batches(dataset, tiny(dataset, steps=steps))
+    batches = Batches(dataset, build_tiny_config(dataset, steps=steps))
 
     async def train() -> str:
-        async with connect(tmp_path, 4) as (mine, *others):
+        async with connect(tmp_path, 4) as (own, *others):
             options = CoordinatorOptions(timeout=TIMEOUT, peers=3)
-            coordinator = Coordinator(tmp_path / "run", batches.config, batches, mine, options)
-            workers = [worker(transport, mine, stage) for stage, transport in zip((0, 1, 1), others, strict=True)]
+            coordinator = Coordinator(tmp_path / "run", batches.config, batches, own, options)
+            workers = [build_worker(transport, own, stage) for stage, transport in zip((0, 1, 1), others, strict=True)]
             going = workers[-1]
 
             async def go() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import coordinator_main
 from trainer.swarm.journal import JOURNAL_FILE, Journal, JournalState, RunLockedError, get_losses, read_journal
@@ -41,7 +41,7 @@ def test_second_coordinator_is_refused_in_one_line(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal(tmp_path)
-    (tmp_path / "config.json").write_text(tiny(Dataset.open(dataset_folder)).model_dump_json())
+    (tmp_path / "config.json").write_text(build_tiny_config(Dataset.open(dataset_folder)).model_dump_json())
     flags = ["--out", tmp_path, "--dataset", dataset_folder, "--config", tmp_path / "config.json"]
     assert coordinator_main.main([str(flag) for flag in flags]) == 2
     assert capsys.readouterr().err.startswith(f"{tmp_path} is in use by another coordinator")

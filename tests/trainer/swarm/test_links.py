@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm.comparison import compare_with_single_process
 
@@ -46,7 +46,7 @@ async def echo_behind(links: Links) -> AsyncIterator[tuple[asyncio.StreamReader,
 
 
 def test_link_delays_data() -> None:
-    async def talk(links: Links) -> float:
+    async def measure(links: Links) -> float:
         async with echo_behind(links) as (reader, writer):
             started = time.monotonic()
             writer.write(bytes(10**6))
@@ -54,24 +54,24 @@ def test_link_delays_data() -> None:
             return time.monotonic() - started
 
     with Links(LinkShape(megabits=40, milliseconds=100)) as links:
-        seconds = asyncio.run(talk(links))
+        seconds = asyncio.run(measure(links))
     assert seconds >= 0.2 + 0.1  # 8 Mbit at 40 Mbit/s, both directions overlapping, and the delay
 
 
 def test_cut_link_closes_both_ends() -> None:
-    async def talk(links: Links) -> bytes:
+    async def measure(links: Links) -> bytes:
         async with echo_behind(links) as (reader, _):
             with contextlib.suppress(ConnectionResetError):
                 return await asyncio.wait_for(reader.read(1), 20)
             return b""
 
     with Links(LinkShape(cuts=1.0)) as links:
-        assert asyncio.run(talk(links)) == b""
+        assert asyncio.run(measure(links)) == b""
         assert links.cut == 1
 
 
 def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Path) -> None:
-    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     with Links(LinkShape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
         result, _ = compare_with_single_process(
             config, dataset_folder, 2, "none", timeout=15, seconds=280, links=links.get_proxy_port
@@ -82,7 +82,7 @@ def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Pa
 
 
 def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
-    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     result, lines = compare_with_single_process(
         config, dataset_folder, 2, "none", timeout=10, seconds=280, undialable={"worker-1"}
     )
@@ -92,7 +92,7 @@ def test_undialable_worker_takes_part(dataset_folder: Path) -> None:
 
 
 def test_undialable_workers_connect_by_relay(dataset_folder: Path) -> None:
-    config = tiny(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
     hidden = {"worker-0", "worker-1"}
     result, lines = compare_with_single_process(
         config, dataset_folder, 1, "none", timeout=10, seconds=280, undialable=hidden

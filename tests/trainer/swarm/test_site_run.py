@@ -34,10 +34,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     lines = (f"Line {number} has the number {number * number % 9973} in it.\n" for number in range(2000))
     (folder / "a.txt").write_text("".join(lines))
-    return prepare_dataset(f"files:{folder}", "bpe:300", folder / "made", 10**6)
+    return prepare_dataset(f"files:{folder}", "bpe:300", folder / "dataset", 10**6)
 
 
-def order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
+def build_order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
     pin = protocol.DatasetPin(corpus="files:x", tokenizer="bpe:300", hash="a" * 64)
     return protocol.SwarmOrder(run=7, dataset=pin, config=config, stages=2, secret=SECRET, **more)
 
@@ -61,12 +61,12 @@ def test_shared_credential_admits_one_machine_at_a_time() -> None:
 
 
 def test_order_becomes_a_configuration(dataset: Dataset) -> None:
-    config = config_from_order(order(CONFIG), dataset)
+    config = config_from_order(build_order(CONFIG), dataset)
     assert (config.arch, config.stages, config.steps, config.seed) == ("gpt", 2, 20, 3)
     assert (config.micro_batch, config.micro_batches, config.sequence_length) == (2, 4, 16)
     assert (config.model["width"], config.model["vocabulary_size"]) == (32, dataset.tokenizer.vocabulary_size)
     assert config.checkpoint_every == 2
-    assert config == config_from_order(order(CONFIG), dataset)
+    assert config == config_from_order(build_order(CONFIG), dataset)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_order_becomes_a_configuration(dataset: Dataset) -> None:
 )
 def test_invalid_order_is_refused_with_its_field(dataset: Dataset, change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        config_from_order(order(CONFIG | change), dataset)
+        config_from_order(build_order(CONFIG | change), dataset)
 
 
 def test_journal_lines_become_metrics_rows(dataset: Dataset, tmp_path: Path) -> None:
-    config: SwarmConfig = config_from_order(order(CONFIG), dataset)
+    config: SwarmConfig = config_from_order(build_order(CONFIG), dataset)
     transport: Any = SimpleNamespace(bytes_in=5, bytes_out=6, addresses=(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}",))
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
         reporter = MetricsReporter(config, metrics, transport, 100.0)

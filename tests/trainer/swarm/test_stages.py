@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.model_shapes import GPT2
-from tests.support.swarm_chain import SHAPES, RepeatedStep, build_stages, run_backward, run_forward, tiny, train_stages
+from tests.support.swarm_chain import (
+    SHAPES,
+    RepeatedStep,
+    build_stages,
+    build_tiny_config,
+    run_backward,
+    run_forward,
+    train_stages,
+)
 from trainer.data.dataset import Dataset
 from trainer.swarm import single_process
 from trainer.swarm.data import Batches
@@ -26,7 +34,7 @@ def dataset(dataset_folder: Path) -> Dataset:
 
 @pytest.mark.parametrize("arch", SHAPES)
 def test_stages_partition_the_whole_models_parameters(dataset: Dataset, arch: str) -> None:
-    config = tiny(dataset, arch, stages=3)
+    config = build_tiny_config(dataset, arch, stages=3)
     whole = dict(build_model(config).named_parameters())
     parts = [(name, p) for stage in build_stages(config) for name, p in stage.parameters.items()]
     assert sorted(name for name, _ in parts) == sorted(whole)
@@ -36,47 +44,49 @@ def test_stages_partition_the_whole_models_parameters(dataset: Dataset, arch: st
 @pytest.mark.parametrize("arch", SHAPES)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_chained_stages_train_like_the_whole_model(dataset: Dataset, arch: str, stages: int) -> None:
-    config = tiny(dataset, arch, stages=stages)
+    config = build_tiny_config(dataset, arch, stages=stages)
     batches = Batches(dataset, config)
-    found = list(train_stages(build_stages(config), batches, 4))
-    wanted = list(single_process.iter_losses(config, batches, 4))
-    assert found == pytest.approx(wanted, abs=1e-6)
-    assert found[-1] < found[0]
+    losses = list(train_stages(build_stages(config), batches, 4))
+    expected = list(single_process.iter_losses(config, batches, 4))
+    assert losses == pytest.approx(expected, abs=1e-6)
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("option", ["x0_lambdas", "backout", "value_embeddings", "document_mask", "softcap"])
 def test_gpt_options_train_like_the_whole_model(dataset: Dataset, option: str) -> None:
-    base = tiny(dataset, stages=4)
+    base = build_tiny_config(dataset, stages=4)
     value = {"document_mask": True, "softcap": 0.0}.get(option, False)
-    config = tiny(dataset, stages=4, model={**base.model, option: value, "end_of_text": dataset.tokenizer.end_of_text})
+    config = build_tiny_config(
+        dataset, stages=4, model={**base.model, option: value, "end_of_text": dataset.tokenizer.end_of_text}
+    )
     batches = Batches(dataset, config)
-    found = list(train_stages(build_stages(config), batches, 3))
-    assert found == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
+    losses = list(train_stages(build_stages(config), batches, 3))
+    assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
 
 
 def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
-    config = tiny(dataset, precision="bf16")
+    config = build_tiny_config(dataset, precision="bf16")
     batches = Batches(dataset, config)
     stages = build_stages(config)
-    found = list(train_stages(stages, batches, 3))
-    assert found == pytest.approx(list(single_process.iter_losses(tiny(dataset), batches, 3)), rel=0.01)
+    losses = list(train_stages(stages, batches, 3))
+    assert losses == pytest.approx(list(single_process.iter_losses(build_tiny_config(dataset), batches, 3)), rel=0.01)
     assert {stage.gradient_sum.dtype for stage in stages} == {torch.float32}
     assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.state().values())
 
 
 def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset) -> None:
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     stages = build_stages(config)
     first, last = run_forward(stages, Batches(dataset, config), 0, 0)
-    gradient, mine = stages[1].backward(last, learn=False)
-    assert mine == []
+    gradient, gradients = stages[1].backward(last, learn=False)
+    assert gradients == []
     assert gradient is not None
     assert gradient.shape == first.output.shape
     assert stages[0].backward(first, gradient, learn=False) == (None, [])
 
 
 def test_nats_and_logits_equal_the_whole_models(dataset: Dataset) -> None:
-    config = tiny(dataset, stages=3)
+    config = build_tiny_config(dataset, stages=3)
     stages, whole = build_stages(config), build_model(config).eval()
     tokens, targets = next(Batches(dataset, config).iter_dev(2))
     hidden = None
@@ -89,7 +99,7 @@ def test_nats_and_logits_equal_the_whole_models(dataset: Dataset) -> None:
 
 
 def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> None:
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     batches, stages = Batches(dataset, config), build_stages(config)
     list(train_stages(stages, batches, 2))
     newcomer = Stage(config, 1)
@@ -97,15 +107,15 @@ def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> No
     newcomer.load(stages[1].state(), stages[1].version)
     assert newcomer.digest() == stages[1].digest()
     before = [stages[0].state(), stages[1].state()]
-    wanted = list(train_stages(stages, batches, 2))
+    expected = list(train_stages(stages, batches, 2))
     for stage, state in zip((stages[0], newcomer), before, strict=True):
         stage.load(state, 2)
-    assert list(train_stages([stages[0], newcomer], batches, 2)) == wanted
+    assert list(train_stages([stages[0], newcomer], batches, 2)) == expected
     assert newcomer.digest() == stages[1].digest()
 
 
 def test_state_of_another_stage_is_refused_without_changes(dataset: Dataset) -> None:
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     first, last = build_stages(config)
     before = first.digest()
     with pytest.raises(StateError, match="has no weight"):
@@ -116,7 +126,7 @@ def test_state_of_another_stage_is_refused_without_changes(dataset: Dataset) -> 
 
 
 def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
-    config = tiny(dataset)
+    config = build_tiny_config(dataset)
     batches, stages = Batches(dataset, config), build_stages(config)
     run_backward(stages, run_forward(stages, batches, 0, 3))
     assert stages[0].gradient_sum.any()
@@ -126,28 +136,28 @@ def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
 
 
 def test_repeated_step_is_memorized(dataset: Dataset) -> None:
-    config = tiny(dataset, steps=100, learning_rate=0.02, micro_batches=1, micro_batch=2, weight_decay=0.0)
+    config = build_tiny_config(dataset, steps=100, learning_rate=0.02, micro_batches=1, micro_batch=2, weight_decay=0.0)
     losses = list(train_stages(build_stages(config), RepeatedStep(dataset, config), 100))
     assert losses[-1] < 0.02 < losses[0]
 
 
 def test_unpartitionable_model_is_refused_with_reason(dataset: Dataset) -> None:
-    base = tiny(dataset)
+    base = build_tiny_config(dataset)
     with pytest.raises(PartitionError, match="belongs to another stage"):
-        Stage(tiny(dataset, model={**base.model, "tied_head": True}), 0)
+        Stage(build_tiny_config(dataset, model={**base.model, "tied_head": True}), 0)
     with pytest.raises(PartitionError, match="nanogpt cannot be partitioned"):
         Stage(base.model_copy(update={"arch": "nanogpt", "model": {**base.model}}), 0)
     with pytest.raises(PartitionError, match="4 blocks cannot be partitioned into 5"):
-        Stage(tiny(dataset, stages=5), 0)
+        Stage(build_tiny_config(dataset, stages=5), 0)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(0, 20), st.data())
 def test_balanced_blocks_minimize_the_largest_cost(costs: list[int], head: int, data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(costs)))
-    found = balance_blocks(tuple(costs), head, stages)
-    assert [block for span in found for block in span] == list(range(len(costs)))
-    assert all(found)
+    spans = balance_blocks(tuple(costs), head, stages)
+    assert [block for span in spans for block in span] == list(range(len(costs)))
+    assert all(spans)
 
     def dearest(cut: list[int]) -> int:
         ends = [0, *cut, len(costs)]
@@ -155,13 +165,13 @@ def test_balanced_blocks_minimize_the_largest_cost(costs: list[int], head: int, 
         return max([*sums[:-1], sums[-1] + head])
 
     every = (dearest(list(cut)) for cut in itertools.combinations(range(1, len(costs)), stages - 1))
-    assert dearest([span.start for span in found[1:]]) == min(every)
+    assert dearest([span.start for span in spans[1:]]) == min(every)
 
 
 def test_gpt2_is_partitioned_evenly_with_its_head(dataset: Dataset) -> None:
     """Two of 64 M parameters that a token is multiplied by: the head is worth more than five blocks."""
     sizes = {"vocabulary_size": 50257, "sequence_length": 1024, **GPT2}
-    config = tiny(dataset, "litgpt", model=sizes, sequence_length=1024)
+    config = build_tiny_config(dataset, "litgpt", model=sizes, sequence_length=1024)
     with torch.device("meta"):
         whole = build_model(config)
     assert sum(p.numel() for p in whole.parameters()) == 124_439_808 - 1024 * 768 + 50_304 * 768 + 47 * 768

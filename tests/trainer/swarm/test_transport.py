@@ -71,9 +71,9 @@ def routes() -> dict[str, Route]:
 
 
 @pytest.fixture
-def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def run_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Run a conversation; afterwards nothing of it may be left."""
-    # Not pytest's own folder: a socket's path may have about a hundred characters.
+    # Not pytest's folder: a socket's path is limited to about 100 characters.
     sockets = Path(tempfile.mkdtemp(prefix="swarm-"))
     monkeypatch.setenv("SWARM_SOCKETS", str(sockets))
 
@@ -96,7 +96,7 @@ async def failure(call: Awaitable[Any]) -> CallError:
     return error.value
 
 
-def test_frames_round_trip_and_caller_is_authenticated(talk: Callable[..., None]) -> None:
+def test_frames_round_trip_and_caller_is_authenticated(run_conversation: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
         sent = tuple(torch.arange(12).reshape(3, 4).to(kind) for kind in kinds)
@@ -107,10 +107,10 @@ def test_frames_round_trip_and_caller_is_authenticated(talk: Callable[..., None]
         assert [part.body["number"] for part in parts] == [0, 1, 2]
         assert parts[2].tensors[0].tolist() == [2, 2]
 
-    talk(conversation)
+    run_conversation(conversation)
 
 
-def test_oversized_or_forbidden_calls_are_refused(talk: Callable[..., None]) -> None:
+def test_oversized_or_forbidden_calls_are_refused(run_conversation: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         large = RpcFrame({}, (torch.zeros(2**20),))
         assert "where at most" in str(await failure(caller.call(other.peer, "echo", large, 20)))
@@ -129,10 +129,10 @@ def test_oversized_or_forbidden_calls_are_refused(talk: Callable[..., None]) -> 
         )
         assert (await caller.call(other.peer, "echo", RpcFrame({}), 20)).body["peer"] == caller.peer
 
-    talk(conversation)
+    run_conversation(conversation)
 
 
-def test_call_timeout_cancels_the_handler(talk: Callable[..., None]) -> None:
+def test_call_timeout_cancels_the_handler(run_conversation: Callable[..., None]) -> None:
     async def conversation(caller: Transport, other: Transport) -> None:
         await caller.call(other.peer, "echo", RpcFrame({}), 20)
         ended.clear()
@@ -148,12 +148,12 @@ def test_call_timeout_cancels_the_handler(talk: Callable[..., None]) -> None:
         assert isinstance(await failure(waiting), PeerUnreachableError)
         assert isinstance(await failure(caller.call(other.peer, "echo", RpcFrame({}), 20)), PeerUnreachableError)
 
-    talk(conversation)
+    run_conversation(conversation)
 
 
 def test_stale_sockets_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
-    mine, killed, other = (tmp_path / f"swarm-{name}" for name in (f"{os.getpid()}-a", "4194305-b", "notes"))
-    for folder in (mine, killed, other):
+    own, killed, other = (tmp_path / f"swarm-{name}" for name in (f"{os.getpid()}-a", "4194305-b", "notes"))
+    for folder in (own, killed, other):
         folder.mkdir()
     remove_stale_sockets(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+    assert sorted(tmp_path.iterdir()) == sorted([own, other])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages, trust
 from trainer.swarm.comparison import compute_max_difference, has_equal_hashes, has_exact_cover
@@ -25,20 +25,20 @@ STEPS = 24 if LONG else 8
 A, B, C, D = ("Qm" + letter * 44 for letter in "abcd")
 
 
-def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.0) -> list[JournalLine]:
+def check_swarm(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.0) -> list[JournalLine]:
     """Run a swarm of two stages of three with lying workers; check that its losses are those of one process."""
-    config = tiny(Dataset.open(folder), steps=STEPS, checkpoint_every=STEPS, micro_batches=12, audit=audit)
+    config = build_tiny_config(Dataset.open(folder), steps=STEPS, checkpoint_every=STEPS, micro_batches=12, audit=audit)
     faults = {name: [Fault(kind="drop", point=f"lie:{lie}", step=step)] for name, (lie, step) in lies.items()}
     requested = [0, 1] * 3
     modules = dict.fromkeys(lies, "tests.support.swarm_liar")
     with LocalSwarm(config, folder, requested, FaultPlan(faults), timeout=10, modules=modules) as swarm:
         lines = swarm.run(250)
         assert not swarm.find_leftovers()
-    found = get_losses(lines)
-    difference = compute_max_difference(found, config, folder)
+    losses = get_losses(lines)
+    difference = compute_max_difference(losses, config, folder)
     bans = {line["label"]: line["why"] for line in lines if line["kind"] == "ban"}
-    sys.stdout.write(f"{lies}: {len(found)} steps, {difference:.1e}, banned: {bans}\n")
-    assert len(found) == STEPS
+    sys.stdout.write(f"{lies}: {len(losses)} steps, {difference:.1e}, banned: {bans}\n")
+    assert len(losses) == STEPS
     assert difference < 1e-4
     assert has_exact_cover(lines, config)
     assert has_equal_hashes(lines)
@@ -49,20 +49,20 @@ def swarm_with(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0.
 
 
 def test_nan_from_liars_leaves_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("hidden", 0), "worker-1": ("nan", 0)})
+    check_swarm(dataset_folder, {"worker-0": ("hidden", 0), "worker-1": ("nan", 0)})
 
 
 def test_wrong_shapes_and_huge_sum_leave_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("huge sum", 0), "worker-1": ("shape", 0)})
+    check_swarm(dataset_folder, {"worker-0": ("huge sum", 0), "worker-1": ("shape", 0)})
 
 
 def test_huge_gradients_and_stale_sum_leave_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
+    check_swarm(dataset_folder, {"worker-0": ("stale sum", 0), "worker-1": ("huge", 0)}, audit=1.0)
 
 
 def test_initial_huge_or_negated_gradients_leave_losses_right(dataset_folder: Path) -> None:
-    swarm_with(dataset_folder, {"worker-1": ("huge", 0)})
-    swarm_with(dataset_folder, {"worker-1": ("turned", 0)})
+    check_swarm(dataset_folder, {"worker-1": ("huge", 0)})
+    check_swarm(dataset_folder, {"worker-1": ("turned", 0)})
 
 
 def ledger(*blamed: str) -> messages.Ledger:
@@ -106,21 +106,21 @@ def test_tracker_ignores_zero_and_non_finite_gradients() -> None:
 
 
 def test_majority_of_three_gradients_wins() -> None:
-    sound, lie = torch.tensor([1.0, -2.0]), torch.tensor([-1.0, 2.0])
-    assert trust.majority_vote({A: lie, B: sound, C: sound * 1.001}, 0.01) == [B, C]
-    assert trust.majority_vote({A: sound, B: sound}, 0.01) == [A, B]
+    gradient, lie = torch.tensor([1.0, -2.0]), torch.tensor([-1.0, 2.0])
+    assert trust.majority_vote({A: lie, B: gradient, C: gradient * 1.001}, 0.01) == [B, C]
+    assert trust.majority_vote({A: gradient, B: gradient}, 0.01) == [A, B]
     assert trust.majority_vote({A: torch.zeros(2), B: torch.zeros(2)}, 0.01) == [A, B]
 
 
 def test_first_of_two_differing_gradients_wins_unless_huge() -> None:
-    sound = torch.tensor([1.0, -2.0])
-    assert trust.majority_vote({A: sound * 1e6, B: sound}, 0.01) == [B]
-    assert trust.majority_vote({A: sound * 1e6, B: sound, C: sound * 1e3}, 0.01) == [B]
-    assert trust.majority_vote({A: sound, B: torch.zeros(2)}, 0.01) == [A]
-    assert trust.majority_vote({A: sound, B: sound * 0.5}, 0.01) == [A]
+    gradient = torch.tensor([1.0, -2.0])
+    assert trust.majority_vote({A: gradient * 1e6, B: gradient}, 0.01) == [B]
+    assert trust.majority_vote({A: gradient * 1e6, B: gradient, C: gradient * 1e3}, 0.01) == [B]
+    assert trust.majority_vote({A: gradient, B: torch.zeros(2)}, 0.01) == [A]
+    assert trust.majority_vote({A: gradient, B: gradient * 0.5}, 0.01) == [A]
 
 
 def test_gradients_beyond_fp32_norm_do_not_match_others() -> None:
-    sound = torch.tensor([1.0, -2.0])
-    assert trust.majority_vote({A: sound * 1e20, B: sound}, 0.01) == [B]
-    assert trust.majority_vote({A: sound * 1e20, B: sound, C: sound}, 0.01) == [B, C]
+    gradient = torch.tensor([1.0, -2.0])
+    assert trust.majority_vote({A: gradient * 1e20, B: gradient}, 0.01) == [B]
+    assert trust.majority_vote({A: gradient * 1e20, B: gradient, C: gradient}, 0.01) == [B, C]

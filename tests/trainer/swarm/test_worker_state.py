@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.swarm_chain import tiny
+from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallRefusedError
@@ -18,7 +18,7 @@ from trainer.swarm.worker_state import WorkerState
 @pytest.fixture
 def batches(dataset_folder: Path) -> Batches:
     dataset = Dataset.open(dataset_folder)
-    return Batches(dataset, tiny(dataset, stages=1))
+    return Batches(dataset, build_tiny_config(dataset, stages=1))
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def state(batches: Batches) -> WorkerState:
 
 
 def learn(state: WorkerState, batches: Batches, micro_batch: int, step: int = 0, need: tuple[int, ...] = (0,)) -> None:
-    ask = RunRequest(step=step, micro_batch=micro_batch, need=need, timeout=1)
+    request = RunRequest(step=step, micro_batch=micro_batch, need=need, timeout=1)
     tokens, targets = batches.get_batch(step, micro_batch)
-    state.run_backward(ask, state.run_forward(ask, tokens, None, targets), None)
+    state.run_backward(request, state.run_forward(request, tokens, None, targets), None)
 
 
 def freeze(state: WorkerState, held: tuple[int, ...], attempt: int = 2, step: int = 0) -> Prepare:
-    ask = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), timeout=1)
-    state.freeze(ask)
-    state.hash_weights(ask)
-    return ask
+    request = Prepare(attempt=attempt, step=step, held=held, peers=("1" * 40,), timeout=1)
+    state.freeze(request)
+    state.hash_weights(request)
+    return request
 
 
 def code(error: pytest.ExceptionInfo[CallRefusedError]) -> str:
@@ -86,8 +86,8 @@ def test_freeze_with_another_ledger_is_refused(state: WorkerState, batches: Batc
 
 def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> None:
     learn(state, batches, 0)
-    ask = freeze(state, (0,))
-    vote = state.vote(ask, state.snapshot * 0.5)
+    request = freeze(state, (0,))
+    vote = state.vote(request, state.snapshot * 0.5)
     assert vote.squared_norm > 0
     order = Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0)
     assert state.commit(order).step == 1
@@ -100,10 +100,10 @@ def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> N
 
 def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
     learn(state, batches, 0)
-    ask = freeze(state, (0,))
+    request = freeze(state, (0,))
     with pytest.raises(CallRefusedError):
         state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
-    state.vote(ask, state.snapshot * 0.5)
+    state.vote(request, state.snapshot * 0.5)
     state.read_ledger(StepRequest(attempt=3, step=0))
     with pytest.raises(CallRefusedError):
         state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
@@ -112,10 +112,10 @@ def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: 
 
 def test_vote_after_newer_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
     learn(state, batches, 0)
-    ask = freeze(state, (0,))
+    request = freeze(state, (0,))
     state.drop_step(StepRequest(attempt=3, step=0))
     with pytest.raises(CallRefusedError):
-        state.vote(ask, torch.zeros_like(state.stage.gradient_sum))
+        state.vote(request, torch.zeros_like(state.stage.gradient_sum))
     assert not state.held
     assert not state.stage.gradient_sum.any()
 
