@@ -20,7 +20,6 @@ from torch import Tensor
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.errors import UserError
 from trainer.swarm import checkpoint, messages, rebalance
-from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
@@ -51,7 +50,6 @@ class Coordinator:
     def __init__(
         self,
         folder: Path,
-        config: SwarmConfig,
         batches: Batches,
         transport: Transport,
         options: CoordinatorOptions,
@@ -62,10 +60,10 @@ class Coordinator:
         on_journal_line: Callable[[JournalLine], None] = lambda line: None,
     ) -> None:
         """`first_stage`: the client of the first stage's peers; `admit`: which workers may join."""
-        self.folder, self.config, self.batches, self.transport = folder, config, batches, transport
+        self.folder, self.batches, self.config, self.transport = folder, batches, batches.config, transport
         self.options, self.timeout, self.faults = options, options.timeout, faults or FaultInjector()
         self.journal = Journal(folder, on_journal_line)
-        self.membership = Membership(transport, config, self.journal, options.timeout, admit, self.faults)
+        self.membership = Membership(transport, self.config, self.journal, options.timeout, admit, self.faults)
         self.first_stage = first_stage or StageClient(transport)
         self.version = 0
         self.last_rebalance = time.monotonic()

@@ -40,7 +40,7 @@ async def run_coordinator(args: argparse.Namespace) -> None:
     )
     faults = FaultInjector.from_json(args.faults)
     try:
-        await run_until_signal(Coordinator(args.out, config, batches, transport, options, faults=faults))
+        await run_until_signal(Coordinator(args.out, batches, transport, options, faults=faults))
     finally:
         await transport.close()
 

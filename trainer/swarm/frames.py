@@ -78,12 +78,6 @@ async def send_frame(writer: asyncio.StreamWriter, header: dict[str, Any], tenso
     return size
 
 
-async def receive_frame(reader: asyncio.StreamReader, max_bytes: int) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
-    header = await receive_header(reader)
-    tensors, size = await receive_tensors(reader, header, max_bytes)
-    return header, tensors, size
-
-
 async def receive_header(reader: asyncio.StreamReader) -> dict[str, Any]:
     (size,) = struct.unpack(">I", await reader.readexactly(4))
     if size > MAX_HEADER_BYTES:

@@ -88,23 +88,20 @@ class JournalState:
     def from_lines(cls, lines: Iterable[JournalLine]) -> JournalState:
         state = cls()
         for line in lines:
-            state.apply(line)
+            match line["kind"]:
+                case "run":
+                    state.config = line["config"]
+                case "start":
+                    state.generation = line["generation"]
+                case "join":
+                    state.members[line["peer"]] = line
+                case "leave":
+                    state.members.pop(line["peer"], None)
+                case "commit":
+                    state.version, state.commit = line["step"] + 1, line
+                case "rollback":
+                    state.version, state.commit = line["to"], None
         return state
-
-    def apply(self, line: JournalLine) -> None:
-        match line["kind"]:
-            case "run":
-                self.config = line["config"]
-            case "start":
-                self.generation = line["generation"]
-            case "join":
-                self.members[line["peer"]] = line
-            case "leave":
-                self.members.pop(line["peer"], None)
-            case "commit":
-                self.version, self.commit = line["step"] + 1, line
-            case "rollback":
-                self.version, self.commit = line["to"], None
 
 
 def get_losses(lines: Iterable[JournalLine]) -> list[float]:

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from trainer.accounting.budget import Budget
 from trainer.checkpoint.json_files import atomic_write_json
 from trainer.checkpoint.store import MANIFEST, describe_file, get_checkpoint_path
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError, to_one_line
+from trainer.errors import ExitCode, UserError, to_one_line
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, SwarmOrder, encode_message
 from trainer.swarm import checkpoint
@@ -46,7 +47,7 @@ from trainer.swarm.transaction import DivergedError
 from trainer.swarm.transport import Transport
 from trainer.training.metrics import MetricsWriter, build_logger
 
-DONE, CONFIGURATION, MODEL, STOPPED = 0, 2, 3, 143
+STOPPED = 128 + signal.SIGTERM  # exit code
 EVALUATIONS = 10  # Evaluations on dev, evenly over a run, the first before the first step
 CHECKPOINTS = 10
 
@@ -124,15 +125,9 @@ class SiteRun:
             peers=self.order.minimum * self.config.stages,
             evaluation_interval=max(1, self.config.steps // EVALUATIONS),
         )
+        batches, client = Batches(self.dataset, self.config), StageClient(transport, reporter.report_temporary_ban)
         return Coordinator(
-            self.out,
-            self.config,
-            Batches(self.dataset, self.config),
-            transport,
-            options,
-            first_stage=StageClient(transport, reporter.report_temporary_ban),
-            admit=admit,
-            on_journal_line=handle_line,
+            self.out, batches, transport, options, first_stage=client, admit=admit, on_journal_line=handle_line
         )
 
     def publish_checkpoint(self, version: int) -> None:
@@ -165,7 +160,7 @@ class SiteRun:
             "final_loss": reporter.dev_loss,
         }
         atomic_write_json(self.out / "result.json", result)
-        return DONE
+        return ExitCode.OK
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,9 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(SiteRun(order, args.out, Dataset.open(args.dataset)).run(args))
     except DivergedError as error:
-        return report_failure(args.out, str(error), MODEL)
+        return report_failure(args.out, str(error), ExitCode.MODEL_ERROR)
     except UserError as error:
-        return report_failure(args.out, str(error), CONFIGURATION)
+        return report_failure(args.out, str(error), ExitCode.USER_ERROR)
 
 
 def report_failure(out: Path, reason: str, code: int) -> int:

@@ -29,7 +29,6 @@ from trainer.swarm.frames import (
     MalformedFrameError,
     PeerUnreachableError,
     RpcFrame,
-    receive_frame,
     receive_header,
     receive_tensors,
     send_frame,
@@ -50,7 +49,6 @@ SOCKET_FOLDER_VARIABLE = "SWARM_SOCKETS"
 PEER_SUFFIX = 8  # Characters at the end of a peer's name that identify it in metrics
 
 log = logging.getLogger(__name__)
-
 
 Handler = Callable[[str, RpcFrame], Awaitable[RpcFrame] | AsyncIterator[RpcFrame]]
 
@@ -138,11 +136,9 @@ class Transport:
         self.addresses = tuple(f"{address}/p2p/{self.peer}" for address in addresses)
 
     async def serve(self, routes: Mapping[str, Route]) -> None:
-        """Add the handlers of these methods."""
-        is_first = not self._routes
-        self._routes.update(routes)
-        if is_first:
-            await self._p2p.add_binary_stream_handler(PROTOCOL, self._answer)
+        """Answer calls of these methods. Call it once."""
+        self._routes = dict(routes)
+        await self._p2p.add_binary_stream_handler(PROTOCOL, self._answer)
 
     async def close(self) -> None:
         if self._p2p is not None:
@@ -268,7 +264,8 @@ class Transport:
         raise AssertionError
 
     async def _read_answer(self, reader: asyncio.StreamReader, max_bytes: int) -> RpcFrame:
-        header, tensors, size = await receive_frame(reader, max_bytes)
+        header = await receive_header(reader)
+        tensors, size = await receive_tensors(reader, header, max_bytes)
         self.bytes_in += size
         if header.get("refused"):
             raise CallRefusedError(str(header["refused"])[:100], str(header.get("why", ""))[:1000])

@@ -82,7 +82,7 @@ def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: B
     async def train() -> list[list[int]]:
         async with connect(tmp_path, 3) as (own, *others):
             options = CoordinatorOptions(timeout=TIMEOUT, peers=2, evaluation_interval=2)
-            coordinator = SamplingCoordinator(tmp_path / "run", batches.config, batches, own, options)
+            coordinator = SamplingCoordinator(tmp_path / "run", batches, own, options)
             coordinator.samples = []
             workers = [build_worker(transport, own, stage) for stage, transport in enumerate(others)]
             async with asyncio.timeout(TIMEOUT):
@@ -109,7 +109,7 @@ def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset_folder: P
     async def train() -> str:
         async with connect(tmp_path, 4) as (own, *others):
             options = CoordinatorOptions(timeout=TIMEOUT, peers=3)
-            coordinator = Coordinator(tmp_path / "run", batches.config, batches, own, options)
+            coordinator = Coordinator(tmp_path / "run", batches, own, options)
             workers = [build_worker(transport, own, stage) for stage, transport in zip((0, 1, 1), others, strict=True)]
             going = workers[-1]
 
