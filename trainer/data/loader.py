@@ -39,13 +39,14 @@ class Loader(Protocol):
         """Continue after the last batch of the saved loader. Raise DatasetError if that one read other data."""
 
 
-class BlockLoader:
-    """Batches of blocks of one split, see the module's docstring.
+class SplitLoader:
+    """The settings and the position of a loader of one split. Subclasses add `next_batch`.
 
     Each of several ranks reads its part of every step; together they read what one rank with `batch * ranks` would.
     """
 
     waste = 0.0
+    DATA_FIELDS: tuple[str, ...]  # attributes that say what data a position belongs to
 
     def __init__(
         self, dataset: Dataset, split: str, batch: int, length: int, seed: int, rank: int = 0, ranks: int = 1
@@ -54,8 +55,27 @@ class BlockLoader:
         assert 0 <= rank < ranks
         self.batch, self.length, self.seed, self.rank, self.ranks = batch, length, seed, rank, ranks
         self._stream = open_split(dataset, split, length)
-        self.blocks = -(-(len(self._stream) - 1) // length)
-        self.position = 0  # blocks returned so far, over all epochs and ranks
+        self.position = 0  # rows returned so far, over all epochs and ranks
+
+    def state_dict(self) -> LoaderState:
+        return {"position": self.position, **{name: getattr(self, name) for name in self.DATA_FIELDS}}
+
+    def load_state_dict(self, state: LoaderState) -> None:
+        for name in self.DATA_FIELDS:
+            if state.get(name) != getattr(self, name):
+                expected = getattr(self, name)
+                raise DatasetError(f"The saved position in the data has {name} {state.get(name)}, not {expected}")
+        self.position = state["position"]
+
+
+class BlockLoader(SplitLoader):
+    """Batches of blocks of one split, see the module's docstring."""
+
+    DATA_FIELDS = ("seed", "length", "blocks")
+
+    @property
+    def blocks(self) -> int:
+        return -(-(len(self._stream) - 1) // self.length)
 
     @property
     def epoch(self) -> int:
@@ -67,20 +87,6 @@ class BlockLoader:
         self.position += self.batch * self.ranks
         last = len(self._stream) - self.length - 1
         return read_batch(self._stream, [min(int(number) * self.length, last) for number in numbers], self.length)
-
-    def state_dict(self) -> LoaderState:
-        return {"position": self.position, "seed": self.seed, "length": self.length, "blocks": self.blocks}
-
-    def load_state_dict(self, state: LoaderState) -> None:
-        check_same_data(state, {name: getattr(self, name) for name in ("seed", "length", "blocks")})
-        self.position = state["position"]
-
-
-def check_same_data(state: LoaderState, expected: LoaderState) -> None:
-    """Raise DatasetError if a saved state belongs to other data or other settings."""
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise DatasetError(f"The saved position in the data has {name} {state.get(name)}, not {value}")
 
 
 def iterate_in_order(

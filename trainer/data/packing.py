@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right, insort
 import numpy as np
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, LoaderState, build_batch, check_same_data, open_split
+from trainer.data.loader import Batch, LoaderState, SplitLoader, build_batch
 from trainer.data.permutation import shuffle_positions
 from trainer.data.shards import TokenStream
 
@@ -92,23 +92,18 @@ class BestFitPacker:
         return list(zip(documents.tolist(), self.lengths[documents].tolist(), strict=True))
 
 
-class DocumentLoader:
-    """Batches of packed documents of one split, see the module's docstring.
+class DocumentLoader(SplitLoader):
+    """Batches of packed documents of one split, see the module's docstring."""
 
-    Each of several ranks reads its part of every step; together they read what one rank with `batch * ranks` would.
-    """
+    DATA_FIELDS = ("seed", "length", "documents")
 
     def __init__(
         self, dataset: Dataset, split: str, batch: int, length: int, seed: int, rank: int = 0, ranks: int = 1
     ) -> None:
-        assert batch > 0
-        assert 0 <= rank < ranks
-        self.batch, self.length, self.seed, self.rank, self.ranks = batch, length, seed, rank, ranks
-        self._stream = open_split(dataset, split, length)
+        super().__init__(dataset, split, batch, length, seed, rank, ranks)
         self._starts = find_document_starts(self._stream, dataset.tokenizer.end_of_text)
         lengths = np.diff(self._starts, append=len(self._stream))
         self.documents = len(lengths)
-        self.position = 0  # rows returned so far, over all ranks
         self.waste = estimate_waste(lengths, length + 1, seed)
         self._packer = BestFitPacker(lengths, length + 1, seed)
 
@@ -119,12 +114,10 @@ class DocumentLoader:
         return build_batch(np.stack([self._read_row(row) for row in own]))
 
     def state_dict(self) -> LoaderState:
-        settings = {"seed": self.seed, "length": self.length, "documents": self.documents}
-        return {"position": self.position, **settings, **self._packer.state_dict()}
+        return super().state_dict() | self._packer.state_dict()
 
     def load_state_dict(self, state: LoaderState) -> None:
-        check_same_data(state, {name: getattr(self, name) for name in ("seed", "length", "documents")})
-        self.position = state["position"]
+        super().load_state_dict(state)
         self._packer.load_state_dict(state)
 
     def _read_row(self, row: list[tuple[int, int]]) -> np.ndarray:

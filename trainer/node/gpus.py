@@ -6,15 +6,14 @@ Not covered: GPUs of other makers; parts of one GPU (MIG), which count as the dr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from trainer.protocol import Gpu
+from trainer.sandbox.gpu_devices import read_driver_facts
 
-DRIVER = Path("/proc/driver/nvidia/gpus")
 CONTROL = Path("/dev/nvidiactl")
 THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
 """NVML's harmful reasons for slower clocks: hardware slowdown, heat (detected by software, by hardware), power brake.
@@ -50,19 +49,12 @@ class ProcGpuReader:
     """Names of the GPUs from the driver's files in /proc, without NVML and `nvidia-smi`."""
 
     def __init__(self) -> None:
-        texts = [path.read_text() for path in sorted(DRIVER.glob("*/information"))]
-        self.gpus = tuple(
-            Gpu(name=find_field(text, "Model")[:80], uuid=find_field(text, "GPU UUID")[:80]) for text in texts
-        )
+        facts = read_driver_facts()
+        self.gpus = tuple(Gpu(name=gpu.get("Model", "")[:80], uuid=gpu.get("GPU UUID", "")[:80]) for gpu in facts)
         self.cuda = ""
 
     def read_gpus(self) -> tuple[GpuReading, ...]:
         return ()
-
-
-def find_field(text: str, name: str) -> str:
-    match = re.search(rf"^{name}:\s*(.+?)\s*$", text, re.MULTILINE)
-    return match[1] if match else ""
 
 
 def select_visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[int]:

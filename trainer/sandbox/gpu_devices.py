@@ -36,13 +36,12 @@ def find_visible_minors(visible: str | None) -> frozenset[str] | None:
     """Return the device numbers of the GPUs listed by UUID; None means all GPUs."""
     if visible is None:
         return None
-    uuids = [word for word in visible.split(",") if word]
-    known = read_minors_by_uuid()
-    return frozenset(known[uuid] for uuid in uuids) if known.keys() >= set(uuids) else None
+    uuids = {word for word in visible.split(",") if word}
+    minors = {gpu.get("GPU UUID"): gpu["Device Minor"] for gpu in read_driver_facts() if "Device Minor" in gpu}
+    return frozenset(minors[uuid] for uuid in uuids) if minors.keys() >= uuids else None
 
 
-def read_minors_by_uuid() -> dict[str, str]:
-    """Return each GPU's device number by UUID, as the driver lists them; empty without a driver."""
+def read_driver_facts() -> list[dict[str, str]]:
+    """Return what the driver's files in /proc say about each GPU, by name; empty without a driver."""
     texts = (path.read_text() for path in sorted(DRIVER.glob("*/information")))
-    facts = (dict(re.findall(r"^([^:\n]+):\s*(.+?)\s*$", text, re.MULTILINE)) for text in texts)
-    return {fact["GPU UUID"]: fact["Device Minor"] for fact in facts if "GPU UUID" in fact and "Device Minor" in fact}
+    return [dict(re.findall(r"^([^:\n]+):\s*(.+?)\s*$", text, re.MULTILINE)) for text in texts]

@@ -27,6 +27,9 @@ MAX_FILES = 50_000
 THREADS_PER_PROCESS = 16  # allowed on average: only the total over all processes is limited
 SANDBOX_PROCESSES = 2  # programs of the sandbox itself in the tree: one outside, one as the first process inside
 PROC = Path("/proc")
+MEMORY_FIELDS = (("status", b"RssAnon:", b"RssShmem:"), ("smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:"))
+"""File of a process, private and shared memory in it. The first counts a shared page once per process that maps it; the
+second divides it among them, which is exact and slow."""
 
 
 class ResourceMeter:
@@ -97,7 +100,7 @@ class ResourceMeter:
         return None
 
     def _check_memory(self, members: Sequence[int], is_thorough: bool) -> str | None:
-        """Check the cheap sum first, which counts shared pages once per process; if it is too large, the exact one.
+        """Check the fast sum first; if it is too large, the exact one.
 
         Files without a folder (memfd_create) may be in RAM and so in the shared sum too. The larger of both counts,
         so a job that uses both gets at most twice the limit.
@@ -106,8 +109,8 @@ class ResourceMeter:
         if is_thorough:
             deleted = find_deleted_open_files(members)
             memfd_bytes = sum(size for inode, size in deleted.items() if inode[0] == self._memfd_device)
-        for sum_bytes in (sum_resident_memory, sum_proportional_memory):
-            private, shared = sum_bytes(members)
+        for names in MEMORY_FIELDS:
+            private, shared = sum_memory(members, *names)
             if private + max(shared, memfd_bytes) <= self._limits.memory_bytes:
                 return None
         return f"It used more than {format_size(self._limits.memory_bytes)} of memory."
@@ -162,17 +165,8 @@ def count_threads(pid: int) -> int:
     return read_proc_numbers(pid, "status").get(b"Threads:", 0)
 
 
-def sum_resident_memory(members: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes of private and of shared memory in RAM; a page counts once per process that maps it."""
-    return sum_memory(members, "status", b"RssAnon:", b"RssShmem:")
-
-
-def sum_proportional_memory(members: Sequence[int]) -> tuple[int, int]:
-    """As `sum_resident_memory`, but each page is divided among the processes that map it."""
-    return sum_memory(members, "smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
-
-
 def sum_memory(members: Sequence[int], file: str, private: bytes, shared: bytes) -> tuple[int, int]:
+    """Return the bytes of private and of shared memory in RAM, from one of `MEMORY_FIELDS`."""
     kibibytes = [read_proc_numbers(member, file) for member in members]
     return 1024 * sum(one.get(private, 0) for one in kibibytes), 1024 * sum(one.get(shared, 0) for one in kibibytes)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer.data.corpora import Document
 from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
-from trainer.data.spool import SeenKeys
+from trainer.data.spool import Spool
 
 LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
 
@@ -70,16 +71,11 @@ def test_piece_ends_at_paragraph_if_possible() -> None:
     assert [piece.text for piece in cut_document(document, 11)] == ["one two\nthree\n\n", "four five six ", "seven"]
 
 
-@settings(deadline=None)
-@given(keys=st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 1 << 40, 2 << 40, 2**64 - 1])))
-def test_seen_keys_behaves_like_a_set(keys: list[int]) -> None:
-    seen, model = SeenKeys(), set()
-    for key in keys:
-        assert seen.add(key) == ((key or 1) not in model)
-        model.add(key or 1)
-
-
-def test_seen_keys_grow() -> None:
-    seen, keys = SeenKeys(), [int(key) for key in keys_of(5000)]
-    assert [seen.add(key) for key in keys] == [True] * 5000
-    assert [seen.add(key) for key in keys] == [False] * 5000
+def test_spool_repeated_text_is_added_once(tmp_path: Path) -> None:
+    with Spool(tmp_path / "spool") as spool:
+        assert [spool.add(Document(name, text)) for name, text in (("a", "one"), ("b", "two"), ("c", "one"))] == [
+            3,
+            3,
+            0,
+        ]
+        assert [spool.read_document(number).id for number in range(len(spool))] == ["a", "b"]

@@ -22,6 +22,7 @@ from trainer.node.hardware import detect_hardware
 from trainer.node.labels import derive_labels, parse_gpu_model
 from trainer.node.transfer_speed import TransferSpeed
 from trainer.protocol import Gpu, Hardware
+from trainer.sandbox import gpu_devices
 
 HEAT, POWER_CAP = 0x40, 0x4
 
@@ -29,7 +30,7 @@ HEAT, POWER_CAP = 0x40, 0x4
 @pytest.fixture
 def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without any trace of a GPU but what the test adds to the folder it is given."""
-    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "driver")
     monkeypatch.setattr(gpus, "CONTROL", tmp_path / "nvidiactl")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
@@ -112,8 +113,8 @@ def test_fake_nvml_matches_the_real_package() -> None:
 
 def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
     script = (
-        "import sys, pathlib\nfrom trainer.node import gpu_readers, gpus\n"
-        "gpus.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
+        "import sys, pathlib\nfrom trainer.node import gpu_readers, gpus\nfrom trainer.sandbox import gpu_devices\n"
+        "gpu_devices.DRIVER = gpus.CONTROL = pathlib.Path('/nowhere')\n"
         "assert gpu_readers.open_gpu_reader().gpus == ()\nassert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
