@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import small_release
-from tests.support.small_site import Held, SmallSite
+from tests.support.small_site import LeaseRecord, SmallSite
 from trainer import protocol
 
 LIMITS = protocol.JobLimits(wall_seconds=60, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
@@ -50,7 +50,7 @@ class Node:
         assert self.process is not None
         return self.process.wait(seconds)
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
     def close(self) -> None:
@@ -59,41 +59,41 @@ class Node:
             self.process.wait()
 
 
-def job(
+def build_job(
     site: SmallSite, order: protocol.Order, entry: bool = True, limits: protocol.JobLimits = LIMITS
 ) -> protocol.JobSpec:
-    release = site.blob(small_release.tar(small_release.FILES), "release.tar")
-    overlay = site.blob(small_release.tar(small_release.ENTRY), "entry.tar") if entry else None
+    release = site.blob(small_release.build_tar(small_release.FILES), "release.tar")
+    overlay = site.blob(small_release.build_tar(small_release.ENTRY), "entry.tar") if entry else None
     return protocol.JobSpec(
         job=12, lease=0, node=0, attempt=1, release=release, entry=overlay, order=order, limits=limits, issued_at=0
     )
 
 
-def dataset(hash: str = HASH) -> protocol.DatasetPin:
+def build_dataset_pin(hash: str = HASH) -> protocol.DatasetPin:
     return protocol.DatasetPin(corpus=CORPUS, tokenizer="bpe:256", hash=hash)
 
 
-def training(
+def build_training_job(
     site: SmallSite, resume: protocol.Checkpoint | None = None, probe: protocol.ProbeSpec | None = None, **config: Any
 ) -> protocol.JobSpec:
     limits = LIMITS.model_copy(update=config.pop("limits", {}))
-    order = protocol.TrainOrder(dataset=dataset(), config={"steps": 20, **config}, resume=resume, probe=probe)
-    return job(site, order, limits=limits)
+    order = protocol.TrainOrder(dataset=build_dataset_pin(), config={"steps": 20, **config}, resume=resume, probe=probe)
+    return build_job(site, order, limits=limits)
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 
 
-def finished(site: SmallSite, lease: int, seconds: float = 40) -> Held:
-    until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+def wait_until_finished(site: SmallSite, lease: int, seconds: float = 40) -> LeaseRecord:
+    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
     return site.leases[lease]
 
 
-def left_running(home: Path) -> list[int]:
+def list_running_processes(home: Path) -> list[int]:
     """Processes, other than agents, whose command line names the node's folder."""
     found = []
     for path in Path("/proc").iterdir():

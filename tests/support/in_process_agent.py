@@ -13,7 +13,7 @@ from trainer.node.gpus import GpuReader
 from trainer.sandbox import get_driver
 
 
-class Aboard:
+class InProcessAgent:
     """Runs without a sandbox; its dataset is there already."""
 
     def __init__(self, site: SmallSite, home: Path, lanes: int | None = None, reader: GpuReader | None = None) -> None:
@@ -25,13 +25,13 @@ class Aboard:
         self.ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> Aboard:
+    def start(self) -> InProcessAgent:
         self._thread.start()
         return self
 
     def _run(self) -> None:
         try:
-            identity = self.agent.join("aboard", ())
+            identity = self.agent.join("agent", ())
             self.agent.serve(identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error

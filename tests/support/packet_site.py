@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support import small_release
 from tests.support.model_server import NAME
-from tests.support.small_site import Held, No, SmallSite
+from tests.support.small_site import HttpError, LeaseRecord, SmallSite
 from trainer import protocol
 from trainer.rephrase.checks import check_envelope, check_output
 
@@ -49,7 +49,7 @@ class PacketSite(SmallSite):
     def sit(self, wall_seconds: float = 60) -> int:
         """Queue a sitting; return its lease."""
         limits = protocol.JobLimits(wall_seconds=wall_seconds, memory_bytes=10**9, disk_bytes=10**7, processes=8)
-        release = self.blob(small_release.tar(small_release.FILES), "release.tar")
+        release = self.blob(small_release.build_tar(small_release.FILES), "release.tar")
         spec = protocol.JobSpec(
             job=7, lease=0, node=0, attempt=1, release=release, order=self.order, limits=limits, issued_at=0
         )
@@ -66,7 +66,7 @@ class PacketSite(SmallSite):
 
     def volunteer(self, message: protocol.RegisterVolunteer, token: str) -> bytes:
         if token:
-            raise No(401, "Whoever has a token registers.")
+            raise HttpError(401, "Whoever has a token registers.")
         self.volunteers.append(message)
         node = 900 + len(self.volunteers)
         self.nodes[f"node-token-{node}"] = node
@@ -75,7 +75,7 @@ class PacketSite(SmallSite):
             protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
         )
 
-    def take_packets(self, held: Held, content: bytes) -> bytes:
+    def take_packets(self, held: LeaseRecord, content: bytes) -> bytes:
         question: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
         if question is protocol.TakePackets:
             return (
@@ -123,6 +123,6 @@ class PacketSite(SmallSite):
             chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons
         )
 
-    def take_finish(self, held: Held, content: bytes) -> bytes:
+    def take_finish(self, held: LeaseRecord, content: bytes) -> bytes:
         self.end(held.spec.lease)
         return super().take_finish(held, content)

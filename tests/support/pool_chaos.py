@@ -247,7 +247,7 @@ def machine(site: LiveSite, number: int) -> dict[str, str]:
 def encoded_release() -> str:
     import base64
 
-    return base64.b64encode(small_release.tar(small_release.FILES)).decode()
+    return base64.b64encode(small_release.build_tar(small_release.FILES)).decode()
 
 
 def books(site: LiveSite) -> dict[str, Any]:

@@ -199,7 +199,7 @@ FILES = {
 ENTRY = {"trainer/models/gpt.py": 'NAME = "entry"\n'}
 
 
-def tar(files: dict[str, str], members: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
+def build_tar(files: dict[str, str], members: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
     """An uncompressed tar of these files, and of members without content."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

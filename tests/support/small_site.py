@@ -19,14 +19,14 @@ from trainer import protocol
 PREFIX = "/api/node/v1"
 
 
-class No(Exception):
+class HttpError(Exception):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status, self.detail = status, detail
 
 
 @dataclass
-class Held:
+class LeaseRecord:
     """A lease, and all that came of it."""
 
     spec: protocol.JobSpec
@@ -58,7 +58,7 @@ class SmallSite:
         self.polls: list[protocol.Poll] = []
         self.blobs: dict[str, bytes] = {}
         self.queue: list[protocol.JobSpec] = []
-        self.leases: dict[int, Held] = {}
+        self.leases: dict[int, LeaseRecord] = {}
         self.lease_seconds = lease_seconds
         self.lanes: int | None = None
         """What the node's owner wishes."""
@@ -91,7 +91,7 @@ class SmallSite:
                 try:
                     body = site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
                     status = 200
-                except No as error:
+                except HttpError as error:
                     body, status = protocol.ErrorDetail(detail=error.detail).model_dump_json().encode(), error.status
                 if fault == "unanswered":
                     self.close_connection = True
@@ -156,16 +156,16 @@ class SmallSite:
         _, number, *rest = path.strip("/").split("/")
         held = self.leases.get(int(number))
         if held is None or held.token != token:
-            raise No(401, "This lease's token is not known.")
+            raise HttpError(401, "This lease's token is not known.")
         if method == "GET":
             if rest[1] not in self.blobs:
-                raise No(404, "There is no such file.")
+                raise HttpError(404, "There is no such file.")
             return self.blobs[rest[1]]
         if not held.active:
-            raise No(409, held.lost_because)
+            raise HttpError(409, held.lost_because)
         if method == "PUT":
             if hashlib.sha256(content).hexdigest() != rest[1]:
-                raise No(422, "These bytes have another hash.")
+                raise HttpError(422, "These bytes have another hash.")
             self.blobs[rest[1]] = content
             return b"{}"
         with self.lock:
@@ -173,7 +173,7 @@ class SmallSite:
 
     def register(self, message: protocol.Register, token: str) -> bytes:
         if token not in self.join_tokens:
-            raise No(401, "This join token is not known or has expired.")
+            raise HttpError(401, "This join token is not known or has expired.")
         node = self.join_tokens.pop(token)
         self.nodes[f"node-token-{node}"] = node
         self.registered.append(message)
@@ -184,7 +184,7 @@ class SmallSite:
 
     def poll(self, message: protocol.Poll, token: str) -> bytes:
         if token not in self.nodes:
-            raise No(401, "This node's token is not known: it was revoked.")
+            raise HttpError(401, "This node's token is not known: it was revoked.")
         self.polls.append(message)
         for lease in message.abandoned:
             self.leases[lease].active = False
@@ -206,7 +206,7 @@ class SmallSite:
 
     def lease(self, spec: protocol.JobSpec, node: int) -> bytes:
         spec = spec.model_copy(update={"node": spec.node or node, "issued_at": time.time()})
-        held = self.leases[spec.lease] = Held(spec, f"lease-token-{spec.lease}")
+        held = self.leases[spec.lease] = LeaseRecord(spec, f"lease-token-{spec.lease}")
         text = self.rewrite(protocol.encode_message(spec))
         signature = base64.b64encode(self.sign(text.encode())).decode()
         lease = protocol.Lease(
@@ -214,50 +214,50 @@ class SmallSite:
         )
         return protocol.PollReply(action="job", lease=lease).model_dump_json().encode()
 
-    def take_heartbeat(self, held: Held, content: bytes) -> bytes:
+    def take_heartbeat(self, held: LeaseRecord, content: bytes) -> bytes:
         held.heartbeats.append(protocol.Heartbeat.model_validate_json(content))
         return held.stop.model_dump_json().encode()
 
-    def take_metrics(self, held: Held, content: bytes) -> bytes:
+    def take_metrics(self, held: LeaseRecord, content: bytes) -> bytes:
         batch = protocol.MetricsBatch.model_validate_json(content)
         if batch.sequence == len(held.metrics) + 1:
             held.metrics.append(batch)
         elif batch.sequence > len(held.metrics):
-            raise No(409, "A batch is missing.")
+            raise HttpError(409, "A batch is missing.")
         else:
             assert batch == held.metrics[batch.sequence - 1]
         return protocol.Acknowledgment(received=len(held.metrics)).model_dump_json().encode()
 
-    def take_log(self, held: Held, content: bytes) -> bytes:
+    def take_log(self, held: LeaseRecord, content: bytes) -> bytes:
         chunk = protocol.LogChunk.model_validate_json(content)
         known = len(held.log.encode())
         if chunk.offset == known:
             held.log += chunk.text
         elif chunk.offset > known:
-            raise No(409, "A piece is missing.")
+            raise HttpError(409, "A piece is missing.")
         return protocol.Acknowledgment(received=len(held.log.encode())).model_dump_json().encode()
 
-    def take_blobs(self, held: Held, content: bytes) -> bytes:
+    def take_blobs(self, held: LeaseRecord, content: bytes) -> bytes:
         have = protocol.BlobQuery.model_validate_json(content)
         wanted = tuple(dict.fromkeys(file.sha256 for file in have.files if file.sha256 not in self.blobs))
         return protocol.MissingBlobs(sha256=wanted).model_dump_json().encode()
 
-    def take_checkpoints(self, held: Held, content: bytes) -> bytes:
+    def take_checkpoints(self, held: LeaseRecord, content: bytes) -> bytes:
         checkpoint = protocol.CheckpointUploaded.model_validate_json(content).checkpoint
         for file in checkpoint.files:
             if len(self.blobs.get(file.sha256, b"")) != file.size:
-                raise No(422, f"{file.path} has not been uploaded.")
+                raise HttpError(422, f"{file.path} has not been uploaded.")
         if checkpoint not in held.checkpoints:
             held.checkpoints.append(checkpoint)
         return b"{}"
 
-    def take_finish(self, held: Held, content: bytes) -> bytes:
+    def take_finish(self, held: LeaseRecord, content: bytes) -> bytes:
         held.finishes.append(protocol.FinishLease.model_validate_json(content))
         assert all(file.sha256 in self.blobs for file in held.finishes[-1].files)
         held.active = False
         return b"{}"
 
 
-def read(site: SmallSite, file: protocol.FileRef) -> Any:
+def read_json_blob(site: SmallSite, file: protocol.FileRef) -> Any:
     """A JSON file that a job left with the site."""
     return json.loads(site.blobs[file.sha256])

@@ -44,4 +44,4 @@ def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) ->
     kept.get(third, site.fetch)
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
     kept.get(site.file(b"more than there is room for"), site.fetch)
-    assert len(list((tmp_path / "weights").iterdir())) == 1, "what was asked for last is there in any case"
+    assert len(list((tmp_path / "weights").iterdir())) == 1, "the file requested last is there in any case"

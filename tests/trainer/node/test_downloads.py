@@ -30,7 +30,7 @@ class Store:
         self.cuts: list[int] = []
         """For each answer to come, the bytes after which its connection ends; no entry, no end."""
         self.knows_ranges = True
-        self.asked: list[int] = []
+        self.offsets: list[int] = []
         """From which byte on."""
         self.sent = 0
         store = self
@@ -44,7 +44,7 @@ class Store:
             def do_GET(self) -> None:
                 match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
                 first = int(match[1]) if match else 0
-                store.asked.append(first)
+                store.offsets.append(first)
                 size = len(store.content)
                 if not store.knows_ranges:
                     first = 0
@@ -96,7 +96,7 @@ def fetch(line: SiteClient, target: Path) -> bytes:
 def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.cuts = [1_000_000, 100, 0, 1_500_000]
     assert fetch(line, tmp_path / "file") == CONTENT
-    assert store.asked == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
+    assert store.offsets == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
     assert store.sent == len(CONTENT), "every byte was sent once"
 
 
@@ -104,19 +104,19 @@ def test_download_without_range_support_restarts(store: Store, line: SiteClient,
     store.knows_ranges = False
     store.cuts = [2_000_000]
     assert fetch(line, tmp_path / "file") == CONTENT
-    assert store.asked == [0, 2_000_000]
+    assert store.offsets == [0, 2_000_000]
 
 
 def test_download_with_parts_of_two_files_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # of another file, by its name this one
     assert fetch(line, tmp_path / "file") == CONTENT
-    assert store.asked == [1_000_000, 0]
+    assert store.offsets == [1_000_000, 0]
 
 
 def test_download_with_an_oversized_partial_file_restarts(store: Store, line: SiteClient, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT + b"x")
     assert fetch(line, tmp_path / "file") == CONTENT
-    assert store.asked == [0]
+    assert store.offsets == [0]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
@@ -124,13 +124,13 @@ def test_download_with_wrong_content_raises(store: Store, line: SiteClient, tmp_
     store.content = content
     with pytest.raises(DamagedFileError, match="its SHA-256 differs"):
         fetch(line, tmp_path / "file")
-    assert store.asked == [0]
+    assert store.offsets == [0]
 
 
 def test_download_of_a_short_file_retries_until_given_up(store: Store, line: SiteClient, tmp_path: Path) -> None:
     store.content = CONTENT[:1000]
     with pytest.raises(GaveUpError):
-        download_file(line, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.asked) > 4)
+        download_file(line, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
 
 
 def test_download_of_an_empty_file_creates_it(store: Store, line: SiteClient, tmp_path: Path) -> None:
@@ -146,4 +146,4 @@ def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, line:
         FILE, lambda file, to: download_file(line, "/leases/1/blobs/x", file, to, lambda: False)
     )
     assert path.read_bytes() == CONTENT
-    assert store.asked == [2_000_000]
+    assert store.offsets == [2_000_000]

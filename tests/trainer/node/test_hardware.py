@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, finished, training
+from tests.support.agent_process import Node, build_training_job, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, Smi, pair
 from tests.support.small_site import SmallSite
 from trainer.node import gpu_monitor, gpus, gpus_nvml, gpus_smi
@@ -29,7 +29,7 @@ HEAT, POWER_CAP = 0x40, 0x4
 
 @pytest.fixture
 def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without any trace of a GPU but what the test adds to the folder it is given."""
+    """A machine without a GPU; a test may add files to the folder."""
     monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "driver")
     monkeypatch.setattr(gpus, "CONTROL", tmp_path / "nvidiactl")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -40,7 +40,7 @@ def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def two(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[GpuReader, list[Card]]:
-    """Two 3090s, asked in either way."""
+    """Two 3090s, read in either way."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cards = pair()
     if request.param == "nvml":
@@ -193,8 +193,8 @@ def test_derive_labels_without_a_gpu_has_the_disk() -> None:
 
 def test_build_health_reports_the_worst_gpu(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][1].temperature, two[1][1].reasons = 90, HEAT
-    said = GpuMonitor(two[0]).build_health()
-    assert (said.temperature_celsius, said.throttled, said.gpu_used_bytes, said.idle_gpu, said.trouble) == (
+    health = GpuMonitor(two[0]).build_health()
+    assert (health.temperature_celsius, health.throttled, health.gpu_used_bytes, health.idle_gpu, health.trouble) == (
         90,
         True,
         600 << 20,
@@ -251,14 +251,14 @@ def test_node_registers_hardware_and_reports_health(
     Smi(tmp_path / "bin", pair(temperature=77))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lease = site.add(training(site, steps=10, pace=0.1))
+    lease = site.add(build_training_job(site, steps=10, pace=0.1))
     assert node.start("--once", "--label", "cellar").wait() == 0
     registered = site.registered[0]
     assert registered.labels == ("cellar",)
     assert {"2x3090", "2x24gb"} <= set(registered.hardware.found_labels)
     assert [gpu.memory_bytes for gpu in registered.hardware.gpu_details] == [24 * GIB] * 2
     assert Hardware.model_validate_json(registered.hardware.model_dump_json()) == registered.hardware
-    polled, beat = site.polls[0].health, finished(site, lease).heartbeats[-1].health
+    polled, beat = site.polls[0].health, wait_until_finished(site, lease).heartbeats[-1].health
     assert polled is not None
     assert polled.temperature_celsius == 77
     assert beat is not None

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.agent_process import finished, training
-from tests.support.in_process_agent import Aboard
+from tests.support.agent_process import build_training_job, wait_until_finished
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.identity import Identity
@@ -30,22 +30,22 @@ def newer(site: SmallSite) -> SmallSite:
         return message
 
     def answer(method: str, path: str, token: str, content: bytes) -> bytes:
-        said = handle(method, path, token, content)
-        return said if method == "GET" else json.dumps(later(json.loads(said))).encode()
+        reply = handle(method, path, token, content)
+        return reply if method == "GET" else json.dumps(later(json.loads(reply))).encode()
 
     site.handle = answer  # type: ignore[method-assign]
     return site
 
 
 @pytest.fixture
-def aboard(newer: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
-    made = Aboard(newer, tmp_path / "node").start()
+def aboard(newer: SmallSite, tmp_path: Path) -> Iterator[InProcessAgent]:
+    made = InProcessAgent(newer, tmp_path / "node").start()
     yield made
     made.leave()
 
 
-def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: Aboard) -> None:
-    finish = finished(newer, newer.add(training(newer))).finish
+def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: InProcessAgent) -> None:
+    finish = wait_until_finished(newer, newer.add(build_training_job(newer))).finish
     assert finish is not None
     assert finish.outcome == "done", finish.reason
     assert newer.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
@@ -53,20 +53,20 @@ def test_node_ignores_unknown_fields_of_replies(newer: SmallSite, aboard: Aboard
     )
 
 
-def test_order_with_unknown_fields_is_handed_back(newer: SmallSite, aboard: Aboard) -> None:
+def test_order_with_unknown_fields_is_handed_back(newer: SmallSite, aboard: InProcessAgent) -> None:
     def more(spec: str) -> str:
         words = json.loads(spec)
         words["order"]["curriculum"] = "easy first"
         return json.dumps(words)
 
     newer.rewrite = more
-    held = finished(newer, newer.add(training(newer)))
+    held = wait_until_finished(newer, newer.add(build_training_job(newer)))
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
     assert held.finish.reason == "The order cannot be understood: update this agent. Nothing was run."
     assert held.log == ""
     newer.rewrite = lambda spec: spec
-    after = finished(newer, newer.add(training(newer))).finish
+    after = wait_until_finished(newer, newer.add(build_training_job(newer))).finish
     assert after is not None
     assert after.outcome == "done", "it goes on with what it knows"
 
@@ -79,7 +79,7 @@ def signed(site: SmallSite, spec: str) -> tuple[protocol.Lease, Identity]:
 
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
 def test_job_spec_is_parsed_strictly_at_every_depth(site: SmallSite, where: tuple[str, ...]) -> None:
-    words = json.loads(protocol.encode_message(training(site).model_copy(update={"lease": 1, "node": 7})))
+    words = json.loads(protocol.encode_message(build_training_job(site).model_copy(update={"lease": 1, "node": 7})))
     assert verify_order(*signed(site, json.dumps(words))).order.kind == "train"
     inner = words
     for name in where:
@@ -90,7 +90,7 @@ def test_job_spec_is_parsed_strictly_at_every_depth(site: SmallSite, where: tupl
 
 
 def test_job_spec_omits_unused_fields_for_older_agents(site: SmallSite) -> None:
-    words = json.loads(protocol.encode_message(training(site, given=None)))
+    words = json.loads(protocol.encode_message(build_training_job(site, given=None)))
     assert set(words["order"]) == {"kind", "dataset", "config"}
     assert words["order"]["config"] == {"steps": 20, "given": None}, "an author's own words are left as they are"
-    assert protocol.JobSpec.model_validate(words) == training(site, given=None)
+    assert protocol.JobSpec.model_validate(words) == build_training_job(site, given=None)

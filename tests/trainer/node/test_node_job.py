@@ -7,17 +7,27 @@ import stat
 
 import pytest
 
-from tests.support.agent_process import HASH, Node, dataset, finished, job, left_running, terminate, training, until
-from tests.support.small_site import SmallSite, read
+from tests.support.agent_process import (
+    HASH,
+    Node,
+    build_dataset_pin,
+    build_job,
+    build_training_job,
+    list_running_processes,
+    terminate,
+    wait_until,
+    wait_until_finished,
+)
+from tests.support.small_site import SmallSite, read_json_blob
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
 def test_training_job_sends_log_metrics_and_checkpoints(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=25))
+    lease = site.add(build_training_job(site, steps=25))
     node.start("--label", "cpu")
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
 
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
@@ -29,18 +39,18 @@ def test_training_job_sends_log_metrics_and_checkpoints(site: SmallSite, node: N
     names = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
     assert [file.path for file in held.checkpoints[0].files] == names
     assert [file.path for file in held.finish.files] == ["run.json"]
-    assert read(site, held.finish.files[0])["arch"] == "entry"
+    assert read_json_blob(site, held.finish.files[0])["arch"] == "entry"
     assert site.registered[0].labels == ("cpu",)
     assert site.registered[0].hardware.sandboxes == ("bubblewrap",)
-    until(lambda: not list((node.home / "work").iterdir()))
+    wait_until(lambda: not list((node.home / "work").iterdir()))
     assert terminate(node) == 0
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
 
 
 def test_training_job_sees_no_test_split_and_no_secrets(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start("--once")
-    finish = finished(site, lease).finish
+    finish = wait_until_finished(site, lease).finish
     assert finish is not None
     assert finish.result["data"] == ["dev", "manifest.json", "tokenizer.json", "train"]
     assert "SECRET_KEY" not in finish.result["environment"]
@@ -48,22 +58,22 @@ def test_training_job_sees_no_test_split_and_no_secrets(site: SmallSite, node: N
 
 
 def test_identity_file_is_private_and_reused(site: SmallSite, node: Node) -> None:
-    site.add(training(site))
+    site.add(build_training_job(site))
     assert node.start("--once").wait() == 0
     path = node.home / "identity.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text())["node"] == 7
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     assert node.start("--once", token=None).wait() == 0
-    assert finished(site, lease).finish is not None
+    assert wait_until_finished(site, lease).finish is not None
     assert len(site.registered) == 1
 
 
 def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
-    leases = [site.add(training(site)) for _ in range(2)]
+    leases = [site.add(build_training_job(site)) for _ in range(2)]
     node.start()
     for lease in leases:
-        finish = finished(site, lease).finish
+        finish = wait_until_finished(site, lease).finish
         assert finish is not None
         assert finish.outcome == "done"
     assert node.home.with_suffix(".preparations").read_text() == "python-library\n"
@@ -71,11 +81,11 @@ def test_dataset_is_prepared_once(site: SmallSite, node: Node) -> None:
 
 
 def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: Node) -> None:
-    first = site.add(training(site, steps=20))
+    first = site.add(build_training_job(site, steps=20))
     node.start()
-    checkpoint = finished(site, first).checkpoints[0]
-    second = site.add(training(site, resume=checkpoint, steps=20))
-    held = finished(site, second)
+    checkpoint = wait_until_finished(site, first).checkpoints[0]
+    second = site.add(build_training_job(site, resume=checkpoint, steps=20))
+    held = wait_until_finished(site, second)
     assert held.finish is not None
     assert held.finish.outcome == "done"
     assert held.log == "training entry from step 10\n"
@@ -85,30 +95,30 @@ def test_training_resumes_from_another_nodes_checkpoint(site: SmallSite, node: N
 
 
 def test_checkpoint_sender_keeps_the_newest_two(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=1000, pace=0.1, every=5))
+    lease = site.add(build_training_job(site, steps=1000, pace=0.1, every=5))
     node.start()
-    until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
+    wait_until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
     folder = node.home / "work" / str(lease) / "out" / "checkpoints"
-    until(lambda: len(list(folder.glob("step-*[0-9]"))) <= 2)
+    wait_until(lambda: len(list(folder.glob("step-*[0-9]"))) <= 2)
     site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
-    finished(site, lease)
+    wait_until_finished(site, lease)
 
 
 def score(site: SmallSite, **run: object) -> protocol.JobSpec:
     files = (site.blob(b"w", "model.safetensors"), site.blob(b"o", "optimizer.pt"), site.blob(b"{}", "manifest.json"))
     order = protocol.ScoreOrder(
-        dataset=dataset(),
+        dataset=build_dataset_pin(),
         run=site.blob(json.dumps(run).encode(), "run.json"),
         checkpoint=protocol.Checkpoint(step=20, files=files),
         suite=("blimp", "lambada_openai"),
     )
-    return job(site, order)
+    return build_job(site, order)
 
 
 def test_scoring_job_runs_the_sites_scorer(site: SmallSite, node: Node) -> None:
     lease = site.add(score(site))
     node.start()
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
     assert held.finish.result == {
@@ -127,6 +137,6 @@ def test_scoring_job_runs_the_sites_scorer(site: SmallSite, node: Node) -> None:
 def test_scoring_of_a_misbehaving_model_fails_with_a_reason(site: SmallSite, node: Node) -> None:
     lease = site.add(score(site, cheats=True))
     node.start()
-    finish = finished(site, lease).finish
+    finish = wait_until_finished(site, lease).finish
     assert finish is not None
     assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", "The model looks ahead.")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.agent_process import Node, finished, left_running, training
-from tests.support.small_site import Held, SmallSite
+from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
+from tests.support.small_site import LeaseRecord, SmallSite
 
 pytestmark = pytest.mark.usefixtures("confined")
 
@@ -34,7 +34,7 @@ CASES = {
         {"misbehave": "os.kill(os.getpid(), 9)"},
         ("infrastructure", "The training process was killed from outside (signal 9)."),
     ),
-    "an odd exit code": (
+    "an unknown exit code": (
         {"misbehave": "sys.exit(77)"},
         ("model", "The training ended with the unknown exit code 77."),
     ),
@@ -63,23 +63,23 @@ CASES = {
 
 
 def test_misbehaving_job_fails_with_its_reason(site: SmallSite, node: Node) -> None:
-    leases = {case: site.add(training(site, **config)) for case, (config, _) in CASES.items()}
-    last = site.add(training(site))
+    leases = {case: site.add(build_training_job(site, **config)) for case, (config, _) in CASES.items()}
+    last = site.add(build_training_job(site))
     node.start()
     for case, lease in leases.items():
-        finish = finished(site, lease).finish
+        finish = wait_until_finished(site, lease).finish
         assert finish is not None
         assert (finish.outcome, (finish.cause, finish.reason)) == ("failed", CASES[case][1]), case
-    finish = finished(site, last).finish
+    finish = wait_until_finished(site, last).finish
     assert finish is not None
     assert finish.outcome == "done"
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
 
 
-def done(site: SmallSite, node: Node, **config: Any) -> Held:
-    lease = site.add(training(site, **config))
+def done(site: SmallSite, node: Node, **config: Any) -> LeaseRecord:
+    lease = site.add(build_training_job(site, **config))
     node.start()
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason
     return held

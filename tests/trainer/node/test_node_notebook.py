@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support import small_release
-from tests.support.agent_process import LIMITS, Node, dataset, finished, job
-from tests.support.small_site import Held, SmallSite
+from tests.support.agent_process import LIMITS, Node, build_dataset_pin, build_job, wait_until_finished
+from tests.support.small_site import LeaseRecord, SmallSite
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
@@ -26,28 +26,28 @@ SECOND = 'Path("model/weights.bin").write_text(Path("model/weights.bin").read_te
 PLACE = "notebooks/idea.ipynb"
 
 
-def asked(site: SmallSite, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
-    """Return a job whose entry brings this notebook; `approved`: another one that somebody looked at."""
+def build_notebook_job(site: SmallSite, code: str, approved: str = "", **fields: Any) -> protocol.JobSpec:
+    """Return a job whose entry brings this notebook; `approved`: another one that was looked at."""
     notebook = site.blob((approved or code).encode(), PLACE)
     order = protocol.NotebookOrder(notebook=notebook, **{"seconds": 30, **fields})
-    entry = site.blob(small_release.tar({PLACE: code}), "entry.tar")
-    return job(site, order, entry=False).model_copy(update={"entry": entry})
+    entry = site.blob(small_release.build_tar({PLACE: code}), "entry.tar")
+    return build_job(site, order, entry=False).model_copy(update={"entry": entry})
 
 
 def ask(site: SmallSite, code: str, **fields: Any) -> int:
-    return site.add(asked(site, code, **fields))
+    return site.add(build_notebook_job(site, code, **fields))
 
 
-def ended(site: SmallSite, lease: int) -> tuple[Held, protocol.FinishLease]:
-    held = finished(site, lease)
+def run_notebook(site: SmallSite, lease: int) -> tuple[LeaseRecord, protocol.FinishLease]:
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     return held, held.finish
 
 
 def test_notebook_part_finds_files_of_the_previous_part(site: SmallSite, node: Node) -> None:
-    lease = ask(site, FIRST, dataset=dataset(), parts=2)
+    lease = ask(site, FIRST, dataset=build_dataset_pin(), parts=2)
     node.start()
-    held, first = ended(site, lease)
+    held, first = run_notebook(site, lease)
     assert first.outcome == "done", (first.reason, held.log)
     assert held.log == "part 1 of 2 baseline\n"
     assert first.result == {"version": 1, "cells": 2, "seconds": 0.5, "left": 2, "left_bytes": 41}
@@ -59,7 +59,7 @@ def test_notebook_part_finds_files_of_the_previous_part(site: SmallSite, node: N
         for file in first.files
         if "model" in file.path
     )
-    held, second = ended(site, ask(site, SECOND, model=model, part=2, parts=2))
+    held, second = run_notebook(site, ask(site, SECOND, model=model, part=2, parts=2))
     assert held.log == "part 2 of 2 baseline\n"
     sent = {file.path: site.blobs[file.sha256].decode() for file in second.files}
     assert sent["model/weights.bin"] == "one and two"
@@ -69,13 +69,13 @@ def test_failed_notebook_uploads_its_executed_cells(site: SmallSite, node: Node)
     limits = LIMITS.model_copy(update={"wall_seconds": 1})
     leases = [
         ask(site, 'raise ValueError("Cell 2 ended with NameError.")'),
-        site.add(asked(site, "while True: pass", seconds=0.1).model_copy(update={"limits": limits})),
+        site.add(build_notebook_job(site, "while True: pass", seconds=0.1).model_copy(update={"limits": limits})),
         ask(site, 'for i in range(600): Path(f"model/{i}").touch()'),
         ask(site, "raise SystemExit(1)"),
         ask(site, "print('sly')", approved="print('good')"),
     ]
     node.start()
-    wrong, slow, many, broken, other = (ended(site, lease)[1] for lease in leases)
+    wrong, slow, many, broken, other = (run_notebook(site, lease)[1] for lease in leases)
     assert (wrong.outcome, wrong.cause, wrong.reason) == ("failed", "model", "Cell 2 ended with NameError.")
     assert [file.path for file in wrong.files] == ["executed.ipynb"]
     assert (slow.cause, slow.reason) == ("model", "The notebook was ended. It ran longer than 1 seconds.")

@@ -6,47 +6,53 @@ import time
 
 import pytest
 
-from tests.support.agent_process import Node, finished, left_running, training, until
-from tests.support.small_site import Held, SmallSite
+from tests.support.agent_process import (
+    Node,
+    build_training_job,
+    list_running_processes,
+    wait_until,
+    wait_until_finished,
+)
+from tests.support.small_site import LeaseRecord, SmallSite
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def whole(held: Held, steps: int) -> bool:
+def whole(held: LeaseRecord, steps: int) -> bool:
     return [row["step"] for row in held.rows] == list(range(1, steps + 1))
 
 
-def running(site: SmallSite, lease: int) -> Held:
+def running(site: SmallSite, lease: int) -> LeaseRecord:
     """Wait until the job has sent something."""
-    until(lambda: lease in site.leases and site.leases[lease].rows)
+    wait_until(lambda: lease in site.leases and site.leases[lease].rows)
     return site.leases[lease]
 
 
 def test_job_during_an_outage_loses_nothing(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=60, pace=0.03))
+    lease = site.add(build_training_job(site, steps=60, pace=0.03))
     node.start()
     running(site, lease)
     site.fault("down", "")
     time.sleep(2.5)  # longer than the rest of the job
     site.faults.clear()
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason
     assert whole(held, 60)
     assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
-    assert "The job goes on" in node.said()
+    assert "The job goes on" in node.read_output()
 
 
 @pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
-def test_every_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind: str) -> None:
+def test_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind: str) -> None:
     for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
-        # A lease that is answered to nobody ends by itself: that is the server's part.
+        # A lease whose reply is lost expires by itself, on the server.
         if not (path == "/poll" and kind in ("unanswered", "garbled")) and not (kind == "garbled" and path == "GET "):
             site.fault(kind, path, times=1)
-    lease = site.add(training(site, steps=30, pace=0.02))
+    lease = site.add(build_training_job(site, steps=30, pace=0.02))
     node.start()
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason
     assert whole(held, 30)
@@ -56,42 +62,42 @@ def test_every_call_that_fails_once_is_retried(site: SmallSite, node: Node, kind
 
 def test_agent_waits_for_an_unreachable_server(site: SmallSite, node: Node) -> None:
     site.fault("down", "/register", times=2)
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    finished(site, lease)
-    assert "Trying again until it answers." in node.said()
+    wait_until_finished(site, lease)
+    assert "Trying again until it answers." in node.read_output()
 
 
 def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000))
+    lease = site.add(build_training_job(site, steps=100_000))
     node.start()
     held = running(site, lease)
     held.active = False
-    until(lambda: not left_running(node.home))
-    after = finished(site, site.add(training(site)))
+    wait_until(lambda: not list_running_processes(node.home))
+    after = wait_until_finished(site, site.add(build_training_job(site)))
     assert after.finish is not None
     assert after.finish.outcome == "done"
     assert held.finish is None
-    assert "has lost it: The lease has expired." in node.said()
+    assert "has lost it: The lease has expired." in node.read_output()
     assert not (node.home / "work" / str(lease)).exists()
 
 
 def test_cancel_kills_the_job_at_once(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000, every=100_000))
+    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
     node.start()
     running(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
-    held = finished(site, lease, 10)
+    held = wait_until_finished(site, lease, 10)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "Cancelled by its author.")
     assert held.checkpoints == []
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
 
 
 def test_finish_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000, every=100_000))
+    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
     node.start()
     running(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
-    held = finished(site, lease, 15)
+    held = wait_until_finished(site, lease, 15)
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "The night begins.")
     assert len(held.checkpoints) == 1
@@ -99,9 +105,9 @@ def test_finish_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: N
 
 
 def test_heartbeats_report_the_jobs_seconds(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100, pace=0.02))
+    lease = site.add(build_training_job(site, steps=100, pace=0.02))
     node.start()
-    beats = finished(site, lease).heartbeats
+    beats = wait_until_finished(site, lease).heartbeats
     times = [beat.seconds for beat in beats if beat.phase == "running"]
     assert times == sorted(times)
     assert len(times) >= 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.agent_process import Node, finished, training
+from tests.support.agent_process import Node, build_training_job, wait_until_finished
 from tests.support.small_site import SmallSite
 from trainer import protocol
 
@@ -21,23 +21,23 @@ type(out).write_text = lie
 
 
 def test_probe_readings_ignore_the_trainings_own_claim(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
-    unasked = site.add(training(site, misbehave=LIE))
+    lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
+    unasked = site.add(build_training_job(site, misbehave=LIE))
     node.start()
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
     assert held.finish.result["probes"] == {"version": 1, "before": READING, "after": READING}
     assert held.log == "probing\ntraining entry from step 0\nprobing\n"
-    finish = finished(site, unasked).finish
+    finish = wait_until_finished(site, unasked).finish
     assert finish is not None
     assert finish.result["probes"] is None
 
 
 def test_failing_probe_does_not_stop_the_training(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
+    lease = site.add(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
-    finish = finished(site, lease).finish
+    finish = wait_until_finished(site, lease).finish
     assert finish is not None
     assert finish.outcome == "done"
     assert finish.result["probes"] == {"version": 1, "before": None, "after": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.agent_process import Node, dataset, finished, job, training
+from tests.support.agent_process import Node, build_dataset_pin, build_job, build_training_job, wait_until_finished
 from tests.support.small_site import SmallSite
 from trainer import protocol
 
@@ -22,15 +22,17 @@ os.symlink(claimed, target)
 
 def ends(site: SmallSite, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
     """Train, and return both checkpoints."""
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    first, second = finished(site, lease).checkpoints
+    first, second = wait_until_finished(site, lease).checkpoints
     return first, second
 
 
 def replay(site: SmallSite, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, **config: object) -> int:
-    order = protocol.ReplayOrder(dataset=dataset(), config={"steps": 20, **config}, start=start, claimed=claimed)
-    return site.add(job(site, order))
+    order = protocol.ReplayOrder(
+        dataset=build_dataset_pin(), config={"steps": 20, **config}, start=start, claimed=claimed
+    )
+    return site.add(build_job(site, order))
 
 
 def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None:
@@ -43,7 +45,7 @@ def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None
         replay(site, None, first),
         replay(site, first, protocol.Checkpoint(step=20, files=forged)),
     ]
-    finishes = [finished(site, lease).finish for lease in leases]
+    finishes = [wait_until_finished(site, lease).finish for lease in leases]
     assert [finish and finish.result for finish in finishes] == [
         {"version": 1, "step": 20, "exact": True, "deviation": 0.0},
         {"version": 1, "step": 10, "exact": True, "deviation": 0.0},
@@ -54,7 +56,7 @@ def test_replay_detects_a_different_stretch(site: SmallSite, node: Node) -> None
 
 def test_replayed_code_cannot_see_the_claimed_weights(site: SmallSite, node: Node) -> None:
     first, second = ends(site, node)
-    held = finished(site, replay(site, first, second, misbehave_again=SPY))
+    held = wait_until_finished(site, replay(site, first, second, misbehave_again=SPY))
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.cause) == ("failed", "model"), held.log
     assert held.finish.reason == "The replay left no weights to compare."
@@ -63,9 +65,9 @@ def test_replayed_code_cannot_see_the_claimed_weights(site: SmallSite, node: Nod
 
 def test_replay_of_a_failing_model_blames_the_model(site: SmallSite, node: Node) -> None:
     first, second = ends(site, node)
-    finish = finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
+    finish = wait_until_finished(site, replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
     assert finish is not None
     assert (finish.outcome, finish.cause) == ("failed", "model")
-    finish = finished(site, replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
+    finish = wait_until_finished(site, replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
     assert finish is not None
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")

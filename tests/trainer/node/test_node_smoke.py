@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.agent_process import Node, finished, job
+from tests.support.agent_process import Node, build_job, wait_until_finished
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.job_handlers import smoke
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("confined")
 
 def ask(site: SmallSite, **config: object) -> int:
     order = protocol.SmokeOrder(config={"arch": "waves", **config}, tokenizer="bpe:256", memory_bytes=8e10)
-    return site.add(job(site, order))
+    return site.add(build_job(site, order))
 
 
 def test_smoke_job_runs_the_sites_code(site: SmallSite, node: Node) -> None:
     leases = [ask(site), ask(site, fails=True), ask(site, breaks=True), ask(site, nonsense={"passed": 7})]
     node.start()
-    sound, failing, broken, nonsense = (finished(site, lease).finish for lease in leases)
+    sound, failing, broken, nonsense = (wait_until_finished(site, lease).finish for lease in leases)
     assert sound is not None
     assert (sound.outcome, sound.result["passed"], sound.result["parameters"]) == ("done", True, 7.0)
     assert sound.result["sentence"] == (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, terminate, training, until
+from tests.support.agent_process import Node, build_training_job, terminate, wait_until
 from tests.support.small_site import SmallSite
 from trainer.sandbox import get_driver
 
@@ -28,13 +28,13 @@ def test_agent_imports_neither_torch_nor_django() -> None:
 def test_agent_start_to_first_request_is_fast(site: SmallSite, tmp_path: Path, confined: None) -> None:
     """In processor time, so that what else the machine does is not counted; the best of a few."""
     node = Node(site, tmp_path / "node")
-    site.add(training(site))
+    site.add(build_training_job(site))
     node.start("--once").wait()
     spent = []
     for _ in range(5):
-        asked = len(site.polls)
+        polls = len(site.polls)
         node.start()
-        until(lambda asked=asked: len(site.polls) > asked)  # type: ignore[misc]
+        wait_until(lambda polls=polls: len(site.polls) > polls)  # type: ignore[misc]
         assert node.process is not None
         fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         spent.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
@@ -43,9 +43,9 @@ def test_agent_start_to_first_request_is_fast(site: SmallSite, tmp_path: Path, c
 
 
 def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     assert node.start("--once", sandbox="none").wait() == 0
-    assert "WITHOUT A SANDBOX" in node.said()
+    assert "WITHOUT A SANDBOX" in node.read_output()
     assert site.registered[0].hardware.sandboxes == ("none",)
     finish = site.leases[lease].finish
     assert finish is not None
@@ -56,14 +56,14 @@ def test_agent_with_a_broken_sandbox_prints_one_line(site: SmallSite, node: Node
     if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
-    assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.said()
+    assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.read_output()
 
 
 def test_agent_with_a_new_token_joins_again(site: SmallSite, node: Node, confined: None) -> None:
     site.join_tokens["again"] = 7
     for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
-        asked = len(site.polls)
+        polls = len(site.polls)
         node.start(token=token)
-        until(lambda asked=asked: len(site.polls) > asked)  # type: ignore[misc]
+        wait_until(lambda polls=polls: len(site.polls) > polls)  # type: ignore[misc]
         assert terminate(node) == 0
         assert len(site.registered) == joined, token

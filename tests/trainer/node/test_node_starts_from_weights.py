@@ -12,9 +12,9 @@ import pytest
 
 import trainer
 from scheduler import storage
-from tests.support.agent_process import dataset, finished, job, training
-from tests.support.in_process_agent import Aboard
-from tests.support.small_site import SmallSite, read
+from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, wait_until_finished
+from tests.support.in_process_agent import InProcessAgent
+from tests.support.small_site import SmallSite, read_json_blob
 from trainer import protocol
 
 LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
@@ -62,19 +62,19 @@ def dev_losses(held: Any) -> list[float]:
 
 
 def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, base_run: Path, tmp_path: Path) -> None:
-    aboard = Aboard(site, tmp_path / "node")
+    aboard = InProcessAgent(site, tmp_path / "node")
     pin = protocol.DatasetPin(
         corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
     )
     shutil.copytree(data, tmp_path / "node" / "datasets" / pin.hash)
     base = base_of(site, base_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
-    spec = job(site, order, entry=False, limits=LIMITS)
+    spec = build_job(site, order, entry=False, limits=LIMITS)
     release = site.blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
     lease = site.add(spec.model_copy(update={"release": release}))
     aboard.start()
     try:
-        held = finished(site, lease, 120)
+        held = wait_until_finished(site, lease, 120)
     finally:
         aboard.leave()
     assert held.finish is not None
@@ -82,8 +82,8 @@ def test_training_starts_from_another_runs_weights(site: SmallSite, data: Path, 
     learned = json.loads((base_run / "result.json").read_text())["final_loss"]
     assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "it begins where the other one ended"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
-    told = read(site, held.finish.files[0])["from"]
-    assert (told["name"], told["sha256"], told["new"]) == (
+    start = read_json_blob(site, held.finish.files[0])["from"]
+    assert (start["name"], start["sha256"], start["new"]) == (
         f"run-12/step-{base.checkpoint.step:08d}",
         weights.sha256,
         [],
@@ -103,23 +103,23 @@ def small_base(site: SmallSite) -> protocol.BaseWeights:
 
 def config_of(site: SmallSite, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
     """Return the configuration that the job's process was given."""
-    aboard = Aboard(site, tmp_path / "node").start()
+    aboard = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = finished(site, site.add(spec)).finish
+        finish = wait_until_finished(site, site.add(spec)).finish
     finally:
         aboard.leave()
     assert finish is not None
     assert finish.outcome == "done", finish.reason
-    return dict(read(site, finish.files[0])["config"])
+    return dict(read_json_blob(site, finish.files[0])["config"])
 
 
 def test_base_weights_come_without_optimizer_state(
     site: SmallSite, small_base: protocol.BaseWeights, tmp_path: Path
 ) -> None:
-    spec = training(site)
+    spec = build_training_job(site)
     spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
-    told = config_of(site, tmp_path, spec)["from"]
-    assert told.endswith("/base/run-7/checkpoints/step-00000040")
+    start = config_of(site, tmp_path, spec)["from"]
+    assert start.endswith("/base/run-7/checkpoints/step-00000040")
     fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
     assert small_base.run.sha256 in fetched
     assert {file.path for file in small_base.checkpoint.files if file.sha256 in fetched} == {
@@ -129,7 +129,7 @@ def test_base_weights_come_without_optimizer_state(
 
 
 def test_entry_cannot_choose_its_base_weights(site: SmallSite, tmp_path: Path) -> None:
-    assert "from" not in config_of(site, tmp_path, training(site, **{"from": "/etc"}))
+    assert "from" not in config_of(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
 
 
 def test_replay_starts_from_the_same_base_weights(
@@ -137,10 +137,10 @@ def test_replay_starts_from_the_same_base_weights(
 ) -> None:
     files = (site.blob(b"weights 10 " * 100, "model.safetensors"), site.blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)
-    order = protocol.ReplayOrder(dataset=dataset(), config={"steps": 20}, base=small_base, claimed=claimed)
-    aboard = Aboard(site, tmp_path / "node").start()
+    order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
+    aboard = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = finished(site, site.add(job(site, order))).finish
+        finish = wait_until_finished(site, site.add(build_job(site, order))).finish
     finally:
         aboard.leave()
     assert finish is not None

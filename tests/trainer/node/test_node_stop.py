@@ -7,19 +7,25 @@ import time
 
 import pytest
 
-from tests.support.agent_process import Node, finished, left_running, training, until
-from tests.support.small_site import Held, SmallSite
+from tests.support.agent_process import (
+    Node,
+    build_training_job,
+    list_running_processes,
+    wait_until,
+    wait_until_finished,
+)
+from tests.support.small_site import LeaseRecord, SmallSite
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def running(site: SmallSite, lease: int) -> Held:
-    until(lambda: lease in site.leases and site.leases[lease].rows)
+def running(site: SmallSite, lease: int) -> LeaseRecord:
+    wait_until(lambda: lease in site.leases and site.leases[lease].rows)
     return site.leases[lease]
 
 
 def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000, every=100_000))
+    lease = site.add(build_training_job(site, steps=100_000, every=100_000))
     node.start()
     held = running(site, lease)
     node.signal(signal.SIGINT)
@@ -27,13 +33,13 @@ def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: SmallSite, n
     assert held.finish is not None
     assert (held.finish.outcome, held.finish.reason) == ("released", "The sponsor needs the machine.")
     assert [checkpoint.step for checkpoint in held.checkpoints] == [held.rows[-1]["step"]]
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
     assert list((node.home / "work").iterdir()) == []
 
 
 def test_second_signal_kills_and_releases_at_once(site: SmallSite, node: Node) -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    lease = site.add(training(site, steps=100_000, every=100_000, misbehave=stubborn))
+    lease = site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=stubborn))
     node.start()
     held = running(site, lease)
     node.signal(signal.SIGTERM)
@@ -47,38 +53,38 @@ def test_second_signal_kills_and_releases_at_once(site: SmallSite, node: Node) -
     assert held.finish is not None
     assert held.finish.outcome == "released"
     assert held.checkpoints == []
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
 
 
 def test_signal_while_idle_ends_the_agent_at_once(site: SmallSite, node: Node) -> None:
     node.start()
-    until(lambda: "Waiting for work." in node.said())
+    wait_until(lambda: "Waiting for work." in node.read_output())
     began = time.monotonic()
     node.signal(signal.SIGTERM)
     assert node.wait() == 0
     assert time.monotonic() - began < 5
-    assert "Leaving." in node.said()
+    assert "Leaving." in node.read_output()
 
 
 def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000))
+    lease = site.add(build_training_job(site, steps=100_000))
     node.start()
     running(site, lease)
-    assert left_running(node.home) != []
+    assert list_running_processes(node.home) != []
     node.signal(signal.SIGKILL)
     node.wait()
-    until(lambda: not left_running(node.home))
+    wait_until(lambda: not list_running_processes(node.home))
     assert (node.home / "work" / str(lease)).is_dir()
 
-    second = site.add(training(site))
+    second = site.add(build_training_job(site))
     node.start(token=None)
-    assert finished(site, second).finish is not None
+    assert wait_until_finished(site, second).finish is not None
     assert [poll.abandoned for poll in site.polls if poll.abandoned] == [(lease,)]
     assert not (node.home / "work" / str(lease)).exists()
 
 
 def test_unreported_lease_is_reported_by_the_next_agent(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=100_000))
+    lease = site.add(build_training_job(site, steps=100_000))
     node.start()
     running(site, lease)
     site.fault("down", "/leases/")
@@ -89,12 +95,12 @@ def test_unreported_lease_is_reported_by_the_next_agent(site: SmallSite, node: N
     assert list((node.home / "work" / str(lease)).iterdir()) == []
     site.faults.clear()
     node.start()
-    until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
+    wait_until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
 
 
 def test_second_agent_in_the_same_folder_is_refused(site: SmallSite, node: Node) -> None:
     node.start()
-    until(lambda: "Waiting for work." in node.said())
+    wait_until(lambda: "Waiting for work." in node.read_output())
     second = Node(site, node.home).start()
     assert second.wait() == 2
-    assert "Another agent is working in" in node.said()
+    assert "Another agent is working in" in node.read_output()

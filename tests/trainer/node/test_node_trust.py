@@ -9,46 +9,55 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.support import small_release
-from tests.support.agent_process import Node, dataset, finished, left_running, training, until
-from tests.support.small_site import Held, SmallSite
+from tests.support.agent_process import (
+    Node,
+    build_dataset_pin,
+    build_training_job,
+    list_running_processes,
+    wait_until,
+    wait_until_finished,
+)
+from tests.support.small_site import LeaseRecord, SmallSite
 from trainer import protocol
 
 pytestmark = pytest.mark.usefixtures("confined")
 
 
-def refused(site: SmallSite, node: Node, lease: int, outcome: str = "failed") -> str:
+def run_refused_job(site: SmallSite, node: Node, lease: int, outcome: str = "failed") -> str:
     """Return the sentence with which the lease ended, after seeing that nothing ran and the node goes on."""
-    held = finished(site, lease)
+    held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == outcome
     assert nothing_ran(held)
     site.sign, site.rewrite = site.key.sign, lambda spec: spec
-    after = finished(site, site.add(training(site)))
+    after = wait_until_finished(site, site.add(build_training_job(site)))
     assert after.finish is not None
     assert after.finish.outcome == "done", after.finish.reason
-    assert left_running(node.home) == []
+    assert list_running_processes(node.home) == []
     return held.finish.reason
 
 
-def nothing_ran(held: Held) -> bool:
+def nothing_ran(held: LeaseRecord) -> bool:
     return held.log == "" and held.rows == [] and held.checkpoints == []
 
 
 def test_order_signed_by_another_key_is_refused(site: SmallSite, node: Node) -> None:
     site.sign = Ed25519PrivateKey.generate().sign
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    assert refused(site, node, lease) == ("The order is not signed by the site that this node joined. Nothing was run.")
+    assert run_refused_job(site, node, lease) == (
+        "The order is not signed by the site that this node joined. Nothing was run."
+    )
 
 
 def test_public_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> None:
-    site.add(training(site))
+    site.add(build_training_job(site))
     assert node.start("--once").wait() == 0
     site.key = Ed25519PrivateKey.generate()
     site.sign = site.key.sign
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     assert node.start("--once").wait() == 0
-    finish = finished(site, lease).finish
+    finish = wait_until_finished(site, lease).finish
     assert finish is not None
     assert "not signed by the site" in finish.reason
 
@@ -56,34 +65,34 @@ def test_public_key_is_pinned_across_restarts(site: SmallSite, node: Node) -> No
 def test_order_with_one_changed_byte_is_refused(site: SmallSite, node: Node) -> None:
     sign = site.key.sign
     site.sign = lambda data: sign(data.replace(b'"steps":20', b'"steps":21'))
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    assert "not signed by the site" in refused(site, node, lease)
+    assert "not signed by the site" in run_refused_job(site, node, lease)
 
 
 def test_order_for_another_node_is_refused(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site).model_copy(update={"node": 8}))
+    lease = site.add(build_training_job(site).model_copy(update={"node": 8}))
     node.start()
-    assert refused(site, node, lease) == "The order is for node 8, this is node 7. Nothing was run."
+    assert run_refused_job(site, node, lease) == "The order is for node 8, this is node 7. Nothing was run."
 
 
 def test_order_for_another_lease_is_refused(site: SmallSite, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"lease": 99})
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    assert refused(site, node, lease) == "The order is for lease 99, this is lease 1. Nothing was run."
+    assert run_refused_job(site, node, lease) == "The order is for lease 99, this is lease 1. Nothing was run."
 
 
 def test_order_of_another_version_is_refused(site: SmallSite, node: Node) -> None:
     site.rewrite = lambda spec: json.dumps(json.loads(spec) | {"version": 2})
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    assert "The order is of version 2, this agent's is 1: update it." in refused(site, node, lease)
+    assert "The order is of version 2, this agent's is 1: update it." in run_refused_job(site, node, lease)
 
 
 @pytest.mark.parametrize("part", ["release", "entry"])
 def test_release_with_changed_bytes_is_refused(site: SmallSite, node: Node, part: str) -> None:
-    spec = training(site)
+    spec = build_training_job(site)
     file = getattr(spec, part)
     changed = bytearray(site.blobs[file.sha256])
     changed[600] ^= 1
@@ -91,18 +100,18 @@ def test_release_with_changed_bytes_is_refused(site: SmallSite, node: Node, part
     site.blobs[file.sha256] = bytes(changed)
     lease = site.add(spec)
     node.start()
-    until(lambda: lease in site.leases and site.leases[lease].finish)
+    wait_until(lambda: lease in site.leases and site.leases[lease].finish)
     site.blobs[file.sha256] = good
-    assert refused(site, node, lease) == (
+    assert run_refused_job(site, node, lease) == (
         f"{part}.tar is not the file that the order names (its SHA-256 differs). Nothing was run."
     )
 
 
 def test_entry_with_files_outside_models_is_refused(site: SmallSite, node: Node) -> None:
-    evil = site.blob(small_release.tar({"trainer/train.py": "evil"}), "entry.tar")
-    lease = site.add(training(site).model_copy(update={"entry": evil}))
+    evil = site.blob(small_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
+    lease = site.add(build_training_job(site).model_copy(update={"entry": evil}))
     node.start()
-    assert refused(site, node, lease) == (
+    assert run_refused_job(site, node, lease) == (
         "The archive is refused: trainer/train.py is outside trainer/models/. Nothing was run."
     )
     assert site.leases[lease].finishes[0].cause == "model"
@@ -110,16 +119,16 @@ def test_entry_with_files_outside_models_is_refused(site: SmallSite, node: Node)
 
 def test_checkpoint_with_escaping_paths_is_refused(site: SmallSite, node: Node) -> None:
     evil = site.blob(b"evil", "../../../../identity.json")
-    lease = site.add(training(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
+    lease = site.add(build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,))))
     node.start()
-    assert "is not a path inside a folder" in refused(site, node, lease)
+    assert "is not a path inside a folder" in run_refused_job(site, node, lease)
 
 
 def test_dataset_with_another_hash_reports_both(site: SmallSite, node: Node) -> None:
-    order = protocol.TrainOrder(dataset=dataset("a" * 64), config={"steps": 20})
-    lease = site.add(training(site).model_copy(update={"order": order}))
+    order = protocol.TrainOrder(dataset=build_dataset_pin("a" * 64), config={"steps": 20})
+    lease = site.add(build_training_job(site).model_copy(update={"order": order}))
     node.start()
-    reason = refused(site, node, lease)
+    reason = run_refused_job(site, node, lease)
     assert "a" * 64 in reason
     assert "e" * 64 in reason
     assert site.leases[lease].finishes[0].cause == "infrastructure"
@@ -127,29 +136,29 @@ def test_dataset_with_another_hash_reports_both(site: SmallSite, node: Node) -> 
 
 def test_unknown_join_token_is_refused(site: SmallSite, node: Node) -> None:
     assert node.start(token="wrong").wait() == 1
-    assert "This join token is not known or has expired." in node.said()
+    assert "This join token is not known or has expired." in node.read_output()
     assert not (node.home / "identity.json").exists()
 
 
 def test_revoked_node_ends_with_a_reason(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site))
+    lease = site.add(build_training_job(site))
     node.start()
-    finished(site, lease)
+    wait_until_finished(site, lease)
     site.nodes.clear()
     assert node.wait() == 1
-    assert "The site does not let this node in: This node's token is not known: it was revoked." in node.said()
+    assert "The site does not let this node in: This node's token is not known: it was revoked." in node.read_output()
 
 
 def test_unregistered_node_without_a_token_is_refused(node: Node) -> None:
     assert node.start(token=None).wait() == 2
-    assert "start it once with --token" in node.said()
+    assert "start it once with --token" in node.read_output()
 
 
 def test_identity_of_another_site_is_refused(site: SmallSite, node: Node) -> None:
-    site.add(training(site))
+    site.add(build_training_job(site))
     node.start("--once").wait()
     identity = json.loads((node.home / "identity.json").read_text())
     assert base64.b64decode(identity["public_key"]) == site.key.public_key().public_bytes_raw()
     (node.home / "identity.json").write_text(json.dumps(identity | {"server": "https://elsewhere.example"}))
     assert node.start().wait() == 2
-    assert "This node belongs to https://elsewhere.example." in node.said()
+    assert "This node belongs to https://elsewhere.example." in node.read_output()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, until
+from tests.support.agent_process import Node, wait_until
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
 from tests.support.packet_site import PacketSite
@@ -27,9 +27,9 @@ STYLES: tuple[protocol.Style, ...] = ("easy", "qa")
 
 @pytest.fixture
 def site() -> Iterator[PacketSite]:
-    made = PacketSite()
-    yield made
-    made.close()
+    site = PacketSite()
+    yield site
+    site.close()
 
 
 class Volunteer:
@@ -46,7 +46,7 @@ class Volunteer:
 
     def _run(self) -> None:
         try:
-            identity = self.agent.join_as_volunteer("somebody")
+            identity = self.agent.join_as_volunteer("volunteer")
             self.agent.serve(identity, once=False)
         except (AgentStoppedError, Exception) as error:
             self.ended = error
@@ -58,11 +58,11 @@ class Volunteer:
         self.agent.client.close()
 
 
-Come = Callable[..., Volunteer]
+AddVolunteer = Callable[..., Volunteer]
 
 
 @pytest.fixture
-def come(site: PacketSite, tmp_path: Path) -> Iterator[Come]:
+def add_volunteer(site: PacketSite, tmp_path: Path) -> Iterator[AddVolunteer]:
     there: list[Volunteer] = []
 
     def join(address: str, **more: int) -> Volunteer:
@@ -82,23 +82,25 @@ def words() -> Iterator[CompletionServer]:
         yield service
 
 
-def ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishLease:
-    until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
+def wait_until_ended(site: PacketSite, lease: int, seconds: float = 40) -> protocol.FinishLease:
+    wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None, seconds)
     finish = site.leases[lease].finish
     assert finish is not None
     return finish
 
 
-def test_session_submits_every_packet_once(site: PacketSite, come: Come, words: CompletionServer) -> None:
+def test_session_submits_every_packet_once(
+    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
+) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
-    come(words.url)
-    finish = ended(site, lease)
+    add_volunteer(words.url)
+    finish = wait_until_ended(site, lease)
     assert finish.outcome == "done", finish.reason
-    sat = protocol.RephraseResult.model_validate(finish.result)
-    assert (sat.packets, sat.outputs) == (30, 60)
-    assert sat.accepted >= 57  # it draws
-    assert sat.tokens > 1000
+    result = protocol.RephraseResult.model_validate(finish.result)
+    assert (result.packets, result.outputs) == (30, 60)
+    assert result.accepted >= 57  # the model samples
+    assert result.tokens > 1000
     assert set(site.submitted.values()) == set(site.kept.values()) == {1}
     assert len(site.taken) == 30
     assert finish.seconds is not None
@@ -109,28 +111,30 @@ def test_session_submits_every_packet_once(site: PacketSite, come: Come, words: 
 
 
 def test_session_without_packets_lasts_a_minimum_time(
-    site: PacketSite, come: Come, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
+    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
     lease = site.sit()
-    come(words.url)
-    finish = ended(site, lease)
+    add_volunteer(words.url)
+    finish = wait_until_ended(site, lease)
     assert finish.outcome == "done"
     assert finish.seconds is not None
     assert finish.seconds >= 1.5
 
 
-def test_session_takes_packets_ahead_of_the_back_end(site: PacketSite, come: Come) -> None:
+def test_session_takes_packets_ahead_of_the_back_end(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(60), ("easy",))
     site.sit()
     with serve_model(SynonymModel(seconds=0.2)) as service:
-        come(service.url, parallel=4)
-        until(lambda: site.out and len(next(iter(site.out.values()))) >= 12)
-        until(lambda: len(site.taken) >= 8)
+        add_volunteer(service.url, parallel=4)
+        wait_until(lambda: site.out and len(next(iter(site.out.values()))) >= 12)
+        wait_until(lambda: len(site.taken) >= 8)
         assert len(next(iter(site.out.values()))) <= 40
 
 
-def test_session_during_a_site_outage_loses_nothing(site: PacketSite, come: Come, words: CompletionServer) -> None:
+def test_session_during_a_site_outage_loses_nothing(
+    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
+) -> None:
     site.fill(texts(30), STYLES)
     lease = site.sit()
     site.fault("unanswered", "/packets/take", 1)
@@ -138,52 +142,52 @@ def test_session_during_a_site_outage_loses_nothing(site: PacketSite, come: Come
     site.fault("unanswered", "/packets/submit", 1)
     site.fault("busy", "/packets/submit", 1)
     site.fault("garbled", "/packets/submit", 1)
-    come(words.url)
-    assert ended(site, lease).outcome == "done"
+    add_volunteer(words.url)
+    assert wait_until_ended(site, lease).outcome == "done"
     assert len(site.taken) == 30
     assert set(site.kept.values()) == {1}
     assert max(site.submitted.values()) == 3  # one answer never came, one was a proxy's
 
 
-def test_session_waits_for_an_unavailable_back_end(site: PacketSite, come: Come) -> None:
+def test_session_waits_for_an_unavailable_back_end(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(20), STYLES)
     with serve_model(SynonymModel(seconds=0.05)) as service:
         port = service.server_port
-        volunteer = come(service.url)
+        volunteer = add_volunteer(service.url)
         lease = site.sit()
-        until(lambda: site.taken)
+        wait_until(lambda: site.taken)
     taken = len(site.taken)
     time.sleep(1)
     assert site.leases[lease].finish is None
     with serve_model(SynonymModel(), NAME, port):
-        assert ended(site, lease).outcome == "done"
+        assert wait_until_ended(site, lease).outcome == "done"
     assert len(site.taken) == 20 > taken
     assert set(site.kept.values()) == {1}
     assert volunteer.ended is None
 
 
 def test_session_with_a_dead_back_end_releases_the_packets(
-    site: PacketSite, come: Come, monkeypatch: pytest.MonkeyPatch
+    site: PacketSite, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rephrase_session, "BACKEND_SECONDS", 0.5)
     site.fill(texts(5), STYLES)
     lease = site.sit()
-    come("http://127.0.0.1:9/v1")
-    finish = ended(site, lease)
+    add_volunteer("http://127.0.0.1:9/v1")
+    finish = wait_until_ended(site, lease)
     assert finish.outcome == "failed"
     assert finish.cause == "infrastructure"
     assert "cannot be reached" in finish.reason
     assert len(site.waiting) == 5
 
 
-def test_session_with_a_too_long_text_reports_it(site: PacketSite, come: Come) -> None:
+def test_session_with_a_too_long_text_reports_it(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     short, long = texts(6), " ".join(texts(8))
     site.order = site.order.model_copy(update={"sampling": protocol.Sampling(max_tokens=300)})
     site.fill([*short[:3], long, *short[3:]], STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(context=600)) as service:
-        come(service.url)
-        assert ended(site, lease).outcome == "done"
+        add_volunteer(service.url)
+        assert wait_until_ended(site, lease).outcome == "done"
     results = list(site.taken.values())
     troubled = [output for result in results for output in result.outputs if output.ended == "none"]
     assert [(output.trouble, output.text) for output in troubled] == [("prompt_too_long", "")] * 2
@@ -193,23 +197,23 @@ def test_session_with_a_too_long_text_reports_it(site: PacketSite, come: Come) -
     assert sum(one.accepted for one in judged) >= 10
 
 
-def test_session_retries_texts_that_fail_its_own_checks(site: PacketSite, come: Come) -> None:
+def test_session_retries_texts_that_fail_its_own_checks(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(3), ("medium",))
     lease = site.sit()
     with serve_model(EchoModel()) as service:
-        come(service.url)
-        finish = ended(site, lease)
+        add_volunteer(service.url)
+        finish = wait_until_ended(site, lease)
     outputs = [output for result in site.taken.values() for output in result.outputs]
     assert [(output.tries, output.trouble) for output in outputs] == [(3, "copied")] * 3
     assert finish.result["accepted"] == 0
 
 
-def test_session_on_leaving_submits_finished_packets(site: PacketSite, come: Come) -> None:
+def test_session_on_leaving_submits_finished_packets(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(40), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.1)) as service:
-        volunteer = come(service.url)
-        until(lambda: len(site.taken) >= 3)
+        volunteer = add_volunteer(service.url)
+        wait_until(lambda: len(site.taken) >= 3)
         began = time.monotonic()
         volunteer.leave()
         assert time.monotonic() - began < 10
@@ -221,39 +225,39 @@ def test_session_on_leaving_submits_finished_packets(site: PacketSite, come: Com
     assert set(site.kept.values()) == {1}
 
 
-def test_session_with_a_lost_lease_ends_and_the_next_continues(site: PacketSite, come: Come) -> None:
+def test_session_with_a_lost_lease_ends_and_the_next_continues(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(20), STYLES)
     lease = site.sit()
     with serve_model(SynonymModel(seconds=0.05)) as service:
-        come(service.url)
-        until(lambda: site.taken)
+        add_volunteer(service.url)
+        wait_until(lambda: site.taken)
         with site.lock:
             site.leases[lease].active = False
             site.end(lease)
-        assert ended(site, site.sit()).outcome == "done"
+        assert wait_until_ended(site, site.sit()).outcome == "done"
     assert len(site.taken) == 20
     assert set(site.kept.values()) == {1}
 
 
-def test_session_at_its_time_limit_finishes_pending_packets(site: PacketSite, come: Come) -> None:
+def test_session_at_its_time_limit_finishes_pending_packets(site: PacketSite, add_volunteer: AddVolunteer) -> None:
     site.fill(texts(200), ("easy",))
     lease = site.sit(wall_seconds=2)
     with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
-        come(service.url, parallel=2)
-        assert ended(site, lease).outcome == "done"
+        add_volunteer(service.url, parallel=2)
+        assert wait_until_ended(site, lease).outcome == "done"
     assert 0 < len(site.taken) < 200
     assert len(site.taken) + len(site.waiting) == 200
 
 
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(
-    site: PacketSite, come: Come, words: CompletionServer
+    site: PacketSite, add_volunteer: AddVolunteer, words: CompletionServer
 ) -> None:
-    for change, sentence in (({"model": "other"}, "asks for other"), ({"prompt_version": 9}, "too old")):
+    for change, sentence in (({"model": "other"}, "needs other"), ({"prompt_version": 9}, "too old")):
         site.order = site.order.model_copy(update=change)
         lease = site.sit()
         if not site.volunteers:
-            come(words.url)
-        finish = ended(site, lease)
+            add_volunteer(words.url)
+        finish = wait_until_ended(site, lease)
         assert finish.outcome == "failed"
         assert sentence in finish.reason
         site.order = site.order.model_copy(update={"model": NAME})
@@ -268,14 +272,14 @@ def test_rephrase_join_without_an_account_runs_one_session(
     site.fill(texts(6), STYLES)
     lease = site.sit()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
-    command += ["--endpoint", words.url, "--home", str(tmp_path / "home"), "--name", "somebody"]
+    command += ["--endpoint", words.url, "--home", str(tmp_path / "home"), "--name", "volunteer"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Joined" in done.stderr
     assert "as volunteer 901. To be credited, sign in there and give --token." in done.stderr
     assert "6 packets handed in" in done.stderr
-    assert ended(site, lease).outcome == "done"
-    assert [volunteer.name for volunteer in site.volunteers] == ["somebody"]
+    assert wait_until_ended(site, lease).outcome == "done"
+    assert [volunteer.name for volunteer in site.volunteers] == ["volunteer"]
 
 
 def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -289,16 +293,16 @@ def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixt
         (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
     ):
         assert main([*join, *more]) == 2
-        said = capsys.readouterr()
-        assert sentence in said.err
-        assert len(said.err.splitlines()) == 1
+        output = capsys.readouterr()
+        assert sentence in output.err
+        assert len(output.err.splitlines()) == 1
     with pytest.raises(SystemExit):
         main([*join, "--parallel", "0"])
 
 
 def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketSite, node: Node) -> None:
     node.start(sandbox="none")
-    until(lambda: site.polls)
+    wait_until(lambda: site.polls)
     assert site.polls[0].hardware.kinds is not None
     assert "rephrase" not in site.polls[0].hardware.kinds
     assert site.polls[0].hardware.rephraser is None

@@ -1,4 +1,4 @@
-"""Between two jobs nothing is left of the first; a lane on which something is left says so and takes no job."""
+"""Nothing remains of a job when the next one starts; a slot with leftovers reports them and takes no job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, finished, training, until
+from tests.support.agent_process import Node, build_training_job, wait_until, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, pair
-from tests.support.in_process_agent import Aboard
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.small_site import SmallSite
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
@@ -38,19 +38,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cleanup_with_a_detached_process_kills_it(site: SmallSite, node: Node) -> None:
-    lease = site.add(training(site, steps=20, pace=0.05, misbehave=RUNAWAY))
-    after = site.add(training(site, steps=10))
+    lease = site.add(build_training_job(site, steps=20, pace=0.05, misbehave=RUNAWAY))
+    after = site.add(build_training_job(site, steps=10))
     node.start(sandbox="none")
-    until(lambda: find_marked_processes(f"{node.home}:{lease}:"))
-    finished(site, after)
+    wait_until(lambda: find_marked_processes(f"{node.home}:{lease}:"))
+    wait_until_finished(site, after)
     assert find_marked_processes(f"{node.home}:") == []
 
 
 def test_agent_start_kills_processes_of_a_killed_agent(site: SmallSite, node: Node) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
-    other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-somebody-else:41:"})
+    other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-another-else:41:"})
     try:
-        site.add(training(site, steps=5))
+        site.add(build_training_job(site, steps=5))
         assert node.start("--once", sandbox="none").wait() == 0
         assert stray.wait(5) == -9
         assert other.poll() is None
@@ -64,25 +64,25 @@ def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypat
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
     (folder / "left").touch()
-    made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
-    made.set_lease(5)
+    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
+    cleanup.set_lease(5)
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(slot_cleanup, "remove_folder", refuse)
-    assert made.clean_up_slot(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
+    assert cleanup.clean_up_slot(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
     monkeypatch.undo()
-    assert made.find_leftover() == ""
+    assert cleanup.find_leftover() == ""
     assert not folder.exists()
 
 
 def test_cleanup_keeps_an_empty_folder_for_the_next_agent(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
-    made = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
-    made.set_lease(5)
-    assert made.clean_up_slot(lambda: False) == ""
+    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(ProcGpuReader()))
+    cleanup.set_lease(5)
+    assert cleanup.clean_up_slot(lambda: False) == ""
     assert folder.is_dir()
 
 
@@ -95,77 +95,77 @@ def cards() -> list[Card]:
 
 
 @pytest.fixture
-def lanes(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
-    """Two lanes with a GPU each, after a job."""
-    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
-    made = [SlotCleanup(tmp_path, lane, vitals) for lane in split_into_slots(vitals.reader.gpus, (0, 1), 2)]
-    for lane in made:
-        lane.set_lease(1)
-    return made
+def cleanups(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
+    """Two slots with a GPU each, after a job."""
+    monitor = GpuMonitor(NvmlReader(Nvml(cards)))
+    cleanups = [SlotCleanup(tmp_path, slot, monitor) for slot in split_into_slots(monitor.reader.gpus, (0, 1), 2)]
+    for cleanup in cleanups:
+        cleanup.set_lease(1)
+    return cleanups
 
 
-def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
-    assert lanes[0].find_leftover() == (
+    assert cleanups[0].find_leftover() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
     )
-    assert lanes[1].find_leftover() == "", "the other lane's GPU is empty"
+    assert cleanups[1].find_leftover() == "", "the other slot's GPU is empty"
     cards[0].used, cards[0].pids = 300 << 20, []
-    assert lanes[0].find_leftover() == ""
+    assert cleanups[0].find_leftover() == ""
 
 
-def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[1].pids = [99]
-    assert "is in use by process 99" in lanes[1].find_leftover()
+    assert "is in use by process 99" in cleanups[1].find_leftover()
 
 
 def test_cleanup_ignores_gpu_memory_used_before_the_job(cards: list[Card], tmp_path: Path) -> None:
     cards[0].used, cards[0].pids = 2 * GIB, [7]  # the sponsor's own desktop
-    vitals = GpuMonitor(NvmlReader(Nvml(cards)))
-    made = SlotCleanup(tmp_path, split_into_slots(vitals.reader.gpus, (0,), 1)[0], vitals)
-    made.set_lease(1)
-    assert made.find_leftover() == ""
+    monitor = GpuMonitor(NvmlReader(Nvml(cards)))
+    cleanup = SlotCleanup(tmp_path, split_into_slots(monitor.reader.gpus, (0,), 1)[0], monitor)
+    cleanup.set_lease(1)
+    assert cleanup.find_leftover() == ""
     cards[0].used += 100 << 20
-    assert made.find_leftover() == "", "windows come and go"
+    assert cleanup.find_leftover() == "", "windows come and go"
 
 
-def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], lanes: list[SlotCleanup]) -> None:
+def test_cleanup_waits_for_the_driver_to_free_memory(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[0].used = 5 * GIB
-    looks: list[float] = []
+    checks: list[float] = []
 
-    def looked() -> bool:
-        looks.append(time.monotonic())
-        if len(looks) == 3:
+    def count_check() -> bool:
+        checks.append(time.monotonic())
+        if len(checks) == 3:
             cards[0].used = 0
         return False
 
-    assert lanes[0].clean_up_slot(looked) == ""
-    assert len(looks) == 3
+    assert cleanups[0].clean_up_slot(count_check) == ""
+    assert len(checks) == 3
 
 
 @pytest.fixture
-def aboard(site: SmallSite, tmp_path: Path, cards: list[Card]) -> Iterator[Aboard]:
-    made = Aboard(site, tmp_path / "aboard", reader=NvmlReader(Nvml(cards)))
-    yield made
-    made.leave()
+def agent(site: SmallSite, tmp_path: Path, cards: list[Card]) -> Iterator[InProcessAgent]:
+    agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(cards)))
+    yield agent
+    agent.leave()
 
 
 def test_node_with_held_gpu_memory_takes_no_job_until_freed(
-    site: SmallSite, aboard: Aboard, cards: list[Card], caplog: pytest.LogCaptureFixture
+    site: SmallSite, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
-    first = site.add(training(site, steps=100, pace=0.02))
-    aboard.start()
-    until(lambda: first in site.leases and site.leases[first].rows)
+    first = site.add(build_training_job(site, steps=100, pace=0.02))
+    agent.start()
+    wait_until(lambda: first in site.leases and site.leases[first].rows)
     cards[1].used = 9 * GIB
-    second = site.add(training(site, steps=5))
-    finished(site, first)
-    until(lambda: any(poll.health and poll.health.trouble for poll in site.polls))
+    second = site.add(build_training_job(site, steps=5))
+    wait_until_finished(site, first)
+    wait_until(lambda: any(poll.health and poll.health.trouble for poll in site.polls))
     assert second not in site.leases
-    told = next(poll.health.trouble for poll in site.polls if poll.health and poll.health.trouble)
-    assert "still holds 9.3 GB" in told
+    trouble = next(poll.health.trouble for poll in site.polls if poll.health and poll.health.trouble)
+    assert "still holds 9.3 GB" in trouble
     cards[1].used = 0
-    assert finished(site, second).finish is not None
+    assert wait_until_finished(site, second).finish is not None
     assert caplog.text.count("still holds") == 1
     assert "That is cleared away. Going on." in caplog.text
 
@@ -174,7 +174,7 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
 def test_find_marked_processes_matches_one_lease_only(tmp_path: Path) -> None:
     one = subprocess.Popen(["sleep", "60"], env={**os.environ, slot_cleanup.MARK_VARIABLE: f"{tmp_path}:12:"})
     try:
-        until(lambda: find_marked_processes(f"{tmp_path}:12:"), 5)
+        wait_until(lambda: find_marked_processes(f"{tmp_path}:12:"), 5)
         assert find_marked_processes(f"{tmp_path}:12:") == [one.pid]
         assert find_marked_processes(f"{tmp_path}:1:") == []
     finally:

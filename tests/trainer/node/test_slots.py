@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.agent_process import Node, finished, left_running, training, until
+from tests.support.agent_process import (
+    Node,
+    build_training_job,
+    list_running_processes,
+    wait_until,
+    wait_until_finished,
+)
 from tests.support.fake_gpus import Nvml, pair
-from tests.support.in_process_agent import Aboard
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.small_site import SmallSite
 from trainer import protocol
 from trainer.node.gpus_nvml import NvmlReader
@@ -25,7 +31,7 @@ from trainer.node.slots import split_into_slots
 from trainer.protocol import Gpu
 from trainer.sandbox import ResourceLimits, SandboxSpec, bubblewrap, docker, gpu_devices
 
-TELL = "print(json.dumps({'gpus': os.environ.get('CUDA_VISIBLE_DEVICES'), 'cores': sorted(os.sched_getaffinity(0))}))"
+SHARE = "print(json.dumps({'gpus': os.environ.get('CUDA_VISIBLE_DEVICES'), 'cores': sorted(os.sched_getaffinity(0))}))"
 
 
 @pytest.fixture(autouse=True)
@@ -37,27 +43,27 @@ def cards(count: int) -> list[Gpu]:
     return [Gpu(name="NVIDIA GeForce RTX 3090", uuid=f"GPU-{number}") for number in range(count)]
 
 
-# --- sharing out -----------------------------------------------------------------------------------------------------
+# --- splitting the machine ------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 16), st.integers(1, 64), st.integers(1, 20))
-def test_split_gives_each_gpu_to_one_slot_and_each_slot_a_core(gpus: int, cores: int, lanes: int) -> None:
-    made = split_into_slots(cards(gpus), range(cores), lanes)
-    assert [gpu.uuid for lane in made for gpu in lane.gpus] == [f"GPU-{number}" for number in range(gpus)]
-    sizes = [len(lane.gpus) for lane in made]
+def test_split_gives_each_gpu_to_one_slot_and_each_slot_a_core(gpus: int, cores: int, count: int) -> None:
+    slots = split_into_slots(cards(gpus), range(cores), count)
+    assert [gpu.uuid for slot in slots for gpu in slot.gpus] == [f"GPU-{number}" for number in range(gpus)]
+    sizes = [len(slot.gpus) for slot in slots]
     assert max(sizes) - min(sizes) <= 1
-    if lanes == 1:
+    if count == 1:
         return
-    assert all(lane.processors for lane in made)
-    if lanes <= cores:
-        assert sorted(core for lane in made for core in lane.processors) == list(range(cores))
+    assert all(slot.processors for slot in slots)
+    if count <= cores:
+        assert sorted(core for slot in slots for core in slot.processors) == list(range(cores))
 
 
 def test_single_slot_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    (lane,) = split_into_slots(cards(2), range(8), 1)
-    assert lane.build_environment() == {"OMP_NUM_THREADS": "3"}
-    assert (len(lane.gpus), lane.processors) == (2, ())
+    (slot,) = split_into_slots(cards(2), range(8), 1)
+    assert slot.build_environment() == {"OMP_NUM_THREADS": "3"}
+    assert (len(slot.gpus), slot.processors) == (2, ())
 
 
 def test_slot_environment_lists_gpus_by_uuid() -> None:
@@ -91,7 +97,7 @@ def test_choose_devices_takes_all_gpus_that_divide_the_batch(
 
 
 def test_choose_devices_with_too_few_gpus_raises() -> None:
-    with pytest.raises(JobFailedError, match="asks for 4 GPUs, and 2 work for it") as failed:
+    with pytest.raises(JobFailedError, match="needs 4 GPUs, and this node has 2 for it") as failed:
         choose_devices({"devices": 4}, 2)
     assert failed.value.cause == "infrastructure"
 
@@ -122,7 +128,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return dev
 
 
-def shown(machine: Path, visible: str | None) -> list[str]:
+def list_devices(machine: Path, visible: str | None) -> list[str]:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return [str(Path(path).relative_to(machine)) for path in gpu_devices.list_gpu_devices(environment)]
 
@@ -132,11 +138,11 @@ EVERYTHING = ["dri/renderD128", "nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
 
 
 def test_sandbox_shows_only_the_slots_gpu_files(machine: Path) -> None:
-    assert shown(machine, "GPU-0") == ["nvidia-uvm", "nvidia1", "nvidiactl"]
-    assert shown(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
-    assert shown(machine, "") == COMMON
-    assert shown(machine, None) == EVERYTHING
-    assert shown(machine, "0") == EVERYTHING, "a number means another GPU to another program"
+    assert list_devices(machine, "GPU-0") == ["nvidia-uvm", "nvidia1", "nvidiactl"]
+    assert list_devices(machine, "GPU-1,GPU-0") == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
+    assert list_devices(machine, "") == COMMON
+    assert list_devices(machine, None) == EVERYTHING
+    assert list_devices(machine, "0") == EVERYTHING, "a number means another GPU to another program"
     box = SandboxSpec(["x"], {"CUDA_VISIBLE_DEVICES": "GPU-0"}, [], Path("/"), ResourceLimits(1, 1 << 30, 1 << 30, 8))
     words = bubblewrap.build_bwrap_arguments(box, None)
     assert str(machine / "nvidia1") in words
@@ -145,7 +151,7 @@ def test_sandbox_shows_only_the_slots_gpu_files(machine: Path) -> None:
 
 def test_sandbox_without_the_variable_uses_our_own(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    assert shown(machine, None) == ["nvidia-uvm", "nvidia0", "nvidiactl"]
+    assert list_devices(machine, None) == ["nvidia-uvm", "nvidia0", "nvidiactl"]
 
 
 def test_docker_gpu_arguments_follow_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,19 +167,19 @@ def test_docker_gpu_arguments_follow_the_variable(monkeypatch: pytest.MonkeyPatc
 # --- a real agent ----------------------------------------------------------------------------------------------------
 
 
-def both_run(site: SmallSite, leases: list[int]) -> None:
-    until(lambda: all(lease in site.leases and site.leases[lease].rows for lease in leases))
+def wait_until_running(site: SmallSite, leases: list[int]) -> None:
+    wait_until(lambda: all(lease in site.leases and site.leases[lease].rows for lease in leases))
     assert all(site.leases[lease].finish is None for lease in leases)
 
 
 @pytest.mark.usefixtures("confined")
 def test_two_slots_run_two_jobs_on_separate_cores(site: SmallSite, node: Node) -> None:
-    leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
+    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
     node.start("--lanes", "2")
-    both_run(site, leases)
+    wait_until_running(site, leases)
     assert {poll.lane for poll in site.polls} == {0, 1}
     assert {(poll.lanes, poll.lanes_wished) for poll in site.polls} == {(2, 2)}
-    until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
+    wait_until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
     cores = [set(json.loads(site.leases[lease].log.splitlines()[1])["cores"]) for lease in leases]
     if len(list_processors()) > 1:
         assert cores[0] | cores[1] == set(list_processors())
@@ -184,55 +190,55 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: SmallSite, node: Node) -
         held = site.leases[lease]
         assert held.finish is not None
         assert held.finish.outcome == "released"
-        assert len(held.checkpoints) == 1, "one word stops all lanes, each with its checkpoint"
-    assert left_running(node.home) == []
+        assert len(held.checkpoints) == 1, "one signal stops all slots, each with its checkpoint"
+    assert list_running_processes(node.home) == []
     assert list((node.home / "work").iterdir()) == []
 
 
 @pytest.fixture
-def aboard(site: SmallSite, tmp_path: Path) -> Iterator[Aboard]:
-    made = Aboard(site, tmp_path / "aboard", reader=NvmlReader(Nvml(pair())))
-    yield made
-    made.leave()
+def agent(site: SmallSite, tmp_path: Path) -> Iterator[InProcessAgent]:
+    agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(pair())))
+    yield agent
+    agent.leave()
 
 
-def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: SmallSite, aboard: Aboard) -> None:
+def test_slot_count_from_the_site_gives_each_slot_a_gpu(site: SmallSite, agent: InProcessAgent) -> None:
     site.lanes = 2
-    leases = [site.add(training(site, steps=100_000, every=100_000, misbehave=TELL)) for _ in range(2)]
-    aboard.start()
-    both_run(site, leases)
-    until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
-    told = {json.loads(site.leases[lease].log.splitlines()[1])["gpus"] for lease in leases}
-    assert told == {card.uuid for card in pair()}
+    leases = [site.add(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
+    agent.start()
+    wait_until_running(site, leases)
+    wait_until(lambda: all(len(site.leases[lease].log.splitlines()) > 1 for lease in leases))
+    gpus_seen = {json.loads(site.leases[lease].log.splitlines()[1])["gpus"] for lease in leases}
+    assert gpus_seen == {card.uuid for card in pair()}
     assert site.polls[0].lanes == 1, "it began with one, and got no job before it had two"
 
 
-def test_slot_count_change_waits_for_running_jobs(site: SmallSite, aboard: Aboard) -> None:
+def test_slot_count_change_waits_for_running_jobs(site: SmallSite, agent: InProcessAgent) -> None:
     site.lanes = 2
-    first = site.add(training(site, steps=100_000, every=100_000))
-    aboard.start()
-    until(lambda: first in site.leases and site.leases[first].rows)
+    first = site.add(build_training_job(site, steps=100_000, every=100_000))
+    agent.start()
+    wait_until(lambda: first in site.leases and site.leases[first].rows)
     site.lanes = 1
-    until(lambda: aboard.agent._next_slot_count == 1)
-    second = site.add(training(site, steps=10, misbehave=TELL))
+    wait_until(lambda: agent.agent._next_slot_count == 1)
+    second = site.add(build_training_job(site, steps=10, misbehave=SHARE))
     assert site.leases[first].finish is None
     site.leases[first].stop = protocol.HeartbeatReply(stop="finish")
-    held = finished(site, second)
-    assert json.loads(held.log.splitlines()[1])["gpus"] is None, "one lane again, with every GPU"
+    held = wait_until_finished(site, second)
+    assert json.loads(held.log.splitlines()[1])["gpus"] is None, "one slot again, with every GPU"
 
 
 def test_lanes_flag_with_a_wrong_number_prints_one_line(site: SmallSite, node: Node) -> None:
     assert node.start("--lanes", "none").wait() == 2
-    assert "none is not a number from 1 to 64" in node.said()
-    assert os.linesep not in node.said().strip()
+    assert "none is not a number from 1 to 64" in node.read_output()
+    assert os.linesep not in node.read_output().strip()
 
 
 def test_slots_with_the_same_release_download_it_once(site: SmallSite, tmp_path: Path) -> None:
-    aboard = Aboard(site, tmp_path / "aboard", lanes=3).start()
-    leases = [site.add(training(site, steps=5)) for _ in range(6)]
+    agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
+    leases = [site.add(build_training_job(site, steps=5)) for _ in range(6)]
     for lease in leases:
-        finish = finished(site, lease).finish
+        finish = wait_until_finished(site, lease).finish
         assert finish is not None
         assert finish.outcome == "done", finish.reason
-    aboard.leave()
+    agent.leave()
     assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry
