@@ -59,7 +59,7 @@ def test_damaged_shard_stops_run_before_first_step(
 
 
 def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
-    """Through a memory map this would be the end of the process, without a word."""
+    """Through a memory map this would kill the process without a message."""
     loading = build_loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
     loading.next_batch()
     (folder / "train" / "00000.bin").write_bytes(b"")
@@ -89,9 +89,9 @@ def test_run_resumes_after_shard_is_repaired(
 
     monkeypatch.setattr(BlockLoader, "next_batch", truncating)
     assert train("broken") == 1
-    assert "Traceback" not in (said := capsys.readouterr().err)
-    assert "cut short while it was in use" in said.splitlines()[-1]
-    assert "the same command then goes on from the last checkpoint" in said.splitlines()[-1]
+    assert "Traceback" not in (error_text := capsys.readouterr().err)
+    assert "cut short while it was in use" in error_text.splitlines()[-1]
+    assert "the same command then goes on from the last checkpoint" in error_text.splitlines()[-1]
     monkeypatch.undo()
     shard.write_bytes(whole)
     assert train("broken") == train("whole") == 0

@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset that no test changes."""
     return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("made") / "dataset", LIMIT)
 
@@ -60,7 +60,7 @@ def text_of(dataset: Dataset, split: str) -> list[str]:
     return [dataset.tokenizer.decode(ids[a + 1 : b]) for a, b in pairwise(ends)]
 
 
-def test_each_text_is_in_exactly_one_split(books: Path) -> None:
+def test_text_is_in_exactly_one_split(books: Path) -> None:
     (books / "copy.txt").write_text((books / "05.txt").read_text())
     dataset = prepare_dataset(f"files:{books}", "bpe:300")
     parts = [
@@ -74,21 +74,21 @@ def test_each_text_is_in_exactly_one_split(books: Path) -> None:
     assert len(texts) == 80
 
 
-def test_manifest_counts_match_files(made: Dataset) -> None:
-    rows = made.manifest["splits"]
+def test_manifest_counts_match_files(prepared: Dataset) -> None:
+    rows = prepared.manifest["splits"]
     assert sum(row["bytes"] for row in rows.values()) == LIMIT
     for split in ("train", "dev"):
-        texts = text_of(made, split)
+        texts = text_of(prepared, split)
         assert rows[split]["documents"] == len(texts)
         assert rows[split]["bytes"] == sum(len(text.encode()) for text in texts)
-        assert rows[split]["tokens"] == len(made.open_stream(split)) == sum(map(len, made.open_shards(split)))
-        assert made.open_shards(split)[0].dtype == np.dtype("<u2")
-    held = list(iterate_test_documents(made))
-    encoded = made.tokenizer.encode_batch([document.text for document in held])
+        assert rows[split]["tokens"] == len(prepared.open_stream(split)) == sum(map(len, prepared.open_shards(split)))
+        assert prepared.open_shards(split)[0].dtype == np.dtype("<u2")
+    held = list(iterate_test_documents(prepared))
+    encoded = prepared.tokenizer.encode_batch([document.text for document in held])
     assert rows["test"]["documents"] == len(held)
     assert rows["test"]["tokens"] == sum(len(ids) + 1 for ids in encoded)
-    assert made.manifest["tokenizer"]["sha256"] == made.tokenizer.sha256
-    made.verify()
+    assert prepared.manifest["tokenizer"]["sha256"] == prepared.tokenizer.sha256
+    prepared.verify()
 
 
 def test_hash_depends_on_content_not_on_location(books: Path, tmp_path: Path, cache: Path) -> None:
@@ -103,14 +103,14 @@ def test_hash_depends_on_content_not_on_location(books: Path, tmp_path: Path, ca
 
 def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     places = (None, tmp_path / "named")
-    made = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
+    prepared = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
 
     def no_more(*_: object) -> None:
-        raise AssertionError("it was made again")
+        raise AssertionError("it was prepared again")
 
     monkeypatch.setattr("trainer.data.dataset.build_dataset", no_more)
     again = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
-    assert [dataset.folder for dataset in made] == [dataset.folder for dataset in again]
+    assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
 
 def test_changed_file_gives_another_dataset(books: Path) -> None:
@@ -123,18 +123,18 @@ def test_changed_file_gives_another_dataset(books: Path) -> None:
     assert after.folder != before.folder
 
 
-def test_existing_tokenizer_is_used_unchanged(made: Dataset, books: Path) -> None:
-    dataset = prepare_dataset(f"files:{books}", str(made.folder / "tokenizer.json"))
-    assert dataset.tokenizer.sha256 == made.tokenizer.sha256
+def test_existing_tokenizer_is_used_unchanged(prepared: Dataset, books: Path) -> None:
+    dataset = prepare_dataset(f"files:{books}", str(prepared.folder / "tokenizer.json"))
+    assert dataset.tokenizer.sha256 == prepared.tokenizer.sha256
 
 
-def test_folder_with_other_files_is_not_overwritten(books: Path, made: Dataset, tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(DatasetError, match="exists and is not a dataset"):
         prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "mine")
     with pytest.raises(DatasetError, match=r"holds another dataset \(python-library\)"):
-        prepare_dataset(f"files:{books}", "bpe:300", made.folder)
+        prepare_dataset(f"files:{books}", "bpe:300", prepared.folder)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
@@ -223,8 +223,8 @@ def test_damaged_file_error_names_file(books: Path, tmp_path: Path) -> None:
         (lambda text: text.replace("train/00000.bin", "../../secret"), "its hash does not match"),
     ],
 )
-def test_damaged_manifest_raises_one_line(made: Dataset, tmp_path: Path, change: object, complaint: str) -> None:
-    text = (made.folder / "manifest.json").read_text()
+def test_damaged_manifest_raises_one_line(prepared: Dataset, tmp_path: Path, change: object, complaint: str) -> None:
+    text = (prepared.folder / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(change(text))  # type: ignore[operator]
     with pytest.raises(DatasetError, match=complaint) as caught:
         Dataset.open(tmp_path)
@@ -286,7 +286,7 @@ def test_concurrent_preparations_build_once(cache: Path) -> None:
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
 
 
-def test_killed_preparation_is_repeated(tmp_path: Path, cache: Path, made: Dataset) -> None:
+def test_killed_preparation_is_repeated(tmp_path: Path, cache: Path, prepared: Dataset) -> None:
     aside = tmp_path / ".out.preparing"
     process = preparing("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
     while process.poll() is None and not (aside / "spool").exists():
@@ -296,5 +296,5 @@ def test_killed_preparation_is_repeated(tmp_path: Path, cache: Path, made: Datas
     assert aside.exists()
     assert not (tmp_path / "out").exists()
     dataset = prepare_dataset("python-library", "bpe:512", tmp_path / "out", LIMIT)
-    assert dataset.hash == made.hash
+    assert dataset.hash == prepared.hash
     assert {path.name for path in tmp_path.iterdir()} == {"out"}

@@ -24,7 +24,7 @@ SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.ar
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the Hugging Face Hub that streaming one dataset at one revision asks for."""
+    """What streaming one dataset at one revision requests of the Hugging Face Hub."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
@@ -44,7 +44,7 @@ class Hub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """paths-info: the one path asked for is the folder of the sample."""
+        """paths-info: the only requested path is the folder of the sample."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(json.dumps([{"type": "directory", "path": "sample/10BT", "oid": "b" * 40}]).encode())
 

@@ -130,7 +130,7 @@ def rows_of(batch: Batch) -> list[list[int]]:
     return [[*ins, outs[-1]] for ins, outs in zip(inputs.tolist(), targets.tolist(), strict=True)]
 
 
-def test_every_row_begins_with_a_document(dataset: Dataset) -> None:
+def test_row_begins_with_a_document(dataset: Dataset) -> None:
     stream, end = dataset.open_stream("train"), dataset.tokenizer.end_of_text
     places = [*find_document_starts(stream, end).tolist(), len(stream)]
     whole = [tuple(stream.read_tokens(a, b - a).tolist()) for a, b in itertools.pairwise(places)]

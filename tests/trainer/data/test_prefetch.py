@@ -19,7 +19,7 @@ def dataset(dataset_folder: Any) -> Dataset:
     return Dataset.open(dataset_folder)
 
 
-def taken(loading: Any, count: int) -> list[list[Any]]:
+def take_batches(loading: Any, count: int) -> list[list[Any]]:
     return [[part.tolist() for part in loading.next_batch()] for _ in range(count)]
 
 
@@ -29,17 +29,17 @@ def test_batches_and_states_equal_those_of_the_loader(dataset: Dataset, packing:
     ahead = build_loader(dataset, "train", packing, 3, 32, seed=1)
     for _ in range(10):
         assert ahead.state_dict() == alone.state_dict()
-        assert taken(ahead, 1) == taken(alone, 1)
+        assert take_batches(ahead, 1) == take_batches(alone, 1)
     ahead.close()
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_state_counts_returned_batches_only(dataset: Dataset, packing: str) -> None:
     first, second = (build_loader(dataset, "train", packing, 3, 32, seed=1) for _ in range(2))
-    taken(first, 5)
-    taken(second, 2)  # some more have been read by now
+    take_batches(first, 5)
+    take_batches(second, 2)  # some more have been read by now
     second.load_state_dict(first.state_dict())
-    assert taken(first, 5) == taken(second, 5)
+    assert take_batches(first, 5) == take_batches(second, 5)
     assert first.state_dict() == second.state_dict()
     first.close()
     second.close()
@@ -75,7 +75,7 @@ def counting() -> Iterator[PrefetchLoader]:
 
 
 def test_batches_are_read_ahead(counting: PrefetchLoader) -> None:
-    assert taken(counting, 1) == [[[1], [1]]]
+    assert take_batches(counting, 1) == [[[1], [1]]]
     inner = counting._loader
     assert isinstance(inner, Counting)
     for _ in range(1 + PREFETCH_BATCHES):
@@ -85,7 +85,7 @@ def test_batches_are_read_ahead(counting: PrefetchLoader) -> None:
 
 def test_read_error_is_raised_by_its_batch() -> None:
     broken = PrefetchLoader(Counting(broken=3))
-    assert taken(broken, 2) == [[[1], [1]], [[2], [2]]]
+    assert take_batches(broken, 2) == [[[1], [1]], [[2], [2]]]
     with pytest.raises(OSError, match="Input/output error"):
         broken.next_batch()
     assert broken.state_dict() == {"position": 2}

@@ -19,7 +19,7 @@ pyarrow = pytest.importorskip("pyarrow")
 NAMES = [f"train/chunk{chunk}/example_train_{number}.jsonl.zst" for chunk in (1, 2) for number in (0, 2, 10)]
 
 
-def compressed(name: str) -> bytes:
+def compress_rows(name: str) -> bytes:
     rows = [{"text": f"{name} {n}", "meta": {"redpajama_set_name": "RedPajamaC4"}} for n in range(3)]
     text = "\n".join(json.dumps(row) for row in [*rows, {"text": "", "meta": {}}]) + "\n"
     sink = pyarrow.BufferOutputStream()
@@ -29,25 +29,25 @@ def compressed(name: str) -> bytes:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the Hub that is asked for: the list of files at a revision, and each of them."""
+    """Answers for the list of files at a revision, and for each of the files."""
 
-    asked: list[str]
+    paths: list[str]
     broken = False
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.asked.append(path)
+        self.paths.append(path)
         name = path.removeprefix(f"/datasets/{REPOSITORY}/resolve/{REVISION}/")
         if path == f"/api/datasets/{REPOSITORY}/revision/{REVISION}":
             others = ["README.md", "validation/chunk1/example_holdout_0.jsonl.zst"]
             siblings = [{"rfilename": each} for each in sorted([*NAMES, *others])]
-            self.answer(200, json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
+            self.send_reply(200, json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
         elif name in NAMES:
-            self.answer(200, b"not compressed" if self.broken else compressed(name))
+            self.send_reply(200, b"not compressed" if self.broken else compress_rows(name))
         else:
-            self.answer(401, b"{}")
+            self.send_reply(401, b"{}")
 
-    def answer(self, status: int, data: bytes) -> None:
+    def send_reply(self, status: int, data: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -61,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     from huggingface_hub import constants
 
-    Hub.asked = []
+    Hub.paths = []
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -79,24 +79,24 @@ def test_files_are_read_in_numeric_order_at_pinned_revision(hub: type[Hub]) -> N
 
 def test_files_are_downloaded_lazily(hub: type[Hub]) -> None:
     assert len(list(islice(open_corpus("slimpajama"), 4))) == 4
-    assert [path.rpartition("/")[2] for path in hub.asked[1:]] == [
+    assert [path.rpartition("/")[2] for path in hub.paths[1:]] == [
         "example_train_0.jsonl.zst",
         "example_train_2.jsonl.zst",
     ]
 
 
 def test_copy_is_read_at_its_revision(hub: type[Hub]) -> None:
-    place = find_corpus(f"slimpajama:somebody/copy@{'a' * 40}")
-    assert place.fingerprint() == {"repository": "somebody/copy", "revision": "a" * 40}
-    with pytest.raises(CorpusError, match=r"slimpajama cannot be read from the Hugging Face Hub \(somebody/copy\)"):
+    place = find_corpus(f"slimpajama:owner/copy@{'a' * 40}")
+    assert place.fingerprint() == {"repository": "owner/copy", "revision": "a" * 40}
+    with pytest.raises(CorpusError, match=r"slimpajama cannot be read from the Hugging Face Hub \(owner/copy\)"):
         next(place.documents())
-    assert hub.asked == [f"/api/datasets/somebody/copy/revision/{'a' * 40}"]
+    assert hub.paths == [f"/api/datasets/owner/copy/revision/{'a' * 40}"]
     with pytest.raises(CorpusError, match="OWNER/NAME@REVISION"):
         find_corpus("slimpajama:main")
 
 
 def test_broken_file_raises_one_line(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "broken", True)
-    with pytest.raises(CorpusError, match="cannot be read") as told:
+    with pytest.raises(CorpusError, match="cannot be read") as caught:
         next(open_corpus("slimpajama"))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

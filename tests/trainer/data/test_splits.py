@@ -33,7 +33,7 @@ def test_document_order_does_not_change_splits(lengths: list[int], seed: int) ->
 
 @settings(deadline=None)
 @given(lengths=LENGTHS)
-def test_every_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
+def test_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
     sizes = np.array(lengths, dtype=np.uint64)
     splits = assign_splits(keys_of(len(lengths)), sizes)
     if splits is None:

@@ -34,16 +34,17 @@ def sample(size: int = 200_000) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Tokenizer:
+def bpe_tokenizer() -> Tokenizer:
     return train_bpe(sample(), 1024)
 
 
 @pytest.fixture(
-    scope="module", params=["trained", pytest.param("gpt2", marks=needs_gpt2), pytest.param("neox", marks=needs_neox)]
+    scope="module",
+    params=["bpe", pytest.param("gpt2", marks=needs_gpt2), pytest.param("neox", marks=needs_neox)],
 )
-def tokenizer(request: pytest.FixtureRequest, trained: Tokenizer) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, bpe_tokenizer: Tokenizer) -> Tokenizer:
     specs = {"gpt2": f"gpt2:{GPT2}", "neox": str(NEOX)}
-    return TokenizerSpec.parse(specs[request.param]).tokenizer if request.param in specs else trained
+    return TokenizerSpec.parse(specs[request.param]).tokenizer if request.param in specs else bpe_tokenizer
 
 
 @settings(deadline=None)
@@ -61,9 +62,9 @@ def test_long_text_has_same_tokens_as_unsplit(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
 
 
-def test_long_text_without_spaces_is_encoded(trained: Tokenizer) -> None:
+def test_long_text_without_spaces_is_encoded(bpe_tokenizer: Tokenizer) -> None:
     text = "ab" * PIECE_CHARACTERS
-    assert trained.decode(trained.encode(text)) == text
+    assert bpe_tokenizer.decode(bpe_tokenizer.encode(text)) == text
 
 
 def test_encode_batch_equals_encode(tokenizer: Tokenizer) -> None:
@@ -86,8 +87,8 @@ def test_saved_tokenizer_has_same_bytes_and_hash(tokenizer: Tokenizer, tmp_path:
     assert loaded.end_of_text == tokenizer.end_of_text
 
 
-def test_training_is_deterministic_and_has_requested_size(trained: Tokenizer) -> None:
-    assert trained.vocabulary_size == 1024
+def test_training_is_deterministic_and_has_requested_size(bpe_tokenizer: Tokenizer) -> None:
+    assert bpe_tokenizer.vocabulary_size == 1024
     script = "from tests.trainer.data.test_tokenizer import sample, train_bpe\nprint(train_bpe(sample(), 1024).sha256)"
     environment = {
         **os.environ,
@@ -96,7 +97,7 @@ def test_training_is_deterministic_and_has_requested_size(trained: Tokenizer) ->
         "PYTHONPATH": str(REPOSITORY),
     }
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True).stdout
-    assert printed.decode().strip() == trained.sha256
+    assert printed.decode().strip() == bpe_tokenizer.sha256
 
 
 def test_short_text_gives_smaller_vocabulary() -> None:
@@ -139,26 +140,26 @@ def test_invalid_file_raises_one_line(tmp_path: Path, content: bytes) -> None:
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-def changed(trained: Tokenizer, path: Path, **changes: object) -> Path:
-    trained.save(path)
+def save_changed(bpe_tokenizer: Tokenizer, path: Path, **changes: object) -> Path:
+    bpe_tokenizer.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return path
 
 
-def test_normalization_is_removed_on_load(trained: Tokenizer, tmp_path: Path) -> None:
+def test_normalization_is_removed_on_load(bpe_tokenizer: Tokenizer, tmp_path: Path) -> None:
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    path = changed(trained, tmp_path / "t.json", normalizer={"type": "Lowercase"}, pre_tokenizer=byte_level)
-    assert load_tokenizer(path).encode(HARD) == trained.encode(HARD)
+    path = save_changed(bpe_tokenizer, tmp_path / "t.json", normalizer={"type": "Lowercase"}, pre_tokenizer=byte_level)
+    assert load_tokenizer(path).encode(HARD) == bpe_tokenizer.encode(HARD)
 
 
-def test_inexact_vocabulary_is_rejected(trained: Tokenizer, tmp_path: Path) -> None:
-    whitespace = changed(trained, tmp_path / "a.json", pre_tokenizer={"type": "Whitespace"}, decoder=None)
+def test_inexact_vocabulary_is_rejected(bpe_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    whitespace = save_changed(bpe_tokenizer, tmp_path / "a.json", pre_tokenizer={"type": "Whitespace"}, decoder=None)
     with pytest.raises(TokenizerError, match="not a byte-level BPE"):
         load_tokenizer(whitespace)
     model = json.loads(whitespace.read_text())["model"]
     model["vocab"] = {token: index for token, index in model["vocab"].items() if token not in "Äx"}
     model["merges"] = []
     with pytest.raises(TokenizerError, match="no token for 2 of the bytes"):
-        load_tokenizer(changed(trained, tmp_path / "b.json", model=model))
+        load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "b.json", model=model))
     with pytest.raises(TokenizerError, match="has no end-of-text token"):
-        load_tokenizer(changed(trained, tmp_path / "c.json", added_tokens=[]))
+        load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "c.json", added_tokens=[]))

@@ -151,7 +151,7 @@ def test_bare_name_is_searched_in_tokenizer_folders(tmp_path: Path, monkeypatch:
 def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path: Path) -> None:
     """The dataset's `tokenizer.json` is all that either gets; the model is RWKV-5."""
     dataset = prepare_dataset(f"files:{corpus_folder}/*.txt", f"world:{small(tmp_path)}", tmp_path / "dataset")
-    run = untrained(tmp_path / "run", dataset.tokenizer)
+    run = write_untrained_run(tmp_path / "run", dataset.tokenizer)
     options = score.parse_arguments([str(run), "--dataset", str(tmp_path / "dataset"), "--limit-tokens", "200"])
     tokenizer, texts = score.load_text(RunFolder.open(run), options)
     assert isinstance(tokenizer, world.WorldTokenizer)
@@ -162,7 +162,7 @@ def test_scoring_and_sampling_use_world_tokenizer(corpus_folder: Path, tmp_path:
     assert GenerateResult.model_validate_json((tmp_path / "out" / "result.json").read_bytes()).tokens > 0
 
 
-def untrained(run: Path, tokenizer: Tokenizer) -> Path:
+def write_untrained_run(run: Path, tokenizer: Tokenizer) -> Path:
     """A run of RWKV-5 that has learned nothing, as an agent lays it out, with a visitor's order."""
     module, sizes = load_architecture("rwkv5"), {"vocabulary_size": tokenizer.vocabulary_size, "sequence_length": 32}
     sizes |= {"depth": 2, "width": 64}
@@ -199,9 +199,9 @@ def untrained(run: Path, tokenizer: Tokenizer) -> Path:
 def test_invalid_vocabulary_raises_one_line(change: Any, sentence: str, tmp_path: Path) -> None:
     file = small(tmp_path)
     file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
-    with pytest.raises(TokenizerError, match=sentence) as told:
+    with pytest.raises(TokenizerError, match=sentence) as caught:
         TokenizerSpec.parse(f"world:{file}")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_vocabulary_raises_one_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("language", SENTENCES)
-def test_one_sentence_identifies_language(language: str) -> None:
+def test_single_sentence_identifies_language(language: str) -> None:
     assert identify_language(SENTENCES[language]) == language
 
 
