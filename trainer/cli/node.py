@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli.join_site import NodeError, add_site_arguments, join_site
 from trainer.cli.parser import Parser
 from trainer.node.network_args import add_network_args, parse_network_args
-from trainer.rephrase.flags import add_backend_flags, build_offer
+from trainer.rephrase.flags import add_backend_flags, build_offer, parse_count
 from trainer.sandbox import DRIVERS, SandboxDriver, get_driver
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from trainer.node.client import SiteClient
 
 COMMAND = "dailytrain node"
-MAX_SLOTS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,11 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
         home="node",
         name="node",
         token_help="join token, needed the first time only",  # noqa: S106  (a help text)
-        label_help="for jobs that ask for it; may be repeated",
+        label_help="for jobs that need it; may be repeated",
         once_help="leave after one job",
     )
     add = parser.add_argument
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")
+    parse_slots = partial(parse_count, minimum=1, maximum=64)
     add(
         "--lanes",
         type=parse_slots,
@@ -58,17 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_slots(word: str) -> int:
-    if not word.isdigit() or not 1 <= int(word) <= MAX_SLOTS:
-        raise argparse.ArgumentTypeError(f"{word} is not a number from 1 to {MAX_SLOTS}")
-    return int(word)
-
-
 def choose_sandbox(name: str) -> SandboxDriver:
     """Return the driver; raise `NodeError` if it does not work here."""
     sandbox = get_driver(name)
     if (problem := sandbox.find_problem()) is not None:
-        raise NodeError(f"{problem} Nothing is run without a sandbox unless you ask for --sandbox none.")
+        raise NodeError(f"{problem} Nothing runs without a sandbox unless you give --sandbox none.")
     if name == "none":
         from trainer.node.console import log
 

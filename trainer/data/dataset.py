@@ -88,8 +88,7 @@ class Dataset:
             if split != "test" or self.has_test
         ]
         with ThreadPoolExecutor(max_workers=4) as pool:
-            for _ in pool.map(self._verify_shard, shards[rank::ranks]):
-                pass
+            list(pool.map(self._verify_shard, shards[rank::ranks]))  # raises the first error
 
     def _verify_shard(self, shard: dict[str, Any]) -> None:
         path = self.folder / shard["path"]

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,9 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without end-of-text tokens. The library uses all cores."""
-        pieces: list[str] = []
-        ends = []
-        for text in texts:
-            pieces.extend(_split_text(text))
-            ends.append(len(pieces))
-        encoded = self._encode_pieces(pieces)
-        batch, start = [], 0
-        for end in ends:
-            batch.append([token for ids in encoded[start:end] for token in ids])
-            start = end
-        return batch
+        texts_in_pieces = [_split_text(text) for text in texts]
+        encoded = iter(self._encode_pieces([piece for pieces in texts_in_pieces for piece in pieces]))
+        return [[token for ids in islice(encoded, len(pieces)) for token in ids] for pieces in texts_in_pieces]
 
     def _encode_pieces(self, pieces: list[str]) -> list[list[int]]:
         """Encode in groups, since the library holds about 100 bytes for each id."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -175,24 +176,21 @@ class Agent:
 
     def _run_in_background(self, task: Callable[[], Result]) -> Result:
         """Return or raise what the task does; raise `AgentStoppedError` as soon as the sponsor stops the agent."""
-        results: list[Result] = []
-        errors: list[BaseException] = []
+        future: Future[Result] = Future()
 
         def run() -> None:
             try:
-                results.append(task())
+                future.set_result(task())
             except BaseException as error:
-                errors.append(error)
+                future.set_exception(error)
 
         thread = threading.Thread(target=run, name="joining", daemon=True)
         thread.start()
-        while thread.is_alive() and self.sponsor.level is StopLevel.NONE:
+        while not future.done() and self.sponsor.level is StopLevel.NONE:
             thread.join(CHECK_SECONDS)
-        if errors and not isinstance(errors[0], GaveUpError):
-            raise errors[0]
-        if not results:
+        if not future.done() or isinstance(future.exception(), GaveUpError):
             raise AgentStoppedError
-        return results[0]
+        return future.result()
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:

@@ -90,21 +90,16 @@ def mount_training_files(dataset: Path) -> list[Mount]:
 def build_trusted_spec(job: Job, command: list[str], limits: ResourceLimits) -> SandboxSpec:
     """Return a spec for the site's own code: from the pure release, never from the folder with the entry in it."""
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    environment |= job.context.slot.build_environment() | {
-        "PYTHONPATH": str(job.workspace.release),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "TMPDIR": str(job.workspace.scratch),
-    }
+    environment |= build_python_environment(job, job.workspace.release) | {"TMPDIR": str(job.workspace.scratch)}
     mounts = [Mount(job.workspace.scratch, writable=True)]
     return SandboxSpec(command, environment, mounts, job.workspace.release, limits)
 
 
 def build_entry_environment(job: Job) -> dict[str, str]:
     """Return the environment of a sandbox that runs the entry's code."""
-    return job.context.slot.build_environment() | {
-        "PYTHONPATH": str(job.workspace.source),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    return build_python_environment(job, job.workspace.source) | {"HF_HUB_OFFLINE": "1"}
+
+
+def build_python_environment(job: Job, source: Path) -> dict[str, str]:
+    variables = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    return job.context.slot.build_environment() | variables

@@ -9,6 +9,7 @@ import csv
 import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 from trainer.node.gpus import THROTTLE_REASONS, GpuError, GpuReading, select_visible_gpus
 from trainer.protocol import Gpu
@@ -40,12 +41,10 @@ class SmiReader:
         self.cuda = parse_cuda_version(run_smi())
         self._reasons: str | None = None
         for field in REASONS:
-            try:
+            with suppress(GpuError):
                 query_table("gpu", (field,))
                 self._reasons = field
                 break
-            except GpuError:
-                continue
 
     def read_gpus(self) -> tuple[GpuReading, ...]:
         fields = (*STATE_FIELDS, *([self._reasons] if self._reasons else []))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trainer.node.datasets import PYTHON_COMMAND
+from trainer.node.datasets import PYTHON_COMMAND, build_python_environment
 from trainer.node.outcome import JobInterruptedError
 from trainer.node.stop_signal import StopLevel
 from trainer.protocol import ProbeReading, ProbeSpec
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0  # for the start on a slow machine and the few steps that always run
 ANSWER_BYTES = 10_000
-
-
-def probe_before_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
-    return run_probe(job, probe, "preparing")
 
 
 def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
@@ -53,7 +49,7 @@ def build_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
     command = [*PYTHON_COMMAND, "-m", "trainer.accounting.probe", "--json"]
     for name, value in probe.model_dump(exclude_none=True).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = job.context.slot.build_environment() | {"PYTHONPATH": str(release), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = build_python_environment(job, release)
     wall_seconds = min(probe.seconds + START_SECONDS, job.limits.wall_seconds)
     limits = replace(job.limits, wall_seconds=wall_seconds)
     return SandboxSpec(command, environment, [Mount(release)], release, limits)

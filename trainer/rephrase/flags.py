@@ -8,12 +8,12 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainer.rephrase.backends import BACKENDS, BackendConfig, BackendError, load_backend
 
 API_KEY_VARIABLE = "DAILYTRAIN_ENDPOINT_KEY"
-MAX_PARALLEL = 1024
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,18 @@ def add_backend_flags(add: Callable[..., Any]) -> None:
     add("--model", default="", metavar="NAME", help="accept only campaigns with this model")
     add("--served-as", default="", metavar="NAME", help="the endpoint's name of that model (the same)")
     add("--weights", default="", metavar="DIR", help="local folder of that model (downloaded from the Hub)")
-    add("--parallel", type=_parse_parallel, metavar="N", help="prompts at a time (the back end's default)")
-    add("--context", type=_parse_context, default=4096, metavar="TOKENS", help="of prompt and output (%(default)s)")
+    parse_parallel = partial(parse_count, minimum=1, maximum=1024)
+    add("--parallel", type=parse_parallel, metavar="N", help="prompts at a time (the back end's default)")
+    parse_context = partial(parse_count, minimum=256, maximum=2**20)
+    add("--context", type=parse_context, default=4096, metavar="TOKENS", help="of prompt and output (%(default)s)")
     add("--backend-flags", default="", metavar="WORDS", help="extra arguments for the server that is started")
     add("--campaign", default="", metavar="SLUG", help="accept only this campaign")
 
 
-def _parse_parallel(word: str) -> int:
-    if not word.isdigit() or not 1 <= int(word) <= MAX_PARALLEL:
-        raise argparse.ArgumentTypeError(f"{word} is not a number from 1 to {MAX_PARALLEL}")
-    return int(word)
-
-
-def _parse_context(word: str) -> int:
-    if not word.isdigit() or not 256 <= int(word) <= 2**20:
-        raise argparse.ArgumentTypeError(f"{word} is not a number of tokens from 256 to {2**20}, such as 4096")
+def parse_count(word: str, minimum: int, maximum: int) -> int:
+    """Parse a number within limits; raise `ArgumentTypeError`."""
+    if not word.isdigit() or not minimum <= int(word) <= maximum:
+        raise argparse.ArgumentTypeError(f"{word} is not a number from {minimum} to {maximum}")
     return int(word)
 
 

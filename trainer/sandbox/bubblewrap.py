@@ -27,7 +27,7 @@ import psutil
 
 from trainer.sandbox.cgroup import ControlGroup
 from trainer.sandbox.gpu_devices import list_gpu_devices
-from trainer.sandbox.meter import THREADS_PER_PROCESS, ResourceMeter
+from trainer.sandbox.meter import THREADS_PER_PROCESS
 from trainer.sandbox.process import SandboxProcess, find_command_error
 from trainer.sandbox.spec import Mount, OutputStream, ResourceLimits, SandboxError, SandboxSpec
 
@@ -58,9 +58,7 @@ class BubblewrapDriver:
 
 class BubblewrapProcess(SandboxProcess):
     def __init__(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> None:
-        super().__init__(ResourceMeter(spec))
-        self._spec = spec
-        self._streams = stdout, stderr
+        super().__init__(spec, stdout, stderr)
         self._init: int | None = None
         """The first process inside. When it dies the kernel kills all others; it disappears only after them."""
         self._init_pidfd: int | None = None
@@ -71,19 +69,13 @@ class BubblewrapProcess(SandboxProcess):
         self._group = ControlGroup.create(max_tasks(self._spec.limits))
         reading, writing = os.pipe()
         words = [*build_bwrap_arguments(self._spec, writing), *build_inner_command(self._spec)]
+        command = words if self._group is None else self._group.wrap_command(words)
         try:
-            popen = subprocess.Popen(
-                words if self._group is None else self._group.wrap_command(words),
-                stdin=subprocess.DEVNULL,
-                stdout=self._streams[0],
-                stderr=self._streams[1],
-                pass_fds=[*self._spec.pass_fds, writing],
-                start_new_session=True,
-            )
-        except OSError as error:
+            popen = self._spawn(command, pass_fds=[*self._spec.pass_fds, writing])
+        except SandboxError:
             os.close(reading)
             self._remove_group()
-            raise SandboxError(f"Bubblewrap could not be started: {error}.") from error
+            raise
         finally:
             os.close(writing)
         with os.fdopen(reading, "rb") as pipe:

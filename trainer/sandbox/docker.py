@@ -18,7 +18,6 @@ import uuid
 from pathlib import Path
 
 from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
-from trainer.sandbox.meter import ResourceMeter
 from trainer.sandbox.process import SandboxProcess, find_command_error
 from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
 
@@ -50,22 +49,12 @@ class DockerDriver:
 
 class DockerProcess(SandboxProcess):
     def __init__(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> None:
-        super().__init__(ResourceMeter(spec, follow_processes=False))
+        super().__init__(spec, stdout, stderr, follow_processes=False)
         self._container = f"dailytrain-{uuid.uuid4().hex[:12]}"
-        self._arguments = build_docker_command(spec, self._container)
-        self._streams = stdout, stderr
+        self._command = build_docker_command(spec, self._container)
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                self._arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=self._streams[0],
-                stderr=self._streams[1],
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"Docker could not be started: {error}.") from error
+        return self._spawn(self._command)
 
     def terminate(self) -> None:
         if self.poll() is None:

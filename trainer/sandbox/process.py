@@ -10,9 +10,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from trainer.sandbox.meter import ResourceMeter
+from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
 
 METER_SECONDS = 0.1  # interval between two measurements
 
@@ -22,14 +23,19 @@ KILLED = 137
 class SandboxProcess:
     """What a driver's `start` returns. Drivers override `_launch`, `terminate` and `_kill_all`."""
 
-    def __init__(self, meter: ResourceMeter) -> None:
-        self._meter = meter
+    def __init__(
+        self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream, follow_processes: bool = True
+    ) -> None:
+        """`follow_processes`: as of `ResourceMeter`."""
+        self._spec, self._stdout, self._stderr = spec, stdout, stderr
+        self._meter = ResourceMeter(spec, follow_processes)
+        self.limit_error: str | None = None
+        """A sentence about the limit that it exceeded and was killed for; None if it exceeded none."""
         self._popen: subprocess.Popen[bytes] | None = None
         self._started_at = time.monotonic()
         self._ended_at: float | None = None
         self._code: int | None = None
         self._start_error: BaseException | None = None
-        self._limit_error: str | None = None
         self._killed = threading.Event()
         self._started = threading.Event()
         self._finished = threading.Event()
@@ -41,11 +47,6 @@ class SandboxProcess:
         if self._start_error is not None:
             raise self._start_error
         return self
-
-    @property
-    def limit_error(self) -> str | None:
-        """A sentence about the limit that it exceeded and was killed for; None if it exceeded none."""
-        return self._limit_error
 
     @property
     def seconds(self) -> float:
@@ -82,6 +83,16 @@ class SandboxProcess:
     def _launch(self) -> subprocess.Popen[bytes]:
         raise NotImplementedError
 
+    def _spawn(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program in a session of its own; raise `SandboxError`."""
+        out, err = self._stdout, self._stderr
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, **options
+            )
+        except OSError as error:
+            raise SandboxError(f"{self._spec.command[0]} could not be started: {error}.") from error
+
     def _kill_all(self) -> None:
         """Send SIGKILL to all of its processes. Safe to repeat, and to call after the end."""
         raise NotImplementedError
@@ -105,8 +116,8 @@ class SandboxProcess:
             self._kill_all()
             self._wait_until_gone()
             self._ended_at = time.monotonic()
-            if self._limit_error is None and not self._killed.is_set():
-                self._limit_error = self._meter.check_disk()
+            if self.limit_error is None and not self._killed.is_set():
+                self.limit_error = self._meter.check_disk()
             self._code = code if code >= 0 else 128 - code
             self._finished.set()
 
@@ -115,9 +126,9 @@ class SandboxProcess:
             try:
                 return popen.wait(METER_SECONDS)
             except subprocess.TimeoutExpired:
-                if self._limit_error is None:
-                    self._limit_error = self._meter.check(popen.pid, self.seconds)
-                if self._limit_error is not None or self._killed.is_set():
+                if self.limit_error is None:
+                    self.limit_error = self._meter.check(popen.pid, self.seconds)
+                if self.limit_error is not None or self._killed.is_set():
                     self._kill_all()
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from trainer.errors import UserError
-from trainer.sandbox.process import SandboxProcess
+
+if TYPE_CHECKING:
+    from trainer.sandbox.process import SandboxProcess
 
 OutputStream = int | IO[bytes]  # an open file, its descriptor or `subprocess.DEVNULL`; never `subprocess.PIPE`
 

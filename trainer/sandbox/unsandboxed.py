@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from trainer.sandbox.meter import ResourceMeter
 from trainer.sandbox.process import SandboxProcess
-from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
+from trainer.sandbox.spec import OutputStream, SandboxSpec
 
 
 class UnsandboxedDriver:
@@ -31,27 +30,11 @@ class UnsandboxedDriver:
 
 
 class UnsandboxedProcess(SandboxProcess):
-    def __init__(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> None:
-        super().__init__(ResourceMeter(spec))
-        self._spec = spec
-        self._streams = stdout, stderr
-
     def _launch(self) -> subprocess.Popen[bytes]:
-        spec = self._spec
-        try:
-            return subprocess.Popen(
-                [*build_command_prefix(), *spec.command],
-                stdin=subprocess.DEVNULL,
-                stdout=self._streams[0],
-                stderr=self._streams[1],
-                env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home()), "LANG": "C.UTF-8"}
-                | dict(spec.environment),
-                cwd=spec.folder,
-                pass_fds=spec.pass_fds,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"{spec.command[0]} could not be started: {error}.") from error
+        spec, defaults = self._spec, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home())}
+        environment = {**defaults, "LANG": "C.UTF-8", **spec.environment}
+        command = [*build_command_prefix(), *spec.command]
+        return self._spawn(command, env=environment, cwd=spec.folder, pass_fds=spec.pass_fds)
 
     def terminate(self) -> None:
         if self.poll() is None:

@@ -56,7 +56,7 @@ def test_agent_with_a_broken_sandbox_prints_one_line(site: SmallSite, node: Node
     if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
     assert node.start(sandbox="docker").wait() == 2
-    assert "Nothing is run without a sandbox unless you ask for --sandbox none." in node.read_output()
+    assert "Nothing runs without a sandbox unless you give --sandbox none." in node.read_output()
 
 
 def test_agent_with_a_new_token_joins_again(site: SmallSite, node: Node, confined: None) -> None:

@@ -38,7 +38,7 @@ def build_corpus(argument: str) -> Corpus:
         )
     folder = Path(spec["place"]).expanduser()
     if folder.is_dir():
-        fetch: Fetch = partial(_fetch_from_folder, folder)
+        fetch: Fetch = folder.joinpath
     elif REPOSITORY.fullmatch(spec["place"]):
         fetch = _fetch_from_hub(spec["place"], spec["hash"])
     else:
@@ -49,10 +49,6 @@ def build_corpus(argument: str) -> Corpus:
         fingerprint=lambda: {"manifest": spec["hash"], "sources": sources},
         documents=partial(_iterate_documents, fetch, manifest["shards"], sources),
     )
-
-
-def _fetch_from_folder(folder: Path, name: str) -> Path:
-    return folder / name
 
 
 def _fetch_from_hub(repository: str, manifest_hash: str) -> Fetch:

@@ -52,7 +52,7 @@ def run(job: Job) -> JobOutcome:
     last_step = download_checkpoint(job, order.resume) if order.resume else -1
     start = download_base_weights(job, order.base)
     write_config(job, order.config | choose_devices(order.config, len(job.context.slot.gpus)), start)
-    before = probes.probe_before_training(job, order.probe) if order.probe else None
+    before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step))
     outcome = read_outcome(job.run_process(job.context.sandbox, build_spec(job, dataset), senders), out)
     if outcome.outcome != "done":

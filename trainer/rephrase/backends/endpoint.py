@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,16 +56,11 @@ def list_models(config: BackendConfig) -> tuple[str, ...] | None:
             raise BackendError(f"{error} Start it first, or name its model with --model.") from error
 
 
-@contextmanager
 def open_client(
     config: BackendConfig, model: str, revision: str, context: BackendContext | None
-) -> Iterator[EndpointClient]:
+) -> closing[EndpointClient]:
     """Connect to the endpoint. `revision` cannot be checked: the volunteer is responsible for it."""
-    client = EndpointClient(config.url, config.served_as or model, config.api_key)
-    try:
-        yield client
-    finally:
-        client.close()
+    return closing(EndpointClient(config.url, config.served_as or model, config.api_key))
 
 
 class EndpointClient:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from trainer.rephrase.backends.endpoint import EndpointClient
 from trainer.rephrase.backends.protocol import BackendConfig, BackendContext
@@ -26,12 +25,10 @@ def list_models(config: BackendConfig) -> tuple[str, ...] | None:
     return (config.model,)
 
 
-@contextmanager
-def open_client(config: BackendConfig, model: str, revision: str, context: BackendContext) -> Iterator[EndpointClient]:
-    with run_server(
-        lambda port: build_command(config, model, revision, port), model, context, "transformers"
-    ) as client:
-        yield client
+def open_client(
+    config: BackendConfig, model: str, revision: str, context: BackendContext
+) -> AbstractContextManager[EndpointClient]:
+    return run_server(lambda port: build_command(config, model, revision, port), model, context, "transformers")
 
 
 def build_command(config: BackendConfig, model: str, revision: str, port: int) -> list[str]:

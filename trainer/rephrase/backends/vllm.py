@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from trainer.rephrase.backends.endpoint import EndpointClient
@@ -26,12 +25,10 @@ def list_models(config: BackendConfig) -> tuple[str, ...] | None:
     return (config.model,) if config.model else None
 
 
-@contextmanager
-def open_client(config: BackendConfig, model: str, revision: str, context: BackendContext) -> Iterator[EndpointClient]:
-    with run_server(
-        lambda port: build_command(config, model, revision, port, context.gpus), model, context, "vllm"
-    ) as client:
-        yield client
+def open_client(
+    config: BackendConfig, model: str, revision: str, context: BackendContext
+) -> AbstractContextManager[EndpointClient]:
+    return run_server(lambda port: build_command(config, model, revision, port, context.gpus), model, context, "vllm")
 
 
 def build_command(config: BackendConfig, model: str, revision: str, port: int, gpus: int) -> list[str]:

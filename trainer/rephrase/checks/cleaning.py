@@ -28,7 +28,7 @@ FORMS = (
     rf"{YES}[.!](?=\s*\n)",
 )
 INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
-QUOTES = (('"', '"'), ("“", "”"))
+QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”')
 
 
 def clean_output(output: str, source: str = "") -> str:
@@ -37,18 +37,7 @@ def clean_output(output: str, source: str = "") -> str:
     found = INTRODUCTION.match(text)
     if found and found.end() <= MAX_INTRODUCTION_CHARS and not INTRODUCTION.match(source):
         text = text[found.end() :].strip()
-    return _strip_quotes(text) if not source.strip().startswith(('"', "“")) else text
-
-
-def _strip_quotes(text: str) -> str:
-    for opening, closing in QUOTES:
-        inner = text[1:-1]
-        if (
-            len(text) > 1
-            and text[0] == opening
-            and text[-1] == closing
-            and opening not in inner
-            and closing not in inner
-        ):
-            return inner.strip()
+    quoted = QUOTED.fullmatch(text)
+    if quoted and not source.strip().startswith(('"', "“")):
+        return (quoted[1] or quoted[2] or "").strip()
     return text
