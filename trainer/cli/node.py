@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--sandbox", choices=sorted(DRIVERS), default="bubblewrap", help="how jobs are confined (%(default)s)")
-    parse_slots = partial(parse_count, minimum=1, maximum=64)
+    slot_count = partial(parse_count, minimum=1, maximum=64)
     add(
         "--lanes",
         type=parse_slots,
