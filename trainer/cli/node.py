@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     slot_count = partial(parse_count, minimum=1, maximum=64)
     add(
         "--lanes",
-        type=parse_slots,
+        type=slot_count,
         metavar="N",
         help="jobs at a time, sharing GPUs and cores evenly (as the site says)",
     )

@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_pairs(
     pairs: Sequence[RephrasedPair], language: str, thresholds: Mapping[str, Thresholds]
 ) -> Iterator[CheckResult]:
-    known_keys: dict[tuple[str, str], set[str]] = {}
+    keys_by_task: dict[tuple[str, str], set[str]] = {}
     for pair in pairs:
-        known = known_keys.setdefault((pair.source, pair.style), set())
+        keys = keys_by_task.setdefault((pair.source, pair.style), set())
         result = check_output(
             pair.source,
             pair.style,
@@ -64,9 +64,9 @@ def check_pairs(
             ended=pair.ended,
             language=language,
             thresholds=thresholds,
-            known=known,
+            accepted_keys=keys,
         )
-        known.add(compute_duplicate_key(result.text))
+        keys.add(compute_duplicate_key(result.text))
         yield result
 
 

@@ -74,7 +74,7 @@ class RephraseSession:
         self._changed = threading.Condition()  # guards the five fields below
         self._pending: dict[int, PendingPacket] = {}
         self._ready: deque[int] = deque()
-        self._known: set[str] = set()
+        self._accepted_keys: set[str] = set()
         self._rejections = 0
         self._error = ""  # why the session cannot continue
         self._ending = threading.Event()
@@ -236,7 +236,7 @@ class RephraseSession:
                 return
             self._count(waiting=-1, writing=1)
             try:
-                result = rephrase_chunk(task, self._order, self._thresholds, self._known, self._complete)
+                result = rephrase_chunk(task, self._order, self._thresholds, self._accepted_keys, self._complete)
             except SessionEndingError:
                 return
             except Exception as error:  # any error, a bug too, ends the session
@@ -252,7 +252,7 @@ class RephraseSession:
             pending.outputs[task.chunk.index, task.style] = result.output
             pending.tasks_left -= 1
             if result.is_accepted:
-                self._known.add(compute_duplicate_key(result.output.text))
+                self._accepted_keys.add(compute_duplicate_key(result.output.text))
             if pending.tasks_left == 0:
                 self._ready.append(task.packet)
                 self._changed.notify()

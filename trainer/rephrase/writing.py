@@ -42,10 +42,10 @@ def rephrase_chunk(
     task: ChunkTask,
     order: protocol.RephraseOrder,
     thresholds: Mapping[str, Thresholds],
-    known: Container[str],
+    accepted_keys: Container[str],
     complete: CompletePrompt,
 ) -> ChunkResult:
-    """Rephrase a chunk. `known`: duplicate keys of accepted outputs. Other errors of `complete` propagate."""
+    """Rephrase a chunk. `accepted_keys`: duplicate keys of accepted outputs. Other errors of `complete` propagate."""
     prompt = build_prompt(task.style, task.chunk.text, order.prompt_version)
     tokens = 0
     for tries in range(1, MAX_ATTEMPTS + 1):
@@ -62,7 +62,7 @@ def rephrase_chunk(
             ended=completion.ended,
             language=order.language,
             thresholds=thresholds,
-            known=known,
+            accepted_keys=accepted_keys,
         )
         if check.accepted:
             break

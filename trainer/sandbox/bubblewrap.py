@@ -31,7 +31,7 @@ from trainer.sandbox.meter import THREADS_PER_PROCESS
 from trainer.sandbox.process import SandboxProcess, find_command_error
 from trainer.sandbox.spec import Mount, OutputStream, ResourceLimits, SandboxError, SandboxSpec
 
-NOBODY_ID = "65534"  # User and group id inside. Outside, the files it writes belong to the caller.
+INNER_USER_ID = "65534"  # User and group id inside. Outside, the files it writes belong to the caller.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
 PROCESSOR = "/sys/devices/system/cpu"  # PyTorch reads the number of processors from it
 OPEN_FILES = 4096
@@ -136,9 +136,9 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
             "--unshare-user",
             "--disable-userns",
             "--uid",
-            NOBODY_ID,
+            INNER_USER_ID,
             "--gid",
-            NOBODY_ID,
+            INNER_USER_ID,
         ],
         *["--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"],
         *(word for name, value in build_environment(spec).items() for word in ("--setenv", name, value)),
@@ -173,10 +173,10 @@ def max_tasks(limits: ResourceLimits) -> int:
     return limits.processes * THREADS_PER_PROCESS * 5 // 4 + 64
 
 
-def clamp_rlimit(kind: int, wanted: int) -> int:
-    """Return `wanted`, or the caller's own hard limit if that is lower: it cannot be raised."""
+def clamp_rlimit(kind: int, limit: int) -> int:
+    """Return `limit`, or the caller's own hard limit if that is lower: it cannot be raised."""
     hard = resource.getrlimit(kind)[1]
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
 
 
 def build_environment(spec: SandboxSpec) -> dict[str, str]:

@@ -211,7 +211,7 @@ def test_server_that_fails_to_start_reports_last_log_line(fake_vllm: Path, tmp_p
 
 def test_server_start_stops_at_once_when_cancelled(fake_vllm: Path, tmp_path: Path) -> None:
     began = time.monotonic()
-    with vllm.open_client(BackendConfig("vllm"), "m", "", BackendContext(tmp_path / "log", is_cancelled=lambda: True)):
+    with vllm.open_client(BackendConfig("vllm"), "m", "", BackendContext(tmp_path / "log", is_canceled=lambda: True)):
         pass
     assert time.monotonic() - began < 10
 

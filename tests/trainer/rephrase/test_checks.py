@@ -179,8 +179,8 @@ def test_repetitive_text_is_rejected() -> None:
 
 def test_duplicate_ignores_spaces_and_case() -> None:
     known = {compute_duplicate_key(GOOD["medium"])}
-    assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), known=known) == ("duplicate",)
-    assert reasons("easy", GOOD["easy"], known=known) == ()
+    assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), accepted_keys=known) == ("duplicate",)
+    assert reasons("easy", GOOD["easy"], accepted_keys=known) == ()
 
 
 def test_random_letters_fail_in_every_style() -> None:

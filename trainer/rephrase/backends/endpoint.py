@@ -136,11 +136,11 @@ def parse_completion(reply: Mapping[str, Any]) -> Completion:
 
 
 def wait_until_ready(
-    client: EndpointClient, is_alive: Callable[[], bool], is_cancelled: Callable[[], bool], seconds: float
+    client: EndpointClient, is_alive: Callable[[], bool], is_canceled: Callable[[], bool], seconds: float
 ) -> None:
     """Wait until the server serves the client's model. Raise `BackendError` if it dies first or takes too long."""
     deadline = time.monotonic() + seconds
-    while not is_cancelled():
+    while not is_canceled():
         try:
             models = client.list_models()
             if client.model in models:

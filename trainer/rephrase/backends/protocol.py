@@ -46,7 +46,7 @@ class BackendContext:
     log: Path  # its output is appended there
     environment: Mapping[str, str] = field(default_factory=dict)  # variables added to our own, such as the visible GPUs
     gpus: int = 0  # number of GPUs it may use
-    is_cancelled: Callable[[], bool] = bool  # returns True once nothing should wait for the server any more
+    is_canceled: Callable[[], bool] = bool  # returns True once nothing should wait for the server any more
 
 
 @dataclass(frozen=True)

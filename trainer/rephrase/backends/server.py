@@ -55,7 +55,7 @@ class BackendServer:
                 raise BackendError(f"The back end's server could not be started: {error.strerror}.") from error
         self._started_at = time.monotonic()
         try:
-            wait_until_ready(self.client, self._is_alive, self._context.is_cancelled, READY_SECONDS)
+            wait_until_ready(self.client, self._is_alive, self._context.is_canceled, READY_SECONDS)
         except BackendError as error:
             self.stop()
             raise BackendError(f"{error} {read_last_log_line(self._context.log)}".rstrip()) from error
@@ -63,7 +63,7 @@ class BackendServer:
     def restart(self) -> None:
         """Restart it if it has died. Raise `BackendError` after too many restarts."""
         with self._lock:
-            if self._is_alive() or self._context.is_cancelled():
+            if self._is_alive() or self._context.is_canceled():
                 return
             is_stable = time.monotonic() - self._started_at > STABLE_SECONDS
             self._restarts = 1 if is_stable else self._restarts + 1

@@ -92,12 +92,12 @@ def check_output(
     ended: str = "stop",
     language: str = "",
     thresholds: Mapping[str, Thresholds] = DEFAULT_THRESHOLDS,
-    known: Container[str] = (),
+    accepted_keys: Container[str] = (),
 ) -> CheckResult:
     """Check one output, raw or cleaned. Raise `UserError` for an unknown style.
 
-    `ended`: "length" if the model hit its token limit; `language`: the campaign's, or "" for the source's; `known`:
-    duplicate keys of accepted outputs.
+    `ended`: "length" if the model hit its token limit; `language`: the campaign's, or "" for the source's;
+    `accepted_keys`: duplicate keys of accepted outputs.
     """
     if style not in thresholds:
         raise UserError(f"There is no style {style!r}; there are {', '.join(thresholds)}.")
@@ -110,7 +110,7 @@ def check_output(
         reasons.insert(0, "not_pairs")
     if is_other_language(analyzed, text, language):
         reasons.append("language")
-    if text.key in known:
+    if text.key in accepted_keys:
         reasons.append("duplicate")
     order = list(REASONS)
     return CheckResult(not reasons, tuple(sorted(reasons, key=order.index)), text.raw, measures, text.key)

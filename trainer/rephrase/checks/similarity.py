@@ -23,10 +23,10 @@ def measure_subject(source: AnalyzedText, text: AnalyzedText) -> float:
     `measure_meaning`. By this measure they reach 0.10, and one in two hundred 0.29; the Bible in Basic English compared
     with the King James Version reaches at least 0.36.
     """
-    ours, theirs = source.stems, text.stems
-    if len(ours) < MIN_STEMS:
+    if len(source.stems) < MIN_STEMS:
         return 1.0
-    return len(ours & theirs) / math.sqrt(len(ours) * len(theirs)) if theirs else 0.0
+    shared, product = len(source.stems & text.stems), len(source.stems) * len(text.stems)
+    return shared / math.sqrt(product) if product else 0.0
 
 
 def measure_copied(source: AnalyzedText, text: AnalyzedText) -> float:
@@ -34,8 +34,8 @@ def measure_copied(source: AnalyzedText, text: AnalyzedText) -> float:
     size = min(NGRAM_WORDS, len(text.words))
     if size == 0:
         return 0.0
-    known = source.ngrams if size == NGRAM_WORDS else set(source.iter_ngrams(size))
-    return sum(map(known.__contains__, text.iter_ngrams(size))) / (len(text.words) - size + 1)
+    source_ngrams = source.ngrams if size == NGRAM_WORDS else set(source.iter_ngrams(size))
+    return sum(map(source_ngrams.__contains__, text.iter_ngrams(size))) / (len(text.words) - size + 1)
 
 
 def count_ngrams(text: AnalyzedText) -> int:
