@@ -96,7 +96,7 @@ def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., Ended], tmp_p
         f"""
         import sys
         for path in ["/x", "/usr/x", "/dev/x", {str(tmp_path / "data" / "x")!r}, sys.prefix + "/x",
-                     {str(tmp_path / "out" / "x")!r}, "/tmp/dailytrain-sandbox-test", "/dev/shm/dailytrain-sandbox-test"]:
+                     {str(tmp_path / "out" / "x")!r}, "/tmp/dailytrain-test", "/dev/shm/dailytrain-test"]:
             try:
                 open(path, "w").write("x")
                 print("written")
@@ -107,7 +107,7 @@ def test_sandbox_writes_only_to_writable_mounts(run: Callable[..., Ended], tmp_p
     )
     assert ended.output.split() == ["30"] * 5 + ["written"] * 3  # 30: a read-only file system
     assert (tmp_path / "out" / "x").read_text() == "x"
-    assert not Path("/tmp/dailytrain-sandbox-test").exists()
+    assert not Path("/tmp/dailytrain-test").exists()
 
 
 def test_sandbox_has_no_capabilities_and_sees_no_other_process(run: Callable[..., Ended]) -> None:
