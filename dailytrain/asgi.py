@@ -23,7 +23,6 @@ from django.urls import get_resolver  # noqa: E402
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
 from leaderboard.rankings import standings  # noqa: E402
 from leaderboard.views.shared import SharedAnswers  # noqa: E402
-from scheduler.campaigns.api import ADDRESS, PacketDesk  # noqa: E402
 from scheduler.node_api.poll_endpoint import POLL, FrontDesk  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -86,7 +85,6 @@ class Site:
         self.pages = SharedAnswers(PagesHandler())
         self.nodes = NodesHandler()
         self.front_desk = FrontDesk(otherwise=self.nodes)
-        self.packet_desk = PacketDesk(otherwise=self.nodes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -99,7 +97,7 @@ class Site:
             return self.pages
         if scope["method"] == "POST" and scope["path"] == POLL:
             return self.front_desk
-        return self.packet_desk if scope["method"] == "POST" and ADDRESS.fullmatch(scope["path"]) else self.nodes
+        return self.nodes
 
 
 async def live(receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The Celery application. Tasks live in `scheduler/tasks.py` and `leaderboard/tasks.py`."""
+"""The Celery application. Tasks live in `tasks.py` of each app."""
 
 from __future__ import annotations
 

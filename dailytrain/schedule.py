@@ -22,10 +22,11 @@ EVERY: dict[str, tuple[str, int]] = {
     "Cut releases of long runs": ("leaderboard.tasks.cut_releases", 60),
     "Give up prompts that wait too long": ("leaderboard.tasks.give_up_prompts", 60),
     "Keep seats of swarms ready": ("leaderboard.tasks.keep_seats", 15),
-    "Make packets of what campaigns read": ("scheduler.tasks.produce_packets", 15),
-    "Keep campaigns going": ("scheduler.tasks.keep_campaigns", 10),
-    "Make shards of what was rephrased": ("scheduler.tasks.collate_packets", 60),
-    "Publish what was rephrased": ("leaderboard.tasks.publish_datasets", 60),
+    "Create packets": ("scheduler.campaigns.tasks.produce_packets", 15),
+    "Maintain campaigns": ("scheduler.campaigns.tasks.maintain_campaigns", 10),
+    "Write dataset shards": ("scheduler.campaigns.tasks.update_shards", 60),
+    "Publish datasets": ("leaderboard.tasks.publish_datasets", 60),
+    "Delete old campaign texts": ("scheduler.campaigns.tasks.delete_expired_texts", 3600),
     "Forget old files": ("scheduler.tasks.retention", 3600),
 }
 

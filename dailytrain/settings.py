@@ -75,6 +75,7 @@ INSTALLED_APPS = [
     "allauth.socialaccount.providers.github",
     "ninja",
     "scheduler",
+    "scheduler.campaigns",
     "leaderboard",
     "dailytrain",
 ]
@@ -126,8 +127,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 elif pool := int(text("DATABASE_POOL", "0")):
     # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
     # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    # The threads of `scheduler.node_api.poll_threads` and `scheduler.campaigns.api` keep twelve more.
-    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 12}}
+    # The threads of `scheduler.node_api.poll_threads` keep eight more.
+    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
@@ -217,7 +218,7 @@ JOB_KINDS = {
     "notebook": "leaderboard.job_handlers.notebooks.Executing",
     "smoke": "leaderboard.job_handlers.smoke_tests.Smoking",
     "generate": "leaderboard.job_handlers.generation.Generating",
-    "rephrase": "scheduler.campaigns.sessions.Sittings",
+    "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler",
     "swarm": "leaderboard.job_handlers.swarm.Coordinating",
     "seat": "leaderboard.job_handlers.swarm.Seats",
 }
@@ -241,7 +242,7 @@ EFFECT_KINDS: dict[str, str] = {
     "github.commit": "leaderboard.integrations.github.commit_status.carry_out",
     "notice": "leaderboard.notifications.delivery.carry_out",
     "hub": "leaderboard.publishing.publications.carry_out",
-    "hub.dataset": "leaderboard.publishing.datasets.carry_out",
+    "hub.dataset": "leaderboard.publishing.datasets.publish",
 }
 """{kind of effect: dotted path of its handler} (`leaderboard/outbox.py`)."""
 POOL_TRACKS = "leaderboard.runs.tracks"

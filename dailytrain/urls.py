@@ -1,4 +1,4 @@
-"""Addresses. Pages: `leaderboard.urls`, `scheduler.sponsors.urls`. Node API: `scheduler.node_api.routes`."""
+"""URLs of the pages, the public API, the node API and the admin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dailytrain.health import healthz
 from dailytrain.sign_in import leads_to_github, require_github
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
+from scheduler.campaigns.node_routes import router as packet_router
 from scheduler.node_api.routes import node_api
+
+node_api.add_router("", packet_router)
 
 # Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
 accounts: list[URLPattern] = [
@@ -48,6 +51,7 @@ urlpatterns = [
     path("api/node/v1/", node_api.urls),
     path("accounts/", include(accounts)),
     path("github/webhook", webhook, name="github-webhook"),
+    path("campaigns/", include("scheduler.campaigns.urls")),
     path("sponsors/", include("scheduler.sponsors.urls")),
     path("", include("leaderboard.urls")),
 ]

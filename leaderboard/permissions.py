@@ -155,7 +155,7 @@ def may_hand_out(role: str, giver: User | None) -> None:
 
 # --- in the admin ----------------------------------------------------------------------------------------------------
 
-OURS = ("leaderboard", "scheduler", "django_celery_beat")
+OURS = ("leaderboard", "scheduler", "campaigns", "django_celery_beat")
 """Apps whose rows a maintainer keeps."""
 LOOKED_AT = frozenset({"auth.view_user", "auth.view_group"})
 OF_COORDINATORS = frozenset(

@@ -119,5 +119,5 @@ def forget_deliveries() -> None:
 
 @shared_task  # type: ignore[untyped-decorator]
 def publish_datasets() -> None:
-    """What campaigns have made since the Hub heard of them."""
-    datasets.publish_all()
+    """Queue the datasets of campaigns that the Hub does not have completely."""
+    datasets.enqueue_datasets()

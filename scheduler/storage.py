@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import secrets
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +159,17 @@ def read_blob(blob: Blob) -> bytes:
     with open_blob(blob) as file:
         content: bytes = file.read()
     return content
+
+
+def copy_to_disk(blob: Blob, folder: Path) -> Path:
+    """Return the file's path on this disk; a file in a bucket is downloaded to `folder`."""
+    try:
+        return Path(default_storage.path(blob.name))
+    except NotImplementedError:
+        path = folder / blob.sha256
+        with open_blob(blob) as source, path.open("wb") as out:
+            shutil.copyfileobj(source, out, CHUNK)
+        return path
 
 
 def get_presigned_url(blob: Blob) -> str | None:

@@ -103,7 +103,6 @@ def site_url(transactional_db: None) -> Iterator[str]:
     import uvicorn
 
     from dailytrain.asgi import application
-    from scheduler.campaigns import api
     from scheduler.node_api import poll_endpoint
 
     config = uvicorn.Config(application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", ws="none")
@@ -122,4 +121,3 @@ def site_url(transactional_db: None) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         poll_endpoint.rest()
-        api.rest()

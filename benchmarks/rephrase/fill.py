@@ -16,22 +16,23 @@ from django.utils import timezone  # noqa: E402
 
 from benchmarks.rephrase import texts  # noqa: E402
 from scheduler import storage  # noqa: E402
-from scheduler.models import Campaign, Job, Lease, Node, Sitting, Volunteer  # noqa: E402
+from scheduler.campaigns.models import Campaign, RephraseSession, Volunteer  # noqa: E402
+from scheduler.models import Job, Lease, Node  # noqa: E402
 from scheduler.node_api import auth  # noqa: E402
 
-WAITING_SHARE = 0.3
+WAITING_FRACTION = 0.3
 INSERT = """
-INSERT INTO scheduler_packet
-    (campaign_id, row, part, document, first, chunks, state, second, lacking, tries, handed_out)
+INSERT INTO campaigns_packet
+    (campaign_id, row, part, document, first_chunk, chunks, state, replication, missing, attempts, times_assigned)
 SELECT %s, i, 0, 'bench:' || i, 0, jsonb_build_array(CASE WHEN i < %s THEN 'done long ago'
         ELSE replace((%s::text[])[1 + i %% %s], '{n}', i::text) END),
-    CASE WHEN i < %s THEN 'done' ELSE 'waiting' END, 'no', NULL, 0, 0
+    CASE WHEN i < %s THEN 'done' ELSE 'waiting' END, 'none', NULL, 0, 0
 FROM generate_series(0, %s) AS i
 """
 
 
 def add_packets(campaign: Campaign, count: int) -> None:
-    done = round(count * (1 - WAITING_SHARE))
+    done = round(count * (1 - WAITING_FRACTION))
     sources = [texts.source(number) for number in range(texts.TEMPLATES)]
     with connection.cursor() as cursor:
         cursor.execute(INSERT, [campaign.pk, done, sources, texts.TEMPLATES, done, count - 1])
@@ -44,9 +45,9 @@ def add_volunteers(campaign: Campaign, count: int) -> list[dict[str, object]]:
         node = Node.objects.create(
             name=f"volunteer-{number}", state=Node.State.ONLINE, packets=Node.Packets.ONLY, token_hash=f"{number:064}"
         )
-        Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.KNOWN)
+        Volunteer.objects.create(node=node, name=node.name, state=Volunteer.State.TRUSTED)
         job = Job.objects.create(kind="rephrase", state=Job.State.LEASED, author="rephrase:bench", release=release)
-        Sitting.objects.create(job=job, campaign=campaign)
+        RephraseSession.objects.create(job=job, campaign=campaign)
         token = auth.generate_token("lease")
         lease = Lease.objects.create(
             job=job,
@@ -68,7 +69,7 @@ def main() -> None:
     call_command("migrate", verbosity=0)
     campaign = Campaign.objects.create(
         slug="bench", name="Bench", dataset="bench", state=Campaign.State.RUNNING, started_at=timezone.now(),
-        styles=options.styles, model="bench", packets_made=options.packets, exhausted=True, language="en",
+        styles=options.styles, model="bench", packet_count=options.packets, is_exhausted=True, language="en",
     )  # fmt: skip
     add_packets(campaign, options.packets)
     print(json.dumps(add_volunteers(campaign, options.volunteers)))  # noqa: T201

@@ -19,18 +19,18 @@ from django.conf import settings  # noqa: E402
 
 from benchmarks.rephrase import texts  # noqa: E402
 from scheduler.campaigns import producer, transitions  # noqa: E402
-from scheduler.models import Campaign  # noqa: E402
+from scheduler.campaigns.models import Campaign  # noqa: E402
 
 BOOKS = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text" / "gutenberg" / "validation.jsonl.xz"
 CHARACTERS = 3000
 """Of a document: as long as a page of C4."""
 PARTS = {
-    "language": "scored",
-    "paragraphs": "digest",
-    "quality": "bucket",
-    "chunks": "cut",
+    "language": "classify_language",
+    "paragraphs": "hash_paragraph",
+    "quality": "get_bucket",
+    "chunks": "split_into_chunks",
     "rows into PostgreSQL": "bulk_create",
-    "hashes known?": "known",
+    "hashes known?": "find_seen_digests",
 }
 
 
@@ -48,11 +48,16 @@ def campaign(slug: str, found: list[str]) -> Campaign:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{slug}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in found))
     made = Campaign.objects.create(
-        slug=slug, name=slug, dataset=f"{slug}.jsonl", low_mark=10**6, high_mark=10**6, buckets=["head", "middle"]
+        slug=slug,
+        name=slug,
+        dataset=f"{slug}.jsonl",
+        low_mark=10**6,
+        high_mark=10**6,
+        quality_buckets=["head", "middle"],
     )
-    transitions.start(made, "bench")
-    producer.find_files(made)
-    producer.quality_of(made)
+    transitions.start_campaign(made, "bench")
+    producer.pin_files(made)
+    producer.get_quality_model(made)
     return made
 
 
@@ -62,10 +67,10 @@ def main() -> None:
     found = documents(parser.parse_args().documents)
     first = campaign("produced", found)
     began, used = time.perf_counter(), time.process_time()
-    made = producer.produce(first.pk)
+    made = producer.produce_campaign(first.pk)
     wall, cpu = time.perf_counter() - began, time.process_time() - used
     second, profile = campaign("profiled", found), cProfile.Profile()
-    profile.runcall(producer.produce, second.pk)
+    profile.runcall(producer.produce_campaign, second.pk)
     size = sum(len(text.encode()) for text in found)
     result = {
         "documents_per_second": len(found) / wall,

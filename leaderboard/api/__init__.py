@@ -9,9 +9,10 @@ from __future__ import annotations
 from django.conf import settings
 from ninja import NinjaAPI
 
-from leaderboard.api import campaigns, entries, pool, root, run_requests, runs, throttles, tracks
+from leaderboard.api import entries, pool, root, run_requests, runs, throttles, tracks
 from leaderboard.api.documentation import Pages
 from leaderboard.api.errors import tell
+from scheduler.campaigns import public_routes
 
 DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are
 plain numbers, losses are nats per token unless they are called bits per byte. Errors are one sentence, in `detail`."""
@@ -30,7 +31,7 @@ for router, subject in (
     (entries.router, "Entries"),
     (runs.router, "Runs"),
     (pool.router, "The pool"),
-    (campaigns.router, "Campaigns"),
+    (public_routes.router, "Campaigns"),
 ):
     api.add_router("", router, tags=[subject])
 # Beside the list of runs, at the same address.

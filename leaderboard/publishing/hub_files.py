@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from django.core.files.storage import default_storage
-
 from leaderboard.charts import curve_files
 from leaderboard.models import Publication
 from leaderboard.publishing import model_card, weights
 from scheduler import storage
 from scheduler.hub import FileAddition
-from scheduler.models import Blob
 from trainer.checkpoint.formats import FormatError, gpt_neox
 
 RUN_FOLDER = "dailytrain"
@@ -31,7 +28,7 @@ def of(kept: Publication, name: str, folder: Path) -> list[FileAddition]:
 
     What has to be made, or fetched from a bucket, is laid into `folder`.
     """
-    files = {path: on_disk(blob, folder) for path, blob in weights.found(kept.run, kept.name)}
+    files = {path: storage.copy_to_disk(blob, folder) for path, blob in weights.found(kept.run, kept.name)}
     transformers = list(for_transformers(kept, files, folder))
     own = [FileAddition(f"{RUN_FOLDER}/{path}", file) for path, file in files.items()]
     return [*words(kept, name, bool(transformers)), *own, *transformers]
@@ -72,17 +69,6 @@ def for_transformers(kept: Publication, files: dict[str, Path], folder: Path) ->
     if tokenizer := named.get("tokenizer.json"):
         yield FileAddition("tokenizer.json", tokenizer)
         yield FileAddition("tokenizer_config.json", json.dumps(TOKENIZER_CONFIG, indent=1).encode())
-
-
-def on_disk(blob: Blob, folder: Path) -> Path:
-    """Return where the file lies on this disk; from a bucket it is fetched."""
-    try:
-        return Path(default_storage.path(blob.name))
-    except NotImplementedError:
-        fetched = folder / blob.sha256
-        with storage.open_blob(blob) as source, fetched.open("wb") as out:
-            shutil.copyfileobj(source, out, storage.CHUNK)
-        return fetched
 
 
 @contextmanager

@@ -12,13 +12,10 @@ from django.http import HttpRequest
 from scheduler import pool, transitions
 from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ReadOnly, each, name_of
-from scheduler.campaigns.admin import ADMINS
 from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
 from scheduler.node_api import auth
 
 admin.site.register(Event, EventAdmin)
-for of_model, packets_admin in ADMINS.items():
-    admin.site.register(of_model, packets_admin)
 
 
 @admin.register(Node)

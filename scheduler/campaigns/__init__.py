@@ -1,11 +1,9 @@
-"""The dataset swarm, the server's side: a corpus goes in at one end, a published dataset comes out at the other.
+"""The dataset swarm: volunteers rephrase a corpus chunk by chunk, and the site publishes the result as a dataset.
 
-campaigns    their states
-sources      where text is read from, from any place on          filters, quality   what is left out
-producer     documents become packets, each exactly once
-sittings     the job under whose lease a volunteer works         joining            how volunteers come in
-handing_out, taking_in, giving_back    packets go out, come back written, or come back
-reputation   who is believed                                     withdrawal         and who is not any more
-collation    what was accepted becomes shards                    dataset            what is published
-figures      all of it as plain data, for pages
+sources, source_filters, quality, producer     read a corpus and cut it into packets
+sessions, join_tokens, node_routes             let volunteers join
+assignment, submission, release                assign packets, check results, return unfinished packets
+reputation, withdrawal                         decide whom to trust; withdraw a banned volunteer's texts
+shards, dataset_files, publishing              write Parquet shards and push them to the Hugging Face Hub
+statistics, views, public_routes               progress for pages and the public API
 """

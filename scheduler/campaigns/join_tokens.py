@@ -1,5 +1,4 @@
-"""How volunteers come in: each machine for packets and nothing else. No account is needed, and none gives much at first
-(`reputation`); who has signed in gets a token for a page's line, and what is written counts as theirs."""
+"""Registers volunteers' machines, which get packets and no other jobs. No account is needed."""
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ from trainer import protocol
 HOURS = 24.0
 
 
-def token(user: AbstractBaseUser | None = None) -> str:
-    """Return a join token for one machine of a volunteer."""
-    made = auth.create_join_token(owner=user, hours=HOURS)
-    JoinToken.objects.filter(token_hash=auth.hash_token(made)).update(for_packets=True)
-    return made
+def create_packet_token(user: AbstractBaseUser | None = None) -> str:
+    """Return a join token for one machine; with a user, its texts count as theirs."""
+    token = auth.create_join_token(owner=user, hours=HOURS)
+    JoinToken.objects.filter(token_hash=auth.hash_token(token)).update(for_packets=True)
+    return token
 
 
-def volunteer(address: str, message: protocol.RegisterVolunteer) -> tuple[Node, str]:
-    """Let in a machine of somebody without an account; return it with its own token. Raise SlowDown.
+def register_volunteer(address: str, message: protocol.RegisterVolunteer) -> tuple[Node, str]:
+    """Register a machine without an account; return it with its node token. Raise RateLimitError.
 
-    `address`: of whoever asks.
+    `address`: IP address of the request.
     """
     if not rate_limits.is_within_rate_limit("volunteer", address):
-        raise RateLimitError("Many machines have joined from this address lately: please try again in an hour.")
+        raise RateLimitError("Too many machines joined from this IP address. Try again in an hour.")
     register = protocol.Register(version=message.version, name=message.name, hardware=message.hardware)
     with transaction.atomic():
-        return auth.register_node(token(), register)
+        return auth.register_node(create_packet_token(), register)

@@ -1,188 +1,205 @@
-"""Makes packets of a campaign's source, each exactly once, as long as there are few waiting.
+"""Creates a campaign's packets from its source, each exactly once, while few are waiting.
 
-The cursor moves in the transaction that makes the packets, by a conditional UPDATE: whoever is killed has done a batch
-or has not, and of two producers at once one has done it. So nothing is lost and nothing comes twice.
+A conditional UPDATE moves the cursor in the transaction that creates the packets. An interrupted producer loses and
+repeats nothing, and of two concurrent producers one wins.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from scheduler import storage
 from scheduler.campaigns import quality, source_filters, sources
-from scheduler.campaigns.source_filters import Candidate, Kept
-from scheduler.campaigns.sources import Row, SourceError
-from scheduler.models import Campaign, Packet, Paragraph
+from scheduler.campaigns.models import Campaign, Packet, Paragraph
+from scheduler.campaigns.source_filters import Document
+from scheduler.campaigns.sources import SourceError, SourceRow
 from trainer.rephrase import chunks
 
 logger = logging.getLogger(__name__)
 
-ROWS = 100
-CHARACTERS = 2_000_000
-"""Of a batch, at most, but for its last document: what is read and not yet kept is read again after a crash."""
-IN_ONE_QUERY = 500
-LONGEST_CHUNK = 40_000
-"""Characters, as `protocol.Chunk` has it."""
+ROWS_PER_BATCH = 100
+CHARACTERS_PER_BATCH = 2_000_000
+"""Limit of a batch, without its last document. A crash repeats the work of one batch."""
+ROWS_PER_QUERY = 500
+MAX_CHUNK_CHARACTERS = 40_000
+"""Limit of `protocol.Chunk`."""
 
 
-def produce_all() -> int:
-    """Fill up every running campaign; return how many packets were made."""
-    running = Campaign.objects.filter(state=Campaign.State.RUNNING, exhausted=False)
-    return sum(produce(pk) for pk in running.values_list("pk", flat=True))
+def produce_packets() -> int:
+    """Fill all running campaigns; return how many packets were created."""
+    running = Campaign.objects.filter(state=Campaign.State.RUNNING, is_exhausted=False)
+    return sum(produce_campaign(pk) for pk in running.values_list("pk", flat=True))
 
 
-def produce(pk: int) -> int:
-    """Fill a campaign up to its high mark if fewer than its low mark wait; return how many packets were made."""
-    campaign = Campaign.objects.select_related("quality").get(pk=pk)
+def produce_campaign(pk: int) -> int:
+    """Fill a campaign to its high mark if it is below its low mark; return how many packets were created."""
+    campaign = Campaign.objects.select_related("quality_model").get(pk=pk)
     waiting = campaign.packets.filter(state=Packet.State.WAITING).count()
-    if campaign.state != Campaign.State.RUNNING or campaign.exhausted or waiting >= campaign.low_mark:
+    if campaign.state != Campaign.State.RUNNING or campaign.is_exhausted or waiting >= campaign.low_mark:
         return 0
     try:
-        made = fill(campaign, campaign.high_mark - waiting)
+        created = create_packets(campaign, campaign.high_mark - waiting)
     except SourceError as error:
         logger.warning("Campaign %s: %s", campaign.slug, error)
-        Campaign.objects.filter(pk=pk).update(trouble=str(error)[:500])
+        Campaign.objects.filter(pk=pk).update(source_error=str(error)[:500])
         return 0
-    Campaign.objects.filter(pk=pk).exclude(trouble="").update(trouble="")
-    return made
+    Campaign.objects.filter(pk=pk).exclude(source_error="").update(source_error="")
+    return created
 
 
-def fill(campaign: Campaign, room: int) -> int:
-    """Make packets until there is no more room, or no more text, or somebody else is at it."""
-    find_files(campaign)
-    measure = quality_of(campaign)
-    made = 0
-    with closing(sources.rows(campaign)) as rows:
-        while made < room:
-            batch = list(portion(rows))
+def create_packets(campaign: Campaign, count: int) -> int:
+    """Create at least `count` packets unless the source ends or another producer is active; return how many."""
+    pin_files(campaign)
+    model = get_quality_model(campaign)
+    created = 0
+    with closing(sources.iterate_rows(campaign)) as rows:
+        while created < count:
+            batch = list(read_batch(rows))
             if not batch:
-                end(campaign)
+                mark_exhausted(campaign)
                 break
-            count = keep(campaign, batch, measure)
-            if count is None:
+            added = store_batch(campaign, batch, model)
+            if added is None:
                 break
-            made += count
-    return made
+            created += added
+    return created
 
 
-def portion(rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield the next rows: so many, or so much text."""
+def read_batch(rows: Iterator[SourceRow]) -> Iterator[SourceRow]:
+    """Yield the next rows, limited by their number and their characters."""
     size = 0
-    for row in islice(rows, ROWS):
+    for row in islice(rows, ROWS_PER_BATCH):
         yield row
         size += len(row.text or "")
-        if size > CHARACTERS:
+        if size > CHARACTERS_PER_BATCH:
             return
 
 
-def find_files(campaign: Campaign) -> None:
-    """Pin the files of the source, the first time."""
+def pin_files(campaign: Campaign) -> None:
+    """Pin the source's files and revision, once."""
     if campaign.files:
         return
-    files, revision = sources.resolve(campaign)
-    found = {"files": files, **({"revision": revision} if revision else {})}
-    Campaign.objects.filter(pk=campaign.pk, files=[]).update(**found)
+    files, revision = sources.resolve_files(campaign)
+    pinned = {"files": files, **({"revision": revision} if revision else {})}
+    Campaign.objects.filter(pk=campaign.pk, files=[]).update(**pinned)
     campaign.refresh_from_db()
 
 
-def quality_of(campaign: Campaign) -> quality.Quality | None:
-    """Return what tells the campaign's buckets; made of its source's first documents, the first time."""
-    if not campaign.buckets:
+def get_quality_model(campaign: Campaign) -> quality.QualityModel | None:
+    """Return the model for the campaign's quality buckets; train it on the first documents, once."""
+    if not campaign.quality_buckets:
         return None
-    if campaign.quality is None:
-        with closing(sources.rows(campaign)) as rows:
-            looked = (source_filters.look(row, campaign) for row in islice(rows, 4 * quality.SAMPLE))
-            fit = (source_filters.whole(found) for found in looked if isinstance(found, Candidate))
-            sample = [text[: source_filters.JUDGED_CHARACTERS] for text in islice(fit, quality.SAMPLE)]
+    if campaign.quality_model is None:
+        with closing(sources.iterate_rows(campaign)) as rows:
+            found = (source_filters.build_document(row, campaign) for row in islice(rows, 4 * quality.SAMPLE_DOCUMENTS))
+            documents = (document for document in found if isinstance(document, Document))
+            texts = (document.text[: source_filters.SAMPLE_CHARACTERS] for document in documents)
+            sample = list(islice(texts, quality.SAMPLE_DOCUMENTS))
         try:
-            learned = quality.learn(sample)
+            model = quality.train_quality_model(sample)
         except ValueError as error:
             raise SourceError(str(error)) from error
-        Campaign.objects.filter(pk=campaign.pk, quality=None).update(quality=storage.store_bytes(learned.dump()))
+        blob = storage.store_bytes(model.to_json())
+        Campaign.objects.filter(pk=campaign.pk, quality_model=None).update(quality_model=blob)
         campaign.refresh_from_db()
-    assert campaign.quality is not None, "it was kept just now, by us or another"
-    return quality.load(campaign.quality.sha256)
+    assert campaign.quality_model is not None, "stored above, by this process or another"
+    return quality.load_quality_model(campaign.quality_model.sha256)
 
 
 # --- a batch ---------------------------------------------------------------------------------------------------------
 
 
-def keep(campaign: Campaign, batch: Sequence[Row], measure: quality.Quality | None) -> int | None:
-    """Make the packets of a batch, and move on; return how many, None where somebody else has moved on."""
-    dropped: dict[str, int] = {}
-    candidates = []
+def store_batch(campaign: Campaign, batch: Sequence[SourceRow], model: quality.QualityModel | None) -> int | None:
+    """Create the packets of a batch and move the cursor; return how many, or None if another producer was faster."""
+    dropped: Counter[str] = Counter()
+    documents = []
     for row in batch:
-        found = source_filters.look(row, campaign)
-        if isinstance(found, str):
-            source_filters.add(dropped, found)
+        document = source_filters.build_document(row, campaign)
+        if isinstance(document, Document):
+            documents.append(document)
         else:
-            candidates.append(found)
-    digests = {number for candidate in candidates for number in candidate.digests}
-    before = known(campaign, digests) if campaign.drop_repeated else set()
-    seen = set(before)
-    kept = source_filters.choose(candidates, campaign, seen, measure, dropped)
-    numbers = {(row.file, row.row): campaign.rows_read + index for index, row in enumerate(batch)}
-    packets = [packet for one in kept for packet in packets_of(one, campaign, numbers[one.row.file, one.row.row])]
-    last = batch[-1]
-    moved = {
-        "cursor": {"file": last.file, "row": last.row + 1},
+            dropped[document] += 1
+    new_digests: set[int] = set()
+    if campaign.drop_repeated:
+        hashed = [(document, source_filters.hash_paragraphs(document.text)) for document in documents]
+        before = find_seen_digests(campaign, {digest for _, paragraphs in hashed for _, digest in paragraphs})
+        seen = set(before)
+        documents = list(source_filters.drop_repeated_paragraphs(hashed, seen, dropped))
+        new_digests = seen - before
+    selected = source_filters.select_documents(documents, campaign, model, dropped)
+    rows = {(row.file, row.row): campaign.rows_read + index for index, row in enumerate(batch)}
+    packets = [
+        packet
+        for document in selected
+        for packet in build_packets(document, campaign, rows[document.row.file, document.row.row])
+    ]
+    progress = {
+        "cursor": {"file": batch[-1].file, "row": batch[-1].row + 1},
         "rows_read": campaign.rows_read + len(batch),
-        "packets_made": campaign.packets_made + len(packets),
-        "chunks_made": campaign.chunks_made + sum(len(packet.chunks) for packet in packets),
-        "dropped": source_filters.together(campaign.dropped, dropped),
+        "packet_count": campaign.packet_count + len(packets),
+        "chunk_count": campaign.chunk_count + sum(len(packet.chunks) for packet in packets),
+        "dropped_counts": dict(sorted((Counter(campaign.dropped_counts) + dropped).items())),
     }
     with transaction.atomic():
-        mine = Campaign.objects.filter(pk=campaign.pk, state=Campaign.State.RUNNING, rows_read=campaign.rows_read)
-        if not mine.update(**moved):
+        if not get_unmoved(campaign).update(**progress):
             return None
-        new = (Paragraph(campaign=campaign, digest=number) for number in sorted(seen - before))
-        Paragraph.objects.bulk_create(new, batch_size=IN_ONE_QUERY)
-        Packet.objects.bulk_create(packets, batch_size=IN_ONE_QUERY)
-    for name, value in moved.items():
+        paragraphs = (Paragraph(campaign=campaign, digest=digest) for digest in sorted(new_digests))
+        Paragraph.objects.bulk_create(paragraphs, batch_size=ROWS_PER_QUERY)
+        Packet.objects.bulk_create(packets, batch_size=ROWS_PER_QUERY)
+    for name, value in progress.items():
         setattr(campaign, name, value)
     return len(packets)
 
 
-def known(campaign: Campaign, digests: Iterable[int]) -> set[int]:
-    """Return which paragraphs came before."""
-    wanted, found = sorted(digests), set()
-    for begin in range(0, len(wanted), IN_ONE_QUERY):
-        some = wanted[begin : begin + IN_ONE_QUERY]
-        found |= set(Paragraph.objects.filter(campaign=campaign, digest__in=some).values_list("digest", flat=True))
-    return found
+def find_seen_digests(campaign: Campaign, digests: Collection[int]) -> set[int]:
+    """Return which of these paragraphs the campaign has seen before."""
+    ordered, seen = sorted(digests), set()
+    paragraphs = Paragraph.objects.filter(campaign=campaign).values_list("digest", flat=True)
+    for begin in range(0, len(ordered), ROWS_PER_QUERY):
+        seen |= set(paragraphs.filter(digest__in=ordered[begin : begin + ROWS_PER_QUERY]))
+    return seen
 
 
-def packets_of(kept: Kept, campaign: Campaign, number: int) -> Iterator[Packet]:
+def build_packets(document: Document, campaign: Campaign, row: int) -> Iterator[Packet]:
     """Yield the packets of a document."""
-    pieces = (piece.strip() for piece in chunks.split_into_chunks(kept.text, campaign.chunk_tokens))
-    texts = [piece[begin:][:LONGEST_CHUNK] for piece in pieces for begin in range(0, len(piece), LONGEST_CHUNK)]
-    size = campaign.chunks_per_packet
-    for part, first in enumerate(range(0, len(texts), size)):
+    pieces = (piece.strip() for piece in chunks.split_into_chunks(document.text, campaign.chunk_tokens))
+    texts = [
+        piece[begin : begin + MAX_CHUNK_CHARACTERS]
+        for piece in pieces
+        for begin in range(0, len(piece), MAX_CHUNK_CHARACTERS)
+    ]
+    for part, first in enumerate(range(0, len(texts), campaign.chunks_per_packet)):
         yield Packet(
             campaign=campaign,
-            row=number,
+            row=row,
             part=part,
-            document=kept.row.name,
-            first=first,
-            chunks=texts[first : first + size],
-            second=Packet.Second.LATER if goes_to_two(campaign, number, part) else Packet.Second.NO,
+            document=document.row.name,
+            first_chunk=first,
+            chunks=texts[first : first + campaign.chunks_per_packet],
+            replication="planned" if is_replicated(campaign, row, part) else "none",
         )
 
 
-def goes_to_two(campaign: Campaign, number: int, part: int) -> bool:
-    """Whether two volunteers write this packet: drawn, and the same however often it is asked."""
-    drawn = hashlib.sha256(f"{campaign.seed}:{number}:{part}".encode()).digest()
-    return int.from_bytes(drawn[:8], "big") < campaign.second_share * 2**64
+def is_replicated(campaign: Campaign, row: int, part: int) -> bool:
+    """Whether two volunteers write this packet: random, but the same in every run."""
+    digest = hashlib.sha256(f"{campaign.seed}:{row}:{part}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < campaign.replication_rate * 2**64
 
 
-def end(campaign: Campaign) -> None:
-    """There is no more text."""
-    mine = Campaign.objects.filter(pk=campaign.pk, state=Campaign.State.RUNNING, rows_read=campaign.rows_read)
-    if mine.update(exhausted=True):
-        sources.forget_all(campaign)
+def mark_exhausted(campaign: Campaign) -> None:
+    """Record that the source has no more rows."""
+    if get_unmoved(campaign).update(is_exhausted=True):
+        sources.delete_downloads(campaign)
+
+
+def get_unmoved(campaign: Campaign) -> QuerySet[Campaign]:
+    """Return the campaign's row if it runs and no other producer has moved its cursor."""
+    return Campaign.objects.filter(pk=campaign.pk, state=Campaign.State.RUNNING, rows_read=campaign.rows_read)

@@ -1,8 +1,7 @@
-"""How good is a text? Three buckets, cut at the 30th and the 60th percentile of a sample of the source, as in cc_net.
+"""Assigns text to quality buckets, cut at the 30th and 60th percentile of a sample of the source, as in cc_net.
 
-cc_net (arXiv 1911.00359) takes the perplexity of a 5-gram model that was trained on Wikipedia. Ours is a model of
-character trigrams, counted on the sample itself: "head" is what reads like most of the source. It finds lists, menus,
-code and letter salad; it knows nothing of what is true or well said.
+cc_net (arXiv 1911.00359) uses the perplexity of a 5-gram model of Wikipedia. This uses a character-trigram model of the
+sample itself: "head" is text typical of the source. It detects lists, menus, code and random letters, not falsehoods.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -20,65 +19,62 @@ from scheduler import storage
 from scheduler.models import Blob
 
 BUCKETS: Final = ("head", "middle", "tail")
-CUTS: Final = (0.3, 0.6)
-SAMPLE: Final = 1000
-"""Documents."""
-COMMONEST: Final = 40_000
-"""Trigrams that are kept; the others are as good as never seen."""
+PERCENTILES: Final = (0.3, 0.6)
+SAMPLE_DOCUMENTS: Final = 1000
+MAX_TRIGRAMS: Final = 40_000
+"""Most frequent trigrams in the model; the others count as unseen."""
 DIGITS = re.compile(r"\d")
 SPACES = re.compile(r"\s+")
 
 
 @dataclass(frozen=True)
-class Quality:
+class QualityModel:
     trigrams: Mapping[str, int]
     pairs: Mapping[str, int]
-    """Of the trigrams' first two characters."""
+    """Counts of the trigrams' first two characters."""
     cuts: tuple[float, float]
+    """Bits per character between the buckets."""
 
-    def bits(self, text: str) -> float:
-        """Return bits a character, by the model with one added to each count."""
-        folded, total = fold(text), 0.0
-        for start in range(len(folded) - 2):
-            gram = folded[start : start + 3]
-            total -= math.log2((self.trigrams.get(gram, 0) + 1) / (self.pairs.get(gram[:2], 0) + 256))
-        return total / max(len(folded) - 2, 1)
+    def measure_bits(self, text: str) -> float:
+        """Return bits per character, with add-one smoothing."""
+        text, total = fold_text(text), 0.0
+        for start in range(len(text) - 2):
+            trigram = text[start : start + 3]
+            total -= math.log2((self.trigrams.get(trigram, 0) + 1) / (self.pairs.get(trigram[:2], 0) + 256))
+        return total / max(len(text) - 2, 1)
 
-    def bucket(self, text: str) -> str:
-        bits = self.bits(text)
+    def get_bucket(self, text: str) -> str:
+        bits = self.measure_bits(text)
         return BUCKETS[sum(bits > cut for cut in self.cuts)]
 
-    def dump(self) -> bytes:
-        told = {"trigrams": dict(self.trigrams), "pairs": dict(self.pairs), "cuts": self.cuts}
-        return json.dumps(told, sort_keys=True).encode()
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
 
 
-def fold(text: str) -> str:
+def fold_text(text: str) -> str:
     return SPACES.sub(" ", DIGITS.sub("0", text.lower()))
 
 
-def learn(texts: Iterable[str]) -> Quality:
-    """Return the model of a sample, with its own percentiles for cuts. Raise ValueError for an empty one."""
+def train_quality_model(texts: Iterable[str]) -> QualityModel:
+    """Return the model of a sample, cut at its own percentiles. Raise ValueError if the sample is empty."""
     sample = list(texts)
     if not sample:
-        raise ValueError("Nothing of the source is left to measure quality by: are the filters too strict?")
-    counted: Counter[str] = Counter()
-    for text in sample:
-        folded = fold(text)
-        counted.update(folded[start : start + 3] for start in range(len(folded) - 2))
-    trigrams = dict(counted.most_common(COMMONEST))
+        raise ValueError("The source has no documents to measure quality on: the filters may be too strict.")
+    counts: Counter[str] = Counter()
+    for text in map(fold_text, sample):
+        counts.update(text[start : start + 3] for start in range(len(text) - 2))
+    trigrams = dict(counts.most_common(MAX_TRIGRAMS))
     pairs: Counter[str] = Counter()
-    for gram, count in trigrams.items():
-        pairs[gram[:2]] += count
-    uncut = Quality(trigrams, pairs, (0.0, 0.0))
-    found = sorted(uncut.bits(text) for text in sample)
-    low, high = (found[min(int(cut * len(found)), len(found) - 1)] for cut in CUTS)
-    return Quality(trigrams, pairs, (low, high))
+    for trigram, count in trigrams.items():
+        pairs[trigram[:2]] += count
+    uncut = QualityModel(trigrams, dict(pairs), (0.0, 0.0))
+    bits = sorted(uncut.measure_bits(text) for text in sample)
+    low, high = (bits[min(int(percentile * len(bits)), len(bits) - 1)] for percentile in PERCENTILES)
+    return QualityModel(trigrams, uncut.pairs, (low, high))
 
 
 @lru_cache(maxsize=4)
-def load(sha256: str) -> Quality:
-    """Return a model that was kept."""
-    told = json.loads(storage.read_blob(Blob.objects.get(sha256=sha256)))
-    low, high = told["cuts"]
-    return Quality(told["trigrams"], told["pairs"], (low, high))
+def load_quality_model(sha256: str) -> QualityModel:
+    """Load a stored model."""
+    fields = json.loads(storage.read_blob(Blob.objects.get(sha256=sha256)))
+    return QualityModel(fields["trigrams"], fields["pairs"], tuple(fields["cuts"]))

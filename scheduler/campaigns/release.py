@@ -1,4 +1,4 @@
-"""What a sitting holds when it ends goes back to the others. Called inside the transaction that ends the lease."""
+"""Returns assigned packets to the queue. Call inside the transaction that ends the lease."""
 
 from __future__ import annotations
 
@@ -7,53 +7,56 @@ from collections.abc import Collection
 from django.db import transaction
 from django.utils import timezone
 
-from scheduler.campaigns import packet_orders
-from scheduler.models import Campaign, Handout, Job, Lease, Packet, Volunteer
+from scheduler.campaigns import messages
+from scheduler.campaigns.models import Assignment, Campaign, Packet, Volunteer
+from scheduler.models import Job, Lease
 
-MOST_HANDED_OUT = 20
-"""A packet that was given out so often and never came back is not given out for ever."""
+MAX_TIMES_ASSIGNED = 20
+"""A packet that was assigned this often without a result is set aside."""
 LOST = "lost"
-"""Its reason then: every volunteer who had it was gone before handing it in."""
+"""Reason for setting aside a packet that no volunteer returned."""
 
 
-def of_job(job: Job) -> int:
-    """Take back what a job's leases hold; return how many packets."""
-    return back(list(Handout.objects.filter(lease__job=job, state=Handout.State.HELD).select_related("packet")))
-
-
-@transaction.atomic
-def of_volunteer(volunteer: Volunteer) -> int:
-    """Take back what a volunteer holds."""
-    held = Handout.objects.filter(volunteer=volunteer, state=Handout.State.HELD)
-    return back(list(held.select_related("packet")))
+def release_job(job: Job) -> int:
+    """Release the packets assigned under a job's leases; return how many."""
+    active = Assignment.objects.filter(lease__job=job, state=Assignment.State.ACTIVE)
+    return release_assignments(active.select_related("packet"))
 
 
 @transaction.atomic
-def of_ended_leases() -> int:
-    """Take back what was left by leases that ended without a word to us. A net below the others."""
-    left = Handout.objects.filter(state=Handout.State.HELD).exclude(lease__state=Lease.State.ACTIVE)
-    return back(list(left.select_related("packet")[:1000]))
+def release_volunteer(volunteer: Volunteer) -> int:
+    """Release a volunteer's packets; return how many."""
+    active = Assignment.objects.filter(volunteer=volunteer, state=Assignment.State.ACTIVE)
+    return release_assignments(active.select_related("packet"))
 
 
-def back(held: Collection[Handout]) -> int:
-    """Let others have these packets. Bring a transaction."""
-    ids = [handout.pk for handout in held]
-    if not ids:
+@transaction.atomic
+def release_ended_leases() -> int:
+    """Release packets of leases that ended without release; return how many. A safety net."""
+    active = Assignment.objects.filter(state=Assignment.State.ACTIVE)
+    return release_assignments(active.exclude(lease__state=Lease.State.ACTIVE).select_related("packet")[:1000])
+
+
+def release_assignments(assignments: Collection[Assignment]) -> int:
+    """Return these packets to the queue; return how many. Call inside a transaction."""
+    assignments = list(assignments)
+    if not assignments:
         return 0
-    of = {purpose: [one.packet_id for one in held if one.purpose == purpose] for purpose in Handout.Purpose}
-    mine = Packet.objects.filter(pk__in=of[Handout.Purpose.WORK], state=Packet.State.HELD)
-    worn = list(mine.filter(handed_out__gte=MOST_HANDED_OUT).select_related("campaign"))
-    for packet in worn:
-        set_aside(packet, packet.campaign)
-    mine.exclude(pk__in=[packet.pk for packet in worn]).update(state=Packet.State.WAITING)
-    seconds = Packet.objects.filter(pk__in=of[Handout.Purpose.SECOND], second=Packet.Second.HELD)
-    seconds.update(second=Packet.Second.WANTED)
-    ours = Handout.objects.filter(pk__in=ids, state=Handout.State.HELD)
-    return ours.update(state=Handout.State.BACK, answered_at=timezone.now())
+    work = [one.packet_id for one in assignments if one.purpose == Assignment.Purpose.WORK]
+    replicas = [one.packet_id for one in assignments if one.purpose == Assignment.Purpose.REPLICA]
+    packets = Packet.objects.filter(pk__in=work, state=Packet.State.ASSIGNED)
+    for packet in packets.filter(times_assigned__gte=MAX_TIMES_ASSIGNED).select_related("campaign"):
+        set_packet_aside(packet, packet.campaign)
+    packets.update(state=Packet.State.WAITING)
+    replicated = Packet.objects.filter(pk__in=replicas, replication=Packet.Replication.ASSIGNED)
+    replicated.update(replication=Packet.Replication.OPEN)
+    active = Assignment.objects.filter(pk__in=[one.pk for one in assignments], state=Assignment.State.ACTIVE)
+    return active.update(state=Assignment.State.RELEASED, ended_at=timezone.now())
 
 
-def set_aside(packet: Packet, campaign: Campaign) -> None:
-    """Give up what a packet lacks."""
-    reasons = {(row[0], row[1]): row[2] for row in packet.lacking or ()}
-    lacking = [[*pair, reasons.get(pair) or [LOST]] for pair in packet_orders.lacking(packet, campaign)]
-    Packet.objects.filter(pk=packet.pk, state=Packet.State.HELD).update(state=Packet.State.ASIDE, lacking=lacking)
+def set_packet_aside(packet: Packet, campaign: Campaign) -> None:
+    """Give up the missing outputs of a packet."""
+    reasons = {(chunk, style): why for chunk, style, why in packet.missing or ()}
+    missing = [[*key, reasons.get(key) or [LOST]] for key in messages.get_missing_keys(packet, campaign)]
+    assigned = Packet.objects.filter(pk=packet.pk, state=Packet.State.ASSIGNED)
+    assigned.update(state=Packet.State.SET_ASIDE, missing=missing)

@@ -1,175 +1,156 @@
-"""Who is believed, and how much is given to whom. The rules are guesses, written down in one place.
+"""Decides how many packets a volunteer gets, and whom to trust or ban.
 
-- Who is new gets little at a time and in an hour. After ten comparisons in a row that agreed (BOINC's number; Anderson
-  2019, section 3.2), or on a maintainer's word, a volunteer is known; so are trusted nodes.
-- Of whose latest outputs more than half were rejected is barred. So is who was wrong three times in a row about packets
-  whose answer two others had agreed on, or who hardly ever agrees with anybody.
-- Who is known and wrong three times in a row begins anew, and what they doubt counts as known no more: two volunteers
-  may have agreed on nonsense, and nobody honest is to be barred for it.
-- Two who disagree may both be honest: neither is blamed, and both get more packets with a known answer for a while.
+- New volunteers get few packets at a time and per hour. After ten comparisons in a row that agreed (BOINC's number;
+  Anderson 2019, section 3.2), or when a maintainer says so, a volunteer is trusted. Trusted nodes are, too.
+- A volunteer is banned when most of the latest outputs were rejected, after three missed known answers in a row, or
+  when hardly any comparison agreed.
+- A trusted volunteer who misses three known answers in a row becomes new instead, and the packets in doubt stop being
+  known answers: two volunteers may have agreed on nonsense, and no honest one should be banned for it.
+- When two volunteers disagree, both may be honest. Neither is blamed; both get more known answers for a while.
 
-Whatever a barred volunteer wrote is withdrawn (`withdrawal`).
+Texts of banned volunteers are withdrawn (`withdrawal`). The thresholds are guesses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BigIntegerField
 
-from scheduler.models import Event, Handout, Node, Share, Volunteer
-from scheduler.models.jobs import Lease
-from scheduler.prepared import Later, Prepared
+from scheduler.campaigns.models import Assignment, Contribution, Volunteer
+from scheduler.models import Event, Lease, Node
 
-RIGHT_BEFORE_KNOWN = 10
-LATELY = 40
-"""Outputs over which `Share.failing` forgets: 28 rejected ones in a row take it over a half."""
-MOST_FAILING = 0.5
-MOST_WRONG = 3
-FEWEST_DISAGREEMENTS = 8
+AGREEMENTS_FOR_TRUST = 10
+REJECTION_WINDOW = 40
+"""Outputs in the moving average `rejection_rate`: 28 rejections in a row raise it from 0 to a half."""
+MAX_REJECTION_RATE = 0.5
+MAX_MISMATCHES = 3
+MIN_DISAGREEMENTS = 8
 HOUR = timedelta(hours=1)
-AT_ONCE = {Volunteer.State.NEW: 64, Volunteer.State.KNOWN: 512}
-"""Packets that a sitting may hold: 64 keep a card busy for minutes."""
-SIGNED_IN = 10
-"""Times as many packets an hour as for those whom nobody knows."""
-SUSPECT_KNOWN_SHARE = 0.25
+MAX_ACTIVE = {Volunteer.State.NEW: 64, Volunteer.State.TRUSTED: 512}
+"""Packets that a session may hold: 64 keep a GPU busy for minutes."""
+ACCOUNT_QUOTA_FACTOR = 10
+"""Hourly quota of new volunteers with an account, relative to those without."""
+SUSPECT_KNOWN_ANSWER_RATE = 0.25
 SITE = "site"
 
 
-OF_USER = Prepared(lambda: Volunteer.objects.filter(user=Later("user", BigIntegerField())).order_by("pk")[:1])
-OF_NODE = Prepared(lambda: Volunteer.objects.filter(node=Later("node", BigIntegerField())).order_by("pk")[:1])
-
-
-def volunteer_of(node: Node) -> Volunteer:
-    """Return whose work a node's is: its owner's, or its own where nobody has signed in for it."""
+def get_volunteer(node: Node) -> Volunteer:
+    """Return the volunteer of a node: its owner, or the node itself if it has none. Create it if needed."""
     if node.owner_id is not None:
-        known = OF_USER.first(user=node.owner_id)
-        return (
-            known
-            or Volunteer.objects.get_or_create(
-                user_id=node.owner_id, defaults={"name": node.owner.get_username() if node.owner else node.name}
-            )[0]
-        )
-    known = OF_NODE.first(node=node.pk)
-    return known or Volunteer.objects.get_or_create(node=node, defaults={"name": node.name})[0]
+        defaults = {"name": lambda: str(node.owner)}
+        return Volunteer.objects.get_or_create(user_id=node.owner_id, defaults=defaults)[0]
+    return Volunteer.objects.get_or_create(node=node, defaults={"name": node.name})[0]
 
 
-# --- how much --------------------------------------------------------------------------------------------------------
+def compute_quota(volunteer: Volunteer, lease: Lease, active: int, wanted: int, now: datetime) -> int:
+    """Return how many packets the volunteer may get now. `active`: packets that the lease holds."""
+    if volunteer.state == Volunteer.State.TRUSTED or lease.node.trusted:
+        return max(min(wanted, MAX_ACTIVE[Volunteer.State.TRUSTED] - active), 0)
+    limit = settings.REPHRASE_NEW_PER_HOUR * (ACCOUNT_QUOTA_FACTOR if volunteer.user_id else 1)
+    recent = Assignment.objects.filter(volunteer=volunteer, created_at__gt=now - HOUR)[:limit].count()
+    return max(min(wanted, MAX_ACTIVE[Volunteer.State.NEW] - active, limit - recent), 0)
 
 
-def is_known(volunteer: Volunteer, node: Node) -> bool:
-    return volunteer.state == Volunteer.State.KNOWN or node.trusted
+# --- evidence --------------------------------------------------------------------------------------------------------
 
 
-def room(volunteer: Volunteer, lease: Lease, held: int, wanted: int, now: datetime) -> int:
-    """Return how many packets may be given now. One query for whoever is new."""
-    if is_known(volunteer, lease.node):
-        return max(min(wanted, AT_ONCE[Volunteer.State.KNOWN] - held), 0)
-    limit = settings.REPHRASE_NEW_PER_HOUR * (SIGNED_IN if volunteer.user_id else 1)
-    lately = Handout.objects.filter(volunteer=volunteer, at__gt=now - HOUR)[:limit].count()
-    return max(min(wanted, AT_ONCE[Volunteer.State.NEW] - held, limit - lately), 0)
-
-
-def is_suspect(share: Share | None) -> bool:
-    """Whether others' work disagreed with this volunteer's more often than not."""
-    return share is not None and share.disagreed > share.agreed
-
-
-# --- how good --------------------------------------------------------------------------------------------------------
-
-
-def fails(share: Share, outputs: int, rejected: int) -> None:
-    """Let the share of failures follow what was handed in just now."""
+def update_rejection_rate(contribution: Contribution, outputs: int, rejected: int) -> None:
+    """Update the moving average with the latest outputs."""
     if outputs:
-        kept = (1 - 1 / LATELY) ** outputs
-        share.failing = share.failing * kept + (1 - kept) * rejected / outputs
+        weight = (1 - 1 / REJECTION_WINDOW) ** outputs
+        contribution.rejection_rate = contribution.rejection_rate * weight + (1 - weight) * rejected / outputs
 
 
-def compared(volunteer: Volunteer, share: Share, agrees: bool, *, answer_is_known: bool) -> None:
-    """Note one comparison. A second opinion that differs makes nobody wrong: it may be the other one."""
+def record_comparison(volunteer: Volunteer, contribution: Contribution, agrees: bool, *, answer_is_known: bool) -> None:
+    """Count one comparison. A replica that differs is no mismatch: the other text may be wrong."""
     if agrees:
-        share.agreed += 1
-        volunteer.right_in_a_row += 1
-        volunteer.wrong_in_a_row = 0
+        contribution.agreed += 1
+        volunteer.agreements_in_a_row += 1
+        volunteer.mismatches_in_a_row = 0
     else:
-        share.disagreed += 1
-        volunteer.right_in_a_row = 0
-        volunteer.wrong_in_a_row += 1 if answer_is_known else 0
+        contribution.disagreed += 1
+        volunteer.agreements_in_a_row = 0
+        volunteer.mismatches_in_a_row += 1 if answer_is_known else 0
 
 
-def verdict(volunteer: Volunteer, share: Share) -> str:
-    """Return why the volunteer has to be barred; empty if there is no reason to."""
-    if share.failing > MOST_FAILING:
-        return "Most of what it handed in lately was rejected by the checks."
-    if volunteer.wrong_in_a_row >= MOST_WRONG:
-        return f"{volunteer.wrong_in_a_row} packets in a row whose answer is known came back otherwise."
-    if share.disagreed >= FEWEST_DISAGREEMENTS and share.disagreed > 3 * share.agreed:
-        return "What it wrote hardly ever agreed with what others wrote."
+def find_ban_reason(volunteer: Volunteer, contribution: Contribution) -> str:
+    """Return why the volunteer should be banned; empty if there is no reason."""
+    if contribution.rejection_rate > MAX_REJECTION_RATE:
+        return "The checks rejected most of its latest texts."
+    if volunteer.mismatches_in_a_row >= MAX_MISMATCHES:
+        return f"{volunteer.mismatches_in_a_row} packets in a row did not match their known answers."
+    if contribution.disagreed >= MIN_DISAGREEMENTS and contribution.disagreed > 3 * contribution.agreed:
+        return "Its texts hardly ever agreed with those of others."
     return ""
 
 
-def is_doubtful(volunteer: Volunteer, share: Share) -> bool:
-    """Whether nothing but known answers speaks against a known volunteer: two may have agreed on nonsense."""
-    return volunteer.state == Volunteer.State.KNOWN and share.failing <= MOST_FAILING and not is_suspect(share)
-
-
-def settle(volunteer: Volunteer, share: Share) -> None:
-    """Keep what was noted, and draw the consequences. Bring the transaction."""
-    volunteer.save(update_fields=["right_in_a_row", "wrong_in_a_row"])
-    reason = verdict(volunteer, share)
-    if reason and is_doubtful(volunteer, share):
-        doubt(volunteer, SITE, reason)
-    elif reason:
-        bar(volunteer, SITE, reason)
-    elif volunteer.right_in_a_row >= RIGHT_BEFORE_KNOWN:
-        believe(volunteer, SITE, f"{volunteer.right_in_a_row} comparisons in a row agreed.")
+def update_volunteer_state(volunteer: Volunteer, contribution: Contribution) -> None:
+    """Save the counters, then trust, demote or ban the volunteer. Call inside a transaction."""
+    volunteer.save(update_fields=["agreements_in_a_row", "mismatches_in_a_row"])
+    reason = find_ban_reason(volunteer, contribution)
+    if reason:
+        # If only known answers speak against a trusted volunteer, these may be wrong.
+        only_known_answers = contribution.rejection_rate <= MAX_REJECTION_RATE and not contribution.is_suspect
+        is_trusted = volunteer.state == Volunteer.State.TRUSTED
+        (demote_volunteer if is_trusted and only_known_answers else ban_volunteer)(volunteer, SITE, reason)
+    elif volunteer.agreements_in_a_row >= AGREEMENTS_FOR_TRUST:
+        trust_volunteer(volunteer, SITE, f"{volunteer.agreements_in_a_row} comparisons in a row agreed.")
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def believe(volunteer: Volunteer, by: str, why: str = "") -> bool:
-    """Give a new volunteer as much as can be done."""
-    return change(volunteer, Volunteer.State.KNOWN, [Volunteer.State.NEW], by, f"{volunteer.name} is known: {why}", why)
+def trust_volunteer(volunteer: Volunteer, actor: str, reason: str = "") -> bool:
+    """Lift the quota of a new volunteer; return whether the state changed."""
+    message = f"{volunteer.name} is trusted: {reason}"
+    return change_state(volunteer, [Volunteer.State.NEW], Volunteer.State.TRUSTED, actor, message, reason)
 
 
 @transaction.atomic
-def doubt(volunteer: Volunteer, by: str, why: str) -> bool:
-    """Let a known volunteer begin anew; what they wrote stays."""
-    sentence = f"{volunteer.name} is no longer known: {why}"
-    changed = change(volunteer, Volunteer.State.NEW, [Volunteer.State.KNOWN], by, sentence, why)
+def demote_volunteer(volunteer: Volunteer, actor: str, reason: str) -> bool:
+    """Make a trusted volunteer new again; its texts stay. Return whether the state changed."""
+    message = f"{volunteer.name} is no longer trusted: {reason}"
+    changed = change_state(volunteer, [Volunteer.State.TRUSTED], Volunteer.State.NEW, actor, message, reason)
     if changed:
-        volunteer.right_in_a_row = volunteer.wrong_in_a_row = 0
-        volunteer.save(update_fields=["right_in_a_row", "wrong_in_a_row"])
+        volunteer.agreements_in_a_row = volunteer.mismatches_in_a_row = 0
+        volunteer.save(update_fields=["agreements_in_a_row", "mismatches_in_a_row"])
     return changed
 
 
-def bar(volunteer: Volunteer, by: str, why: str) -> bool:
-    """Give nothing any more; what was written is withdrawn with the next round (`withdrawal.withdraw_all`)."""
-    since = [Volunteer.State.NEW, Volunteer.State.KNOWN]
-    return change(volunteer, Volunteer.State.BARRED, since, by, f"{volunteer.name} is barred: {why}", why)
+def ban_volunteer(volunteer: Volunteer, actor: str, reason: str) -> bool:
+    """Stop assigning packets; `withdrawal` withdraws the texts. Return whether the state changed."""
+    states = [Volunteer.State.NEW, Volunteer.State.TRUSTED]
+    message = f"{volunteer.name} is banned: {reason}"
+    return change_state(volunteer, states, Volunteer.State.BANNED, actor, message, reason)
 
 
 @transaction.atomic
-def pardon(volunteer: Volunteer, by: str) -> bool:
-    """Let a barred volunteer begin anew. What was withdrawn stays so."""
-    sentence = f"{volunteer.name} may write again."
-    changed = change(volunteer, Volunteer.State.NEW, [Volunteer.State.BARRED], by, sentence, "")
+def unban_volunteer(volunteer: Volunteer, actor: str) -> bool:
+    """Make a banned volunteer new again; withdrawn texts stay withdrawn. Return whether the state changed."""
+    message = f"{volunteer.name} is no longer banned."
+    changed = change_state(volunteer, [Volunteer.State.BANNED], Volunteer.State.NEW, actor, message, "")
     if changed:
-        Volunteer.objects.filter(pk=volunteer.pk).update(right_in_a_row=0, wrong_in_a_row=0)
-        Share.objects.filter(volunteer=volunteer).update(failing=0.0, agreed=0, disagreed=0)
+        Volunteer.objects.filter(pk=volunteer.pk).update(agreements_in_a_row=0, mismatches_in_a_row=0)
+        volunteer.contributions.update(rejection_rate=0.0, agreed=0, disagreed=0)
         volunteer.refresh_from_db()
     return changed
 
 
 @transaction.atomic
-def change(
-    volunteer: Volunteer, to: Volunteer.State, since: list[Volunteer.State], by: str, sentence: str, why: str
+def change_state(
+    volunteer: Volunteer,
+    old: Collection[Volunteer.State],
+    new: Volunteer.State,
+    actor: str,
+    message: str,
+    reason: str,
 ) -> bool:
-    changed = Volunteer.objects.filter(pk=volunteer.pk, state__in=since).update(state=to, reason=why[:500])
+    """Change the state by a conditional UPDATE and record an event; return whether it changed."""
+    changed = Volunteer.objects.filter(pk=volunteer.pk, state__in=old).update(state=new, reason=reason[:500])
     if changed:
-        volunteer.state, volunteer.reason = to, why[:500]
-        Event.record(by, volunteer, sentence)
+        volunteer.state, volunteer.reason = new, reason[:500]
+        Event.record(actor, volunteer, message)
     return changed == 1

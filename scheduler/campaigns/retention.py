@@ -1,7 +1,6 @@
-"""Forgetting what is in no dataset: texts that were rejected, withdrawn or written for comparison, and empty sittings.
+"""Deletes old rows that no dataset needs: rejected, withdrawn and replica texts, released assignments, empty sessions.
 
-How many there were, and why, stays in the shares; who wrote what counts stays with the text. Leases stay as those of
-other jobs do: what nodes have given is summed from them.
+Contributions keep the counts. Leases stay: the sponsors' credit is summed from them.
 """
 
 from __future__ import annotations
@@ -15,34 +14,33 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from scheduler import transitions
+from scheduler.campaigns.models import Assignment, Rephrasing
 from scheduler.campaigns.sessions import KIND
-from scheduler.models import Handout, Job, Rephrasing
+from scheduler.models import Job
 
 logger = logging.getLogger(__name__)
 
-IN_ONE_STEP = 2_000
-GIVEN_UP = (Handout.State.BACK, Handout.State.REFUSED, Handout.State.VOID)
+ROWS_PER_BATCH = 2_000
 
 
-def forget_old(now: datetime | None = None) -> dict[str, int]:
-    """Forget whatever is due; return how many rows of what. Safe to run at any time."""
+def delete_expired(now: datetime | None = None) -> dict[str, int]:
+    """Delete rows older than REPHRASE_TEXT_DAYS; return how many of each kind. Idempotent."""
     due = (now or timezone.now()) - timedelta(days=settings.REPHRASE_TEXT_DAYS)
-    forgotten = {
-        "texts": forget(Rephrasing.objects.filter(at__lt=due).exclude(state=Rephrasing.State.ACCEPTED)),
-        "handouts": forget(Handout.objects.filter(state__in=GIVEN_UP, answered_at__lt=due, rephrasings=None)),
-        "sittings": forget(
-            Job.objects.filter(kind=KIND, state__in=transitions.FINAL_STATES, finished_at__lt=due, leases=None)
-        ),
-    }
-    if any(forgotten.values()):
-        logger.info("Forgot of the dataset swarm: %s", forgotten)
-    return forgotten
+    texts = Rephrasing.objects.exclude(state=Rephrasing.State.ACCEPTED).filter(created_at__lt=due)
+    ended = [Assignment.State.RELEASED, Assignment.State.REFUSED, Assignment.State.WITHDRAWN]
+    assignments = Assignment.objects.filter(state__in=ended, ended_at__lt=due, rephrasings=None)
+    sessions = Job.objects.filter(kind=KIND, state__in=transitions.FINAL_STATES, finished_at__lt=due, leases=None)
+    due_rows = {"texts": texts, "assignments": assignments, "sessions": sessions}
+    deleted = {name: delete_in_batches(rows) for name, rows in due_rows.items()}
+    if any(deleted.values()):
+        logger.info("Deleted from the dataset swarm: %s", deleted)
+    return deleted
 
 
-def forget(due: QuerySet[Any]) -> int:
-    """Delete these rows, some at a time, so that nobody waits for long; return how many."""
+def delete_in_batches(rows: QuerySet[Any]) -> int:
+    """Delete these rows in short transactions; return how many."""
     total = 0
-    while some := list(due.order_by().values_list("pk", flat=True)[:IN_ONE_STEP]):
-        due.model._base_manager.filter(pk__in=some).delete()
-        total += len(some)
+    while batch := list(rows.order_by().values_list("pk", flat=True)[:ROWS_PER_BATCH]):
+        rows.model.objects.filter(pk__in=batch).delete()
+        total += len(batch)
     return total

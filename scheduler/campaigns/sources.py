@@ -1,8 +1,8 @@
-"""Where a campaign's text is from: files, of this server or of a dataset on the Hub, read from any row on.
+"""Reads a campaign's source from any row on: files on this server, or the files of a dataset on the Hub.
 
-JSON lines, also compressed (`.jsonl`, `.json`, `.ndjson`, with `.gz`, `.xz`, `.zst`), Parquet, and plain text, which is
-one document a file. A dataset on the Hub is read file by file, as it is there: each is fetched whole, and forgotten
-when it has been read. Nothing of a dataset is ever executed.
+Formats: JSON lines, optionally compressed (`.jsonl`, `.json`, `.ndjson`, with `.gz`, `.xz`, `.zst`), Parquet, and plain
+text with one document per file. Files on the Hub are downloaded one at a time and deleted when they are read. No code
+of a dataset is executed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from urllib.parse import quote
 
 from django.conf import settings
 
+from scheduler.campaigns.models import Campaign
 from scheduler.hub import HubError, translate_errors
-from scheduler.models import Campaign
 
-LINES = (".jsonl", ".json", ".ndjson")
+JSON_LINES = (".jsonl", ".json", ".ndjson")
 TEXTS = (".txt", ".text", ".md")
 PARQUET = (".parquet",)
 COMPRESSED = (".gz", ".xz", ".zst")
-TIMEOUT = 20
-"""Seconds for the Hub's first answer."""
-ROWS_AT_ONCE = 200
+HUB_TIMEOUT = 20
+PARQUET_BATCH_ROWS = 200
 
 
 class SourceError(ValueError):
@@ -39,97 +38,102 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One record of the source. No text: there is none in it."""
+class SourceRow:
+    """One record of the source."""
 
     file: int
+    """Index in the campaign's files."""
     row: int
-    """In its file."""
+    """Row in the file."""
     name: str
-    """Of the document, for people."""
+    """Name of the document."""
     text: str | None
+    """None: the record is damaged or has no text."""
 
 
-def rows(campaign: Campaign) -> Generator[Row, None, None]:
-    """Yield what follows the campaign's cursor. Raise SourceError where it cannot be read."""
-    begin, row = campaign.cursor.get("file", 0), campaign.cursor.get("row", 0)
-    for number in range(begin, len(campaign.files)):
+def iterate_rows(campaign: Campaign) -> Generator[SourceRow, None, None]:
+    """Yield the rows after the campaign's cursor. Raise SourceError if a file cannot be read."""
+    first_file, first_row = campaign.cursor.get("file", 0), campaign.cursor.get("row", 0)
+    for number in range(first_file, len(campaign.files)):
         name = campaign.files[number]
-        path = fetched(campaign, name)
-        for index, text in records(path, name, row if number == begin else 0, campaign.text_field):
-            yield Row(number, index, f"{name}:{index}"[-200:], text)
-        forget(campaign, path)
+        path = fetch_file(campaign, name)
+        for row, text in read_file(path, name, first_row if number == first_file else 0, campaign.text_field):
+            yield SourceRow(number, row, f"{name}:{row}"[-200:], text)
+        if campaign.source == Campaign.Source.HUB:
+            path.unlink(missing_ok=True)
 
 
-# --- which files -----------------------------------------------------------------------------------------------------
+# --- file names ------------------------------------------------------------------------------------------------------
 
 
-def resolve(campaign: Campaign) -> tuple[list[str], str]:
-    """Return the files of the source, in order, and the revision that they are of. Raise SourceError."""
+def resolve_files(campaign: Campaign) -> tuple[list[str], str]:
+    """Return the files of the source in order, and their revision. Raise SourceError."""
     if campaign.source == Campaign.Source.HUB:
-        return on_the_hub(campaign)
-    return sorted(local(campaign.dataset)), ""
+        return find_hub_files(campaign)
+    return find_local_files(campaign.dataset), ""
 
 
-def local(pattern: str) -> list[str]:
-    """Return the names of files below REPHRASE_FILES."""
+def find_local_files(pattern: str) -> list[str]:
+    """Return the sorted names of matching files below REPHRASE_FILES. Raise SourceError if there are none."""
     root = Path(settings.REPHRASE_FILES).resolve()
     parts = Path(pattern).parts
     if not parts or Path(pattern).is_absolute() or ".." in parts:
         raise SourceError(f"{pattern!r} is not a glob below the folder of sources (REPHRASE_FILES).")
     found = [path for path in root.glob(pattern) if path.is_file() and root in path.resolve().parents]
-    names = [path.relative_to(root).as_posix() for path in found if readable(path.name)]
+    names = sorted(path.relative_to(root).as_posix() for path in found if is_supported(path.name))
     if not names:
-        raise SourceError(f"{pattern} matches no file that can be read below the folder of sources (REPHRASE_FILES).")
+        raise SourceError(f"{pattern} matches no supported file below the folder of sources (REPHRASE_FILES).")
     return names
 
 
-def readable(name: str) -> bool:
-    return plain_name(name).endswith((*LINES, *TEXTS)) or name.lower().endswith(PARQUET)
+def is_supported(name: str) -> bool:
+    return remove_compression_suffix(name).endswith((*JSON_LINES, *TEXTS)) or name.lower().endswith(PARQUET)
 
 
-def plain_name(name: str) -> str:
-    """Return the name in lower case without the ending of its compression."""
+def remove_compression_suffix(name: str) -> str:
+    """Return the name in lower case, without a suffix such as `.gz`."""
     name = name.lower()
     return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
 
 
-def on_the_hub(campaign: Campaign) -> tuple[list[str], str]:
-    """Return the files of a dataset's config and split, and the commit that its revision is now."""
+def find_hub_files(campaign: Campaign) -> tuple[list[str], str]:
+    """Return the files of a dataset's config and split, and the commit of its revision. Raise SourceError."""
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=settings.HUB_ENDPOINT, token=settings.HF_TOKEN or False)
     try:
         with translate_errors(campaign.dataset):
-            info = api.dataset_info(campaign.dataset, revision=campaign.revision or None, timeout=TIMEOUT)
+            info = api.dataset_info(campaign.dataset, revision=campaign.revision or None, timeout=HUB_TIMEOUT)
     except HubError as error:
         raise SourceError(str(error)) from error
-    names = sorted(file.rfilename for file in info.siblings or [] if readable(file.rfilename))
+    names = sorted(file.rfilename for file in info.siblings or [] if is_supported(file.rfilename))
     card: Any = info.card_data
     configs = (card.to_dict().get("configs") if card else None) or []
-    chosen = of_split(names, configs, campaign.config, campaign.split)
-    if not chosen:
-        what = f"config {campaign.config or 'default'}, split {campaign.split or 'train'}"
-        raise SourceError(f"{campaign.dataset} has no files of {what} that can be read here.")
-    return chosen, str(info.sha)
+    selected = select_split_files(names, configs, campaign.config, campaign.split or "train")
+    if not selected:
+        wanted = f"config {campaign.config or 'default'}, split {campaign.split or 'train'}"
+        raise SourceError(f"{campaign.dataset} has no supported files of {wanted}.")
+    return selected, str(info.sha)
 
 
-def of_split(names: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str, split: str) -> list[str]:
-    """Return the files of a config and a split: as the dataset's card says, otherwise by their names.
+def select_split_files(
+    names: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str, split: str
+) -> list[str]:
+    """Return the files of a config and a split, by the dataset's card or else by their names.
 
-    What the card may say: https://huggingface.co/docs/hub/datasets-manual-configuration
+    `configs`: of the card, see https://huggingface.co/docs/hub/datasets-manual-configuration
     """
-    split = split or "train"
-    for told in configs:
-        if told.get("config_name") == (config or "default") or (not config and told.get("default")):
-            return [name for name in names if any(fnmatch.fnmatch(name, glob) for glob in globs(told, split))]
+    for entry in configs:
+        if entry.get("config_name") == (config or "default") or (not config and entry.get("default")):
+            globs = get_split_globs(entry, split)
+            return [name for name in names if any(fnmatch.fnmatch(name, glob) for glob in globs)]
     inside = [name for name in names if not config or name.startswith(f"{config}/")]
     return [name for name in inside if split in name] or (inside if split == "train" else [])
 
 
-def globs(told: Mapping[str, Any], split: str) -> list[str]:
-    """Return the globs of a config's split; one that names no splits is all train."""
-    files = told.get("data_files") or []
+def get_split_globs(config: Mapping[str, Any], split: str) -> list[str]:
+    """Return the globs of a split; a config without splits is all train."""
+    files = config.get("data_files") or []
     if isinstance(files, str):
         files = [files]
     if files and isinstance(files[0], str):
@@ -142,79 +146,73 @@ def globs(told: Mapping[str, Any], split: str) -> list[str]:
     return found
 
 
-# --- what is in them -------------------------------------------------------------------------------------------------
+# --- file contents ---------------------------------------------------------------------------------------------------
 
 
-def folder_of(campaign: Campaign) -> Path:
+def get_download_folder(campaign: Campaign) -> Path:
     return Path(settings.HOME) / "sources" / str(campaign.pk)
 
 
-def fetched(campaign: Campaign, name: str) -> Path:
-    """Return where a file of the source lies on this disk."""
+def fetch_file(campaign: Campaign, name: str) -> Path:
+    """Return the path of a source file on this disk; download it if needed."""
     if campaign.source == Campaign.Source.FILES:
         return Path(settings.REPHRASE_FILES) / name
-    path = folder_of(campaign) / name
+    path = get_download_folder(campaign) / name
     if not path.exists():
-        download(campaign, name, path)
+        download_file(campaign, name, path)
     return path
 
 
-def download(campaign: Campaign, name: str, path: Path) -> None:
-    """Fetch a file of a dataset on the Hub: whole, or not there."""
+def download_file(campaign: Campaign, name: str, path: Path) -> None:
+    """Download a file of a Hub dataset, completely or not at all."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    address = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
-    aside = path.with_name(f".{path.name}.part")
-    aside.parent.mkdir(parents=True, exist_ok=True)
+    url = f"{settings.HUB_ENDPOINT}/datasets/{campaign.dataset}/resolve/{campaign.revision}/{quote(name)}"
+    partial = path.with_name(f".{path.name}.part")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with translate_errors(campaign.dataset), aside.open("wb") as file:
-            http_get(address, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
-        aside.rename(path)
+        with translate_errors(campaign.dataset), partial.open("wb") as file:
+            http_get(url, file, headers=build_hf_headers(token=settings.HF_TOKEN or False))
+        partial.rename(path)
     except HubError as error:
         raise SourceError(str(error)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def forget(campaign: Campaign, path: Path) -> None:
-    """A file has been read to its end: what was fetched may go."""
-    if campaign.source == Campaign.Source.HUB:
-        path.unlink(missing_ok=True)
+def delete_downloads(campaign: Campaign) -> None:
+    shutil.rmtree(get_download_folder(campaign), ignore_errors=True)
 
 
-def forget_all(campaign: Campaign) -> None:
-    shutil.rmtree(folder_of(campaign), ignore_errors=True)
-
-
-def records(path: Path, name: str, start: int, field: str) -> Iterator[tuple[int, str | None]]:
-    """Yield the texts of a file from a row on, each with its number."""
+def read_file(path: Path, name: str, start: int, field: str) -> Iterator[tuple[int, str | None]]:
+    """Yield row number and text of a file's rows, from row `start` on. Raise SourceError if it cannot be read."""
     try:
         if name.lower().endswith(PARQUET):
-            yield from of_parquet(path, start, field)
-        elif plain_name(name).endswith(TEXTS):
+            yield from read_parquet(path, start, field)
+        elif remove_compression_suffix(name).endswith(TEXTS):
             if start == 0:
-                with opened(path) as file:
+                with open_compressed(path) as file:
                     yield 0, file.read().decode("utf-8", "replace")
         else:
-            yield from of_lines(path, start, field)
+            yield from read_json_lines(path, start, field)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"{name} is damaged or cut short: {error}") from error
+        raise SourceError(f"{name} is damaged or truncated: {error}") from error
     except (OSError, ValueError) as error:
         raise SourceError(f"{name} cannot be read: {error}") from error
 
 
-def of_lines(path: Path, start: int, field: str) -> Iterator[tuple[int, str | None]]:
-    with opened(path) as file:
+def read_json_lines(path: Path, start: int, field: str) -> Iterator[tuple[int, str | None]]:
+    with open_compressed(path) as file:
         for number, line in enumerate(file):
             if number >= start and line.strip():
-                yield number, of_line(line, field)
+                yield number, parse_line(line, field)
 
 
-def of_line(line: bytes, field: str) -> str | None:
-    """Return the text of one line; None where the line is damaged or has none: that is one row, not all of them."""
+def parse_line(line: bytes, field: str) -> str | None:
+    """Return the text of a JSON line; None if the line is damaged or has no text."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -223,22 +221,22 @@ def of_line(line: bytes, field: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file for reading what it holds."""
-    ending = path.suffix.lower()
-    if ending == ".gz":
+def open_compressed(path: Path) -> IO[bytes]:
+    """Open a file for reading, decompressed by its suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
         return io.BufferedReader(gzip.open(path, "rb"))
-    if ending == ".xz":
+    if suffix == ".xz":
         return lzma.open(path, "rb")
-    if ending == ".zst":
+    if suffix == ".zst":
         import pyarrow
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
     return path.open("rb")
 
 
-def of_parquet(path: Path, start: int, field: str) -> Iterator[tuple[int, str | None]]:
-    """Yield from a row on; groups of rows that lie before it are not read."""
+def read_parquet(path: Path, start: int, field: str) -> Iterator[tuple[int, str | None]]:
+    """Yield rows from `start` on, without reading the row groups before it."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
@@ -249,7 +247,7 @@ def of_parquet(path: Path, start: int, field: str) -> Iterator[tuple[int, str | 
             size = file.metadata.row_group(group).num_rows
             if first + size > start:
                 number = first
-                for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[field]):
+                for batch in file.iter_batches(PARQUET_BATCH_ROWS, row_groups=[group], columns=[field]):
                     for text in batch.column(0).to_pylist():
                         if number >= start:
                             yield number, text if isinstance(text, str) else None

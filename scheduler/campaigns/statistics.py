@@ -1,31 +1,32 @@
-"""A campaign as plain data, for pages and the API: each function a constant number of queries, however large it is."""
+"""Computes a campaign's progress, contributors, samples and rejections for pages and the API.
+
+Each function makes a constant number of queries, however large the campaign is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
-from scheduler.campaigns import dataset, packet_orders
-from scheduler.models import Campaign, Handout, Lease, Packet, Rephrasing, Share, Volunteer
+from scheduler.campaigns import messages
+from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
+from scheduler.models import Lease
 from trainer.rephrase.checks import REASONS
 
 RATE_WINDOW = timedelta(minutes=5)
-"""Over which speeds are measured."""
+"""Window of the speeds."""
 
 
 @dataclass(frozen=True)
-class Totals:
-    """How far a campaign is."""
-
+class CampaignProgress:
     documents_read: int
     packets: int
-    """Made of them so far."""
+    """Packets created so far."""
     done: int
     waiting: int
     held: int
@@ -33,168 +34,132 @@ class Totals:
     texts: int
     """Accepted outputs."""
     tokens: int
-    """Of these."""
+    """Tokens of the accepted outputs."""
     rejected: int
     withdrawn: int
     volunteers: int
-    """Who have handed something in."""
+    """Volunteers who have submitted a packet."""
     volunteers_now: int
-    """Who hold packets."""
+    """Volunteers who hold packets."""
     tokens_per_second: float
     packets_per_second: float
     seconds_left: float | None
-    """At the present speed; None where nobody works, or nobody knows how much there is."""
+    """At the current speed; None: unknown."""
     share: float | None
-    """Of all there is to do, 0 to 1; None where nobody knows."""
+    """Finished part of the campaign, 0 to 1; None: unknown."""
 
 
-def totals(campaign: Campaign, now: datetime | None = None) -> Totals:
-    """Six queries."""
+def compute_progress(campaign: Campaign, now: datetime | None = None) -> CampaignProgress:
+    """Return the campaign's progress. Makes five queries."""
     now = now or timezone.now()
-    by_state = dict(
-        campaign.packets.filter(state__in=[Packet.State.WAITING, Packet.State.HELD, Packet.State.ASIDE])
-        .values_list("state")
-        .annotate(count=Count("pk"))
-        .order_by()
-    )
-    waiting, held, aside = (by_state.get(state, 0) for state in ("waiting", "held", "aside"))
-    done = campaign.packets_made - waiting - held - aside
-    sums = campaign.shares.aggregate(
+    states = [Packet.State.WAITING, Packet.State.ASSIGNED, Packet.State.SET_ASIDE]
+    packets = campaign.packets.filter(state__in=states).order_by()
+    counts: Counter[str] = Counter(dict(packets.values_list("state").annotate(Count("pk"))))
+    over = campaign.packet_count - counts[Packet.State.WAITING] - counts[Packet.State.ASSIGNED]
+    sums = campaign.contributions.aggregate(
         texts=Sum("accepted", default=0),
         tokens=Sum("tokens", default=0),
         rejected=Sum("rejected", default=0),
         withdrawn=Sum("withdrawn", default=0),
         volunteers=Count("pk", filter=Q(packets__gt=0)),
     )
-    tokens_a_second, packets_a_second = speeds(campaign, now)
-    share = progress(campaign, done + aside)
-    left = None if share is None or not share else (done + aside) / share - (done + aside)
-    return Totals(
+    tokens_per_second, packets_per_second = measure_speed(campaign, now)
+    share = compute_finished_share(campaign, over)
+    seconds_left = (over / share - over) / packets_per_second if share and packets_per_second else None
+    active = Assignment.objects.filter(state=Assignment.State.ACTIVE, lease__state=Lease.State.ACTIVE)
+    here = active.filter(lease__job__rephrase_session__campaign=campaign)
+    return CampaignProgress(
         documents_read=campaign.rows_read,
-        packets=campaign.packets_made,
-        done=done,
-        waiting=waiting,
-        held=held,
-        aside=aside,
-        volunteers_now=volunteers_now(campaign),
-        tokens_per_second=tokens_a_second,
-        packets_per_second=packets_a_second,
-        seconds_left=left / packets_a_second if left is not None and packets_a_second else None,
+        packets=campaign.packet_count,
+        done=over - counts[Packet.State.SET_ASIDE],
+        waiting=counts[Packet.State.WAITING],
+        held=counts[Packet.State.ASSIGNED],
+        aside=counts[Packet.State.SET_ASIDE],
+        volunteers_now=here.values("volunteer").distinct().count(),
+        tokens_per_second=tokens_per_second,
+        packets_per_second=packets_per_second,
+        seconds_left=seconds_left,
         share=share,
         **sums,
     )
 
 
-def progress(campaign: Campaign, over: int) -> float | None:
-    """Return the share that is over: known when all is read, before that a guess by the files that are."""
-    if campaign.packets_made == 0:
-        return 1.0 if campaign.exhausted else None
-    if campaign.exhausted:
-        return over / campaign.packets_made
-    files = int(campaign.cursor.get("file", 0))
-    read = files / len(campaign.files) if campaign.files else 0.0
-    return read * over / campaign.packets_made if read else None
+def compute_finished_share(campaign: Campaign, over: int) -> float | None:
+    """Return the finished share; before the source is read to its end, an estimate by its files."""
+    if campaign.packet_count == 0:
+        return 1.0 if campaign.is_exhausted else None
+    if campaign.is_exhausted:
+        return over / campaign.packet_count
+    read = campaign.cursor.get("file", 0) / len(campaign.files) if campaign.files else 0.0
+    return read * over / campaign.packet_count if read else None
 
 
-def speeds(campaign: Campaign, now: datetime) -> tuple[float, float]:
-    """Return accepted tokens and packets a second, of the last minutes."""
-    lately = Rephrasing.objects.filter(
-        campaign=campaign, at__gt=now - RATE_WINDOW, at__lte=now, state=Rephrasing.State.ACCEPTED
-    ).aggregate(tokens=Sum("tokens", default=0), packets=Count("packet", distinct=True))
-    begun = campaign.started_at or now
-    seconds = max(min((now - begun).total_seconds(), RATE_WINDOW.total_seconds()), 1.0)
-    return lately["tokens"] / seconds, lately["packets"] / seconds
+def measure_speed(campaign: Campaign, now: datetime) -> tuple[float, float]:
+    """Return accepted tokens and packets per second in the last minutes."""
+    window = {"created_at__gt": now - RATE_WINDOW, "created_at__lte": now}
+    recent = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, **window)
+    sums = recent.aggregate(tokens=Sum("tokens", default=0), packets=Count("packet", distinct=True))
+    seconds = min(now - (campaign.started_at or now), RATE_WINDOW).total_seconds()
+    return sums["tokens"] / max(seconds, 1.0), sums["packets"] / max(seconds, 1.0)
 
 
-def volunteers_now(campaign: Campaign) -> int:
-    holding = Handout.objects.filter(state=Handout.State.HELD, lease__state=Lease.State.ACTIVE)
-    return holding.filter(lease__job__sitting__campaign=campaign).values("volunteer").distinct().count()
-
-
-def leaderboard(campaign: Campaign, limit: int = 50) -> list[dict[str, Any]]:
-    """Return who wrote most. Who has not signed in is shown by a number. One query."""
-    best = campaign.shares.filter(accepted__gt=0).select_related("volunteer__user").order_by("-tokens", "pk")
-    good = best.exclude(volunteer__state=Volunteer.State.BARRED)
+def list_contributors(campaign: Campaign, limit: int = 50) -> list[dict[str, Any]]:
+    """Return the volunteers with most tokens; those without an account by number. Makes one query."""
+    contributions = campaign.contributions.filter(accepted__gt=0).exclude(volunteer__state=Volunteer.State.BANNED)
     return [
         {
-            "name": share.volunteer.name if share.volunteer.user_id else f"Volunteer {share.volunteer_id}",
-            "signed_in": share.volunteer.user_id is not None,
-            "packets": share.packets,
-            "texts": share.accepted,
-            "tokens": share.tokens,
-            "accepted_share": share.accepted / max(share.accepted + share.rejected, 1),
-            "known": share.volunteer.state == Volunteer.State.KNOWN,
-            "last_at": share.last_at,
+            "name": row.volunteer.name if row.volunteer.user_id else f"Volunteer {row.volunteer_id}",
+            "packets": row.packets,
+            "texts": row.accepted,
+            "tokens": row.tokens,
+            "accepted_share": row.accepted / (row.accepted + row.rejected),
+            "is_trusted": row.volunteer.state == Volunteer.State.TRUSTED,
         }
-        for share in good[:limit]
+        for row in contributions.select_related("volunteer").order_by("-tokens", "pk")[:limit]
     ]
 
 
-def samples(campaign: Campaign, limit: int = 8) -> list[dict[str, Any]]:
-    """Return the latest accepted texts, each beside its source. One query."""
-    latest = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED).select_related("packet")
+def list_samples(campaign: Campaign, limit: int = 8) -> list[dict[str, Any]]:
+    """Return the latest accepted texts, each with its source. Makes one query."""
+    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED)
+    latest = accepted.exclude(volunteer__state=Volunteer.State.BANNED).order_by("-created_at", "-pk")
     return [
         {
             "document": row.packet.document,
             "chunk": row.chunk,
             "style": row.style,
-            "source": packet_orders.source(row.packet, row.chunk),
+            "source": messages.get_source_text(row.packet, row.chunk),
             "text": row.text,
         }
-        for row in latest.exclude(volunteer__state=Volunteer.State.BARRED).order_by("-at", "-pk")[:limit]
+        for row in latest.select_related("packet")[:limit]
     ]
 
 
-def rejections(campaign: Campaign) -> list[dict[str, Any]]:
-    """Return how often what was wrong, commonest first, each with its sentence. One query."""
-    counts: dict[str, int] = {}
-    for reasons in campaign.shares.values_list("reasons", flat=True):
-        for reason, count in reasons.items():
-            counts[reason] = counts.get(reason, 0) + count
+def list_rejections(campaign: Campaign) -> list[dict[str, Any]]:
+    """Return the reasons of rejected outputs, most frequent first. Makes one query."""
+    counts: Counter[str] = Counter()
+    for reasons in campaign.contributions.values_list("rejection_reasons", flat=True):
+        counts.update(reasons)
     return [
         {"reason": reason, "sentence": REASONS.get(reason, reason), "outputs": count}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def files(campaign: Campaign) -> list[dict[str, Any]]:
-    """Return what of a campaign can be downloaded from this site, the manifest first; nothing before the first shard.
-
-    Each has its `name` in the dataset and its `address` here; shards have `bytes`, `rows` and `sha256` as well. One
-    query.
-    """
-    shards: list[dict[str, Any]] = [
-        {"name": shard.name, "bytes": shard.blob.size, "rows": shard.rows, "sha256": shard.blob.sha256}
-        for shard in dataset.shards(campaign)
-        if shard.blob
-    ]
-    beside: list[dict[str, Any]] = (
-        [{"name": name} for name in (dataset.MANIFEST, dataset.CARD, dataset.SET_ASIDE)] if shards else []
-    )
-    root = f"{settings.SITE_URL}{campaign.get_absolute_url()}files/"
-    return [{**row, "address": f"{root}{row['name']}"} for row in (*beside, *shards)]
-
-
-def shelf() -> list[dict[str, Any]]:
-    """Return all campaigns that have begun, newest first, each with how far it is. Three queries."""
-    begun = list(Campaign.objects.exclude(state=Campaign.State.DRAFT).defer("files"))
-    left: Mapping[int, int] = dict(
-        Packet.objects.filter(campaign__in=begun, state__in=[Packet.State.WAITING, Packet.State.HELD])
-        .values_list("campaign")
-        .annotate(count=Count("pk"))
-        .order_by()
-    )
-    shares = Share.objects.filter(campaign__in=begun).order_by().values_list("campaign")
-    sums: dict[int, tuple[int, int, int]] = {
-        pk: (texts, tokens, volunteers)
-        for pk, texts, tokens, volunteers in shares.annotate(Sum("accepted"), Sum("tokens"), Count("pk"))
-    }
+def list_campaigns() -> list[dict[str, Any]]:
+    """Return the campaigns that have started, newest first, each with its counts. Makes three queries."""
+    campaigns = list(Campaign.objects.exclude(state=Campaign.State.DRAFT).defer("files"))
+    unfinished = Packet.objects.filter(state__in=[Packet.State.WAITING, Packet.State.ASSIGNED], campaign__in=campaigns)
+    left = dict(unfinished.order_by().values_list("campaign").annotate(Count("pk")))
+    contributions = Contribution.objects.filter(campaign__in=campaigns).order_by().values_list("campaign")
+    rows = contributions.annotate(Sum("accepted"), Sum("tokens"), Count("pk"))
+    sums = {pk: counts for pk, *counts in rows}
     return [
         {
-            "campaign": one,
-            "packets": one.packets_made,
-            "over": one.packets_made - left.get(one.pk, 0),
-            **dict(zip(("texts", "tokens", "volunteers"), sums.get(one.pk, (0, 0, 0)), strict=True)),
+            "campaign": campaign,
+            "packets": campaign.packet_count,
+            "over": campaign.packet_count - left.get(campaign.pk, 0),
+            **dict(zip(("texts", "tokens", "volunteers"), sums.get(campaign.pk, (0, 0, 0)), strict=True)),
         }
-        for one in begun
+        for campaign in campaigns
     ]

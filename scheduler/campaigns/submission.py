@@ -1,331 +1,338 @@
-"""Taking packets in: everything that a volunteer says is looked at again, by the same checks, before anything counts.
+"""Checks submitted packets with the same checks as the volunteer's side, and records the results.
 
-A result counts once, for the lease that holds its packet: what is sent again gets the answer that it got, what
-somebody else replays gets none. The texts are judged before the transaction, which only writes.
+A result counts once, under the lease that holds its packet. A repeated submission gets the same verdict; a result that
+another lease replays gets none. The texts are checked before the transaction, which only writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from django.db import transaction
 from django.utils import timezone
 
-from scheduler.campaigns import packet_orders, release, reputation
-from scheduler.campaigns.assignment import campaign_of
-from scheduler.campaigns.packet_orders import Pair
-from scheduler.models import Campaign, Handout, Lease, Packet, Rephrasing, Share, Volunteer
+from scheduler.campaigns import messages, release, reputation
+from scheduler.campaigns.messages import OutputKey
+from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
+from scheduler.campaigns.sessions import get_campaign
+from scheduler.models import Lease
 from scheduler.node_api import uploads
 from trainer import protocol
 from trainer.rephrase import checks
 from trainer.rephrase.checks import similarity
 
-ALIKE = 0.2
-"""Cosine of character 3-grams of two texts in one style of one chunk, at least: as far as "easy" may be from its
-source. A guess."""
-AGREEING = 0.6
-"""Share of a packet's outputs on which two volunteers have to agree."""
+MIN_SIMILARITY = 0.2
+"""Cosine of character 3-grams of two texts for one chunk and style; also the limit for "easy" texts. A guess."""
+MIN_AGREEMENT = 0.6
+"""Share of a packet's outputs on which two volunteers must agree."""
 DUPLICATE = "duplicate"
-TOO_LONG = "prompt_too_long"
-"""A volunteer's own word, and honest: it counts for nobody's failing."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a campaign's results are judged by."""
-
-    campaign: Campaign
-    order: protocol.RephraseOrder
-    thresholds: Mapping[str, checks.Thresholds]
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Reported by the volunteer, who is not to blame."""
 
 
 @dataclass
-class Judged:
-    """A result that was looked at, before it counts."""
+class CheckedPacket:
+    """A submitted packet with the results of the checks, not yet recorded."""
 
-    handout: Handout
+    assignment: Assignment
     result: protocol.RephrasedPacket
     refusals: tuple[str, ...] = ()
-    outputs: dict[Pair, checks.CheckResult] = field(default_factory=dict)
+    """Why the packet as a whole is refused."""
+    outputs: dict[OutputKey, checks.CheckResult] = field(default_factory=dict)
 
     @property
     def is_work(self) -> bool:
-        """Whether it counts; otherwise it is only compared, and may well be what another wrote word for word."""
-        return self.handout.purpose == Handout.Purpose.WORK
+        """Whether the texts count. Otherwise they are compared only, and may equal another volunteer's."""
+        return self.assignment.purpose == Assignment.Purpose.WORK
 
     @property
-    def accepted(self) -> set[Pair]:
-        return {pair for pair, judgement in self.outputs.items() if judgement.accepted}
-
-    def reject(self, pair: Pair, reason: str) -> None:
-        self.outputs[pair] = replace(self.outputs[pair], accepted=False, reasons=(reason,))
+    def accepted(self) -> set[OutputKey]:
+        return {key for key, output in self.outputs.items() if output.accepted}
 
 
-def submit(lease: Lease, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
-    """Take in a batch; return a verdict for each. Raise Over when the lease has ended."""
-    campaign, volunteer = campaign_of(lease), reputation.volunteer_of(lease.node)
+def submit_packets(lease: Lease, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
+    """Check and record a batch; return a verdict for each packet. Raise LeaseEndedError if the lease has ended."""
+    campaign, volunteer = get_campaign(lease), reputation.get_volunteer(lease.node)
     ids = {result.packet for result in message.results}
-    handouts = Handout.objects.filter(lease=lease, packet__in=ids).select_related("packet")
-    mine = {handout.packet_id: handout for handout in handouts}
-    judged: dict[int, Judged] = {}
-    if volunteer.state != Volunteer.State.BARRED:
-        rules = Rules(campaign, packet_orders.order(campaign), checks.merge_thresholds(campaign.thresholds))
-        for result in message.results:
-            handout = mine.get(result.packet)
-            if handout is not None and handout.state == Handout.State.HELD and result.packet not in judged:
-                judged[result.packet] = look(handout, result, rules)
-        reject_duplicates([one for one in judged.values() if one.is_work], campaign)
-    counted = count(lease, campaign, volunteer, judged) if judged else set()
-    told = {pk: verdict(judged[pk]) for pk in counted}
-    told |= remembered([handout for pk, handout in mine.items() if pk not in counted])
+    rows = Assignment.objects.filter(lease=lease, packet__in=ids).select_related("packet")
+    assignments = {row.packet_id: row for row in rows}
+    checked: dict[int, CheckedPacket] = {}
+    if volunteer.state != Volunteer.State.BANNED:
+        checked = check_results(message.results, assignments, campaign)
+    recorded = record_packets(lease, campaign, volunteer, checked) if checked else set()
+    verdicts = {pk: build_verdict(checked[pk]) for pk in recorded}
+    verdicts |= load_verdicts([row for pk, row in assignments.items() if pk not in recorded])
     gone = (protocol.PacketVerdict(packet=result.packet, state="gone") for result in message.results)
-    return protocol.SubmitPacketsReply(verdicts=tuple(told.get(verdict.packet, verdict) for verdict in gone))
+    return protocol.SubmitPacketsReply(verdicts=tuple(verdicts.get(verdict.packet, verdict) for verdict in gone))
 
 
-# --- looking ---------------------------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def look(handout: Handout, result: protocol.RephrasedPacket, rules: Rules) -> Judged:
-    """Judge a result by its envelope, then each of its outputs by its text."""
-    packet = handout.packet
-    given = list(packet_orders.chunks(packet, packet_orders.wanted(packet, rules.campaign, handout.purpose)))
-    judged = Judged(handout, result, checks.check_envelope(result, given, rules.order))
-    if not judged.refusals:
-        for output in result.outputs:
-            judged.outputs[pair_of(output)] = judge(output, packet_orders.source(packet, output.chunk), rules)
-    return judged
-
-
-def judge(output: protocol.RephraseOutput, source: str, rules: Rules) -> checks.CheckResult:
-    if output.ended == "none":
-        trouble = output.trouble if output.trouble in checks.REASONS else "empty"
-        return checks.CheckResult(False, (trouble,))
-    language = rules.campaign.language
-    return checks.check_output(
-        source, output.style, output.text, ended=output.ended, language=language, thresholds=rules.thresholds
-    )
-
-
-def reject_duplicates(judged: Sequence[Judged], campaign: Campaign) -> None:
-    """Reject what was written before, by anybody, and what comes twice in the batch. One query."""
-    keys = {(index, pair): one.outputs[pair].key for index, one in enumerate(judged) for pair in sorted(one.accepted)}
-    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED)
-    seen = set(accepted.filter(key__in=set(keys.values())).values_list("key", flat=True)) if keys else set()
-    for (index, pair), key in keys.items():
-        if key in seen:
-            judged[index].reject(pair, DUPLICATE)
-        seen.add(key)
-
-
-# --- counting --------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def count(lease: Lease, campaign: Campaign, volunteer: Volunteer, judged: Mapping[int, Judged]) -> set[int]:
-    """Let results count; return those packets whose did: the lease still held them."""
-    uploads.lock_active_lease(lease)
-    packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=judged).order_by("pk").in_bulk()
-    held = Handout.objects.select_for_update(no_key=True).filter(
-        lease=lease, packet__in=judged, state=Handout.State.HELD
-    )
-    still = sorted(held.values_list("packet_id", flat=True))
-    if not still:
-        return set()
-    now = timezone.now()
-    taken = [judged[pk] for pk in still if not judged[pk].refusals]
-    refused = [judged[pk] for pk in still if judged[pk].refusals]
-    work = [one for one in taken if one.is_work]
-    compared = [one for one in taken if not one.is_work]
-    others = written_by_others(compared, volunteer)
-    people = People(campaign, volunteer, {row.volunteer_id for texts in others.values() for row in texts})
-    refuse(refused, now)
-    settle_work(work, packets, campaign)
-    for one in compared:
-        compare(one, packets[one.handout.packet_id], others[one.handout.packet_id], people)
-    Rephrasing.objects.bulk_create(row for one in taken for row in rows(one, campaign, volunteer, now))
-    mine = Handout.objects.filter(pk__in=[one.handout.pk for one in taken])
-    mine.update(state=Handout.State.TAKEN, answered_at=now)
-    note(people.share, taken, refused, now)
-    people.settle()
-    return set(still)
-
-
-class People:
-    """The volunteer who hands in and those whose work is compared: their rows, locked in one order for everybody."""
-
-    def __init__(self, campaign: Campaign, volunteer: Volunteer, others: Collection[int]) -> None:
-        everybody = {volunteer.pk, *others}
-        Share.objects.get_or_create(campaign=campaign, volunteer=volunteer)
-        locked = Volunteer.objects.select_for_update(no_key=True).filter(pk__in=everybody).order_by("pk")
-        self.volunteers = locked.in_bulk()
-        shares = (
-            Share.objects.select_for_update(no_key=True)
-            .filter(campaign=campaign, volunteer__in=everybody)
-            .order_by("pk")
-        )
-        self.shares = {share.volunteer_id: share for share in shares}
-        self.volunteer, self.share = self.volunteers[volunteer.pk], self.shares[volunteer.pk]
-
-    def compared(self, pk: int, agrees: bool, *, answer_is_known: bool) -> None:
-        reputation.compared(self.volunteers[pk], self.shares[pk], agrees, answer_is_known=answer_is_known)
-
-    def settle(self) -> None:
-        for pk, share in self.shares.items():
-            share.save()
-            reputation.settle(self.volunteers[pk], share)
-
-
-def refuse(refused: Sequence[Judged], now: datetime) -> None:
-    """Let others have the packets that came back made with something else."""
-    release.back([one.handout for one in refused])
-    for one in refused:
-        Handout.objects.filter(pk=one.handout.pk).update(
-            state=Handout.State.REFUSED, reasons=list(one.refusals), answered_at=now
-        )
-
-
-def rows(judged: Judged, campaign: Campaign, volunteer: Volunteer, now: datetime) -> Iterable[Rephrasing]:
-    """Yield what is kept of a result: every output, with whose it is and what was said of it."""
-    good = Rephrasing.State.ACCEPTED if judged.is_work else Rephrasing.State.SPARE
-    for output in judged.result.outputs:
-        judgement = judged.outputs[output.chunk, output.style]
-        yield Rephrasing(
-            campaign=campaign,
-            packet_id=judged.handout.packet_id,
-            handout=judged.handout,
-            volunteer=volunteer,
-            chunk=output.chunk,
-            style=output.style,
-            state=good if judgement.accepted else Rephrasing.State.REJECTED,
-            reasons=list(judgement.reasons),
-            text=judgement.text,
-            sha256=output.sha256 if judgement.text == output.text else packet_orders.sha256(judgement.text),
-            source_sha256=output.source_sha256,
-            key=judgement.key,
-            tokens=output.tokens,
-            back_end=judged.result.back_end,
-            at=now,
-        )
-
-
-def settle_work(taken: Sequence[Judged], packets: Mapping[int, Packet], campaign: Campaign) -> None:
-    """Note what the packets still lack: nothing, something for another try, or something that will not come."""
-    done, opened = [], []
-    for one in taken:
-        packet = packets[one.handout.packet_id]
-        reasons = {pair: list(judgement.reasons) for pair, judgement in one.outputs.items()}
-        left = [pair for pair in packet_orders.lacking(packet, campaign) if pair not in one.accepted]
-        if not left:
-            done.append(packet.pk)
-            if packet.second == Packet.Second.LATER:
-                opened.append(packet.pk)
+def check_results(
+    results: Iterable[protocol.RephrasedPacket], assignments: Mapping[int, Assignment], campaign: Campaign
+) -> dict[int, CheckedPacket]:
+    """Check the results that have an active assignment, each packet once."""
+    order, thresholds = messages.build_order(campaign), checks.merge_thresholds(campaign.thresholds)
+    checked: dict[int, CheckedPacket] = {}
+    for result in results:
+        assignment = assignments.get(result.packet)
+        if assignment is None or assignment.state != Assignment.State.ACTIVE or result.packet in checked:
             continue
-        packet.lacking = [[*pair, reasons.get(pair, [])] for pair in left]
-        packet.tries += 1
-        packet.state = Packet.State.ASIDE if packet.tries >= campaign.tries else Packet.State.WAITING
-        packet.save(update_fields=["lacking", "tries", "state"])
-    Packet.objects.filter(pk__in=done).update(state=Packet.State.DONE, lacking=[])
-    Packet.objects.filter(pk__in=opened).update(second=Packet.Second.WANTED)
+        chunks = messages.build_chunks(assignment.packet, campaign, assignment.purpose)
+        packet = CheckedPacket(assignment, result, checks.check_envelope(result, list(chunks), order))
+        if not packet.refusals:
+            for output in result.outputs:
+                source = messages.get_source_text(assignment.packet, output.chunk)
+                packet.outputs[get_key(output)] = check_output(output, source, campaign.language, thresholds)
+        checked[result.packet] = packet
+    reject_duplicates([packet for packet in checked.values() if packet.is_work], campaign)
+    return checked
 
 
-def note(share: Share, taken: Sequence[Judged], refused: Sequence[Judged], now: datetime) -> None:
-    """Count what came in."""
-    share.packets += len(taken) + len(refused)
-    share.refused += len(refused)
-    share.last_at = now
-    for one in taken:
-        accepted = one.accepted
-        bad = [judgement for judgement in one.outputs.values() if not judgement.accepted]
-        for judgement in bad:
-            for reason in judgement.reasons[:1]:
-                share.reasons[reason] = share.reasons.get(reason, 0) + 1
-        if one.is_work:
-            share.accepted += len(accepted)
-            share.tokens += sum(output.tokens for output in one.result.outputs if pair_of(output) in accepted)
-        share.rejected += len(bad)
-        own_fault = sum(TOO_LONG not in judgement.reasons for judgement in bad)
-        reputation.fails(share, len(one.outputs), own_fault)
-    for one in refused:
-        outputs = len(one.result.outputs) or 1
-        reputation.fails(share, outputs, outputs)
+def check_output(
+    output: protocol.RephraseOutput, source: str, language: str, thresholds: Mapping[str, checks.Thresholds]
+) -> checks.CheckResult:
+    if output.ended == "none":
+        return checks.CheckResult(False, (output.trouble if output.trouble in checks.REASONS else "empty",))
+    return checks.check_output(
+        source, output.style, output.text, ended=output.ended, language=language, thresholds=thresholds
+    )
 
 
-def pair_of(output: protocol.RephraseOutput) -> Pair:
+def reject_duplicates(packets: Sequence[CheckedPacket], campaign: Campaign) -> None:
+    """Reject texts that were accepted before or come twice in the batch."""
+    outputs = [(packet, key) for packet in packets for key in sorted(packet.accepted)]
+    if not outputs:
+        return
+    keys = {packet.outputs[key].key for packet, key in outputs}
+    accepted = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, duplicate_key__in=keys)
+    seen = set(accepted.values_list("duplicate_key", flat=True))
+    for packet, key in outputs:
+        output = packet.outputs[key]
+        if output.key in seen:
+            packet.outputs[key] = replace(output, accepted=False, reasons=(DUPLICATE,))
+        seen.add(output.key)
+
+
+def get_key(output: protocol.RephraseOutput) -> OutputKey:
     return output.chunk, output.style
 
 
-# --- comparing -------------------------------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
-def written_by_others(compared: Sequence[Judged], volunteer: Volunteer) -> dict[int, list[Rephrasing]]:
-    """Return by packet what counts of it and is not this volunteer's."""
-    found: dict[int, list[Rephrasing]] = {one.handout.packet_id: [] for one in compared}
-    if found:
-        there = Rephrasing.objects.filter(packet__in=found, state=Rephrasing.State.ACCEPTED)
-        for row in there.exclude(volunteer=volunteer):
-            found[row.packet_id].append(row)
-    return found
+@transaction.atomic
+def record_packets(
+    lease: Lease, campaign: Campaign, volunteer: Volunteer, checked: Mapping[int, CheckedPacket]
+) -> set[int]:
+    """Record checked packets; return those that the lease still held."""
+    uploads.lock_active_lease(lease)
+    packets = Packet.objects.select_for_update(no_key=True).filter(pk__in=checked).order_by("pk").in_bulk()
+    active = Assignment.objects.filter(lease=lease, packet__in=checked, state=Assignment.State.ACTIVE)
+    held = sorted(active.select_for_update(no_key=True).values_list("packet_id", flat=True))
+    if not held:
+        return set()
+    now = timezone.now()
+    refused = [checked[pk] for pk in held if checked[pk].refusals]
+    submitted = [checked[pk] for pk in held if not checked[pk].refusals]
+    replicas = [packet for packet in submitted if not packet.is_work]
+    others = load_texts_of_others(replicas, volunteer)
+    participants = Participants(campaign, volunteer, {row.volunteer_id for rows in others.values() for row in rows})
+    refuse_packets(refused, now)
+    update_packets([packet for packet in submitted if packet.is_work], packets, campaign)
+    for packet in replicas:
+        pk = packet.assignment.packet_id
+        compare_packet(packet, packets[pk], others[pk], participants)
+    Rephrasing.objects.bulk_create(
+        row for packet in submitted for row in build_rephrasings(packet, campaign, volunteer, now)
+    )
+    ended = Assignment.objects.filter(pk__in=[packet.assignment.pk for packet in submitted])
+    ended.update(state=Assignment.State.SUBMITTED, ended_at=now)
+    count_packets(participants.contribution, submitted, refused, now)
+    participants.save()
+    return set(held)
 
 
-def compare(one: Judged, packet: Packet, texts: Sequence[Rephrasing], people: People) -> None:
-    """Hold what two volunteers made of the same packet against each other."""
+class Participants:
+    """The submitting volunteer and those whose texts are compared, with their rows locked in a fixed order."""
+
+    def __init__(self, campaign: Campaign, volunteer: Volunteer, others: Collection[int]) -> None:
+        ids = {volunteer.pk, *others}
+        Contribution.objects.get_or_create(campaign=campaign, volunteer=volunteer)
+        volunteers = Volunteer.objects.select_for_update(no_key=True).filter(pk__in=ids)
+        self.volunteers = volunteers.order_by("pk").in_bulk()
+        rows = Contribution.objects.select_for_update(no_key=True).filter(campaign=campaign, volunteer__in=ids)
+        self.contributions = {row.volunteer_id: row for row in rows.order_by("pk")}
+        self.volunteer, self.contribution = self.volunteers[volunteer.pk], self.contributions[volunteer.pk]
+
+    def record_comparison(self, pk: int, agrees: bool, *, answer_is_known: bool = False) -> None:
+        reputation.record_comparison(
+            self.volunteers[pk], self.contributions[pk], agrees, answer_is_known=answer_is_known
+        )
+
+    def save(self) -> None:
+        for pk, contribution in self.contributions.items():
+            contribution.save()
+            reputation.update_volunteer_state(self.volunteers[pk], contribution)
+
+
+def refuse_packets(refused: Sequence[CheckedPacket], now: datetime) -> None:
+    """Return to the queue the packets written with another model or settings."""
+    release.release_assignments([packet.assignment for packet in refused])
+    for packet in refused:
+        Assignment.objects.filter(pk=packet.assignment.pk).update(
+            state=Assignment.State.REFUSED, reasons=list(packet.refusals), ended_at=now
+        )
+
+
+def build_rephrasings(
+    packet: CheckedPacket, campaign: Campaign, volunteer: Volunteer, now: datetime
+) -> Iterator[Rephrasing]:
+    """Yield a row for every output, accepted or not."""
+    accepted_state = Rephrasing.State.ACCEPTED if packet.is_work else Rephrasing.State.REPLICA
+    for output in packet.result.outputs:
+        checked = packet.outputs[get_key(output)]
+        yield Rephrasing(
+            campaign=campaign,
+            packet_id=packet.assignment.packet_id,
+            assignment=packet.assignment,
+            volunteer=volunteer,
+            chunk=output.chunk,
+            style=output.style,
+            state=accepted_state if checked.accepted else Rephrasing.State.REJECTED,
+            reasons=list(checked.reasons),
+            text=checked.text,
+            sha256=output.sha256 if checked.text == output.text else messages.compute_sha256(checked.text),
+            source_sha256=output.source_sha256,
+            duplicate_key=checked.key,
+            tokens=output.tokens,
+            back_end=packet.result.back_end,
+            created_at=now,
+        )
+
+
+def update_packets(submitted: Sequence[CheckedPacket], packets: Mapping[int, Packet], campaign: Campaign) -> None:
+    """Update what the packets still miss: done, waiting for another attempt, or set aside."""
+    done = []
+    for one in submitted:
+        packet, accepted = packets[one.assignment.packet_id], one.accepted
+        missing = [key for key in messages.get_missing_keys(packet, campaign) if key not in accepted]
+        if not missing:
+            done.append(packet.pk)
+            continue
+        packet.missing = [[*key, list(one.outputs[key].reasons) if key in one.outputs else []] for key in missing]
+        packet.attempts += 1
+        is_last = packet.attempts >= campaign.max_attempts
+        packet.state = Packet.State.SET_ASIDE if is_last else Packet.State.WAITING
+        packet.save(update_fields=["missing", "attempts", "state"])
+    finished = Packet.objects.filter(pk__in=done)
+    finished.update(state=Packet.State.DONE, missing=[])
+    finished.filter(replication=Packet.Replication.PLANNED).update(replication=Packet.Replication.OPEN)
+
+
+def count_packets(
+    contribution: Contribution, submitted: Sequence[CheckedPacket], refused: Sequence[CheckedPacket], now: datetime
+) -> None:
+    """Update the volunteer's counters."""
+    contribution.packets += len(submitted) + len(refused)
+    contribution.refused += len(refused)
+    contribution.last_at = now
+    for packet in submitted:
+        accepted = packet.accepted
+        rejected = [output for output in packet.outputs.values() if not output.accepted]
+        reasons = Counter(reason for output in rejected for reason in output.reasons[:1])
+        contribution.rejection_reasons = dict(Counter(contribution.rejection_reasons) + reasons)
+        if packet.is_work:
+            contribution.accepted += len(accepted)
+            contribution.tokens += sum(out.tokens for out in packet.result.outputs if get_key(out) in accepted)
+        contribution.rejected += len(rejected)
+        blamed = sum(PROMPT_TOO_LONG not in output.reasons for output in rejected)
+        reputation.update_rejection_rate(contribution, len(packet.outputs), blamed)
+    for packet in refused:
+        outputs = len(packet.result.outputs) or 1
+        reputation.update_rejection_rate(contribution, outputs, outputs)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def load_texts_of_others(packets: Sequence[CheckedPacket], volunteer: Volunteer) -> dict[int, list[Rephrasing]]:
+    """Return the accepted texts of other volunteers, by packet."""
+    texts: dict[int, list[Rephrasing]] = {packet.assignment.packet_id: [] for packet in packets}
+    if texts:
+        accepted = Rephrasing.objects.filter(packet__in=texts, state=Rephrasing.State.ACCEPTED)
+        for row in accepted.exclude(volunteer=volunteer):
+            texts[row.packet_id].append(row)
+    return texts
+
+
+def compare_packet(
+    checked: CheckedPacket, packet: Packet, texts: Sequence[Rephrasing], participants: Participants
+) -> None:
+    """Compare a replica or known answer with the accepted texts of the packet."""
     if packet.state != Packet.State.DONE or not texts:
-        return  # what it would be held against was withdrawn meanwhile
-    agrees, me = agree(one, texts), people.volunteer.pk
-    if one.handout.purpose == Handout.Purpose.KNOWN:
-        people.compared(me, agrees, answer_is_known=True)
-        if not agrees and people.volunteer.state == Volunteer.State.KNOWN:
-            # Perhaps those two were wrong together: what a known volunteer doubts tells of nobody any more.
-            for pk in {row.volunteer_id for row in texts}:
-                people.compared(pk, agrees=False, answer_is_known=False)
-            packet.second = Packet.Second.DISAGREED
-            packet.save(update_fields=["second"])
-    elif packet.second == Packet.Second.HELD:
-        for pk in {me, *(row.volunteer_id for row in texts)}:
-            people.compared(pk, agrees, answer_is_known=False)
-        packet.second = Packet.Second.AGREED if agrees else Packet.Second.DISAGREED
-        packet.save(update_fields=["second"])
+        return  # the texts were withdrawn meanwhile
+    agrees, volunteer = is_agreement(checked, texts), participants.volunteer
+    authors = {row.volunteer_id for row in texts}
+    if checked.assignment.purpose == Assignment.Purpose.KNOWN_ANSWER:
+        participants.record_comparison(volunteer.pk, agrees, answer_is_known=True)
+        if agrees or volunteer.state != Volunteer.State.TRUSTED:
+            return
+        # The authors may have agreed on a wrong answer: a packet that a trusted volunteer contradicts is not known.
+        for pk in authors:
+            participants.record_comparison(pk, agrees=False)
+        packet.replication = Packet.Replication.DISAGREED
+        packet.save(update_fields=["replication"])
+    elif packet.replication == Packet.Replication.ASSIGNED:
+        for pk in {volunteer.pk, *authors}:
+            participants.record_comparison(pk, agrees)
+        packet.replication = Packet.Replication.AGREED if agrees else Packet.Replication.DISAGREED
+        packet.save(update_fields=["replication"])
 
 
-def agree(judged: Judged, others: Sequence[Rephrasing]) -> bool:
-    """Whether two verdicts on a packet are the same on most of it: accepted, and speaking of the same things."""
-    alike = sum(
-        (judgement := judged.outputs.get((row.chunk, row.style))) is not None
-        and judgement.accepted
-        and similarity.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(judgement.text)) >= ALIKE
+def is_agreement(checked: CheckedPacket, others: Sequence[Rephrasing]) -> bool:
+    """Whether most outputs were accepted by both and are similar."""
+    similar = sum(
+        (output := checked.outputs.get((row.chunk, row.style))) is not None
+        and output.accepted
+        and similarity.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(output.text))
+        >= MIN_SIMILARITY
         for row in others
     )
-    return alike >= AGREEING * len(others)
+    return similar >= MIN_AGREEMENT * len(others)
 
 
-# --- saying ----------------------------------------------------------------------------------------------------------
+# --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def verdict(judged: Judged) -> protocol.PacketVerdict:
-    if judged.refusals:
-        return protocol.PacketVerdict(packet=judged.handout.packet_id, state="refused", reasons=judged.refusals)
+def build_verdict(checked: CheckedPacket) -> protocol.PacketVerdict:
+    pk = checked.assignment.packet_id
+    if checked.refusals:
+        return protocol.PacketVerdict(packet=pk, state="refused", reasons=checked.refusals)
     outputs = tuple(
-        protocol.OutputVerdict(chunk=chunk, style=style, accepted=judgement.accepted, reasons=judgement.reasons)  # type: ignore[arg-type]
-        for (chunk, style), judgement in judged.outputs.items()
+        protocol.OutputVerdict(chunk=chunk, style=style, accepted=output.accepted, reasons=output.reasons)  # type: ignore[arg-type]
+        for (chunk, style), output in checked.outputs.items()
     )
-    return protocol.PacketVerdict(packet=judged.handout.packet_id, state="taken", outputs=outputs)
+    return protocol.PacketVerdict(packet=pk, state="taken", outputs=outputs)
 
 
-def remembered(handouts: Sequence[Handout]) -> dict[int, protocol.PacketVerdict]:
-    """Return what was said of results that came before, under the same lease; nothing of packets that never came."""
-    told = {}
-    taken = {handout.pk: handout for handout in handouts if handout.state == Handout.State.TAKEN}
-    outputs: dict[int, list[protocol.OutputVerdict]] = {pk: [] for pk in taken}
-    for row in Rephrasing.objects.filter(handout__in=taken).order_by("pk") if taken else ():
-        good = row.state != Rephrasing.State.REJECTED
-        word = protocol.OutputVerdict(chunk=row.chunk, style=row.style, accepted=good, reasons=tuple(row.reasons))  # type: ignore[arg-type]
-        outputs[row.handout_id].append(word)
-    for handout in handouts:
-        pk = handout.packet_id
-        if handout.pk in taken:
-            told[pk] = protocol.PacketVerdict(packet=pk, state="taken", outputs=tuple(outputs[handout.pk]))
-        elif handout.state == Handout.State.REFUSED:
-            told[pk] = protocol.PacketVerdict(packet=pk, state="refused", reasons=tuple(handout.reasons))
-    return told
+def load_verdicts(assignments: Sequence[Assignment]) -> dict[int, protocol.PacketVerdict]:
+    """Return the recorded verdicts of earlier submissions under the same lease, by packet."""
+    submitted = [row.pk for row in assignments if row.state == Assignment.State.SUBMITTED]
+    outputs: dict[int, list[protocol.OutputVerdict]] = {pk: [] for pk in submitted}
+    for text in Rephrasing.objects.filter(assignment__in=submitted).order_by("pk") if submitted else ():
+        accepted, reasons = text.state != Rephrasing.State.REJECTED, tuple(text.reasons)
+        verdict = protocol.OutputVerdict(chunk=text.chunk, style=text.style, accepted=accepted, reasons=reasons)  # type: ignore[arg-type]
+        outputs[text.assignment_id].append(verdict)
+    verdicts = {}
+    for row in assignments:
+        pk = row.packet_id
+        if row.state == Assignment.State.SUBMITTED:
+            verdicts[pk] = protocol.PacketVerdict(packet=pk, state="taken", outputs=tuple(outputs[row.pk]))
+        elif row.state == Assignment.State.REFUSED:
+            verdicts[pk] = protocol.PacketVerdict(packet=pk, state="refused", reasons=tuple(row.reasons))
+    return verdicts

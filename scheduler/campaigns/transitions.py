@@ -1,4 +1,4 @@
-"""Campaigns change state: draft -> running <-> paused -> done, by conditional UPDATE, with an Event."""
+"""Changes the state of campaigns: draft -> running <-> paused -> done, by conditional UPDATE, with an event."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from django.db.models import F
 from django.utils import timezone
 
 from scheduler.campaigns import quality, sessions
-from scheduler.models import Campaign, Event, Handout, Packet, Rephrasing, Volunteer
+from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Volunteer
+from scheduler.models import Event
 from trainer.rephrase import checks, prompts
 
 SITE = "site"
 State = Campaign.State
-ON_THE_WAY = (Packet.State.WAITING, Packet.State.HELD)
 
 
 class CampaignError(ValueError):
-    """The campaign cannot begin; the message is a sentence."""
+    """The campaign's settings are invalid; the message is a sentence."""
 
 
-def check(campaign: Campaign) -> None:
-    """Raise CampaignError where a campaign could only go wrong."""
-    styles, buckets = campaign.styles, campaign.buckets
+def validate_campaign(campaign: Campaign) -> None:
+    """Raise CampaignError if the settings are invalid."""
+    styles, buckets = campaign.styles, campaign.quality_buckets
     if not isinstance(styles, list) or not styles or len(set(styles)) < len(styles):
-        raise CampaignError("Its styles have to be a list, each once: " + ", ".join(prompts.STYLES) + ".")
+        raise CampaignError(f"Styles must be a list without repeats, of: {', '.join(prompts.STYLES)}.")
     if unknown := [style for style in styles if style not in prompts.STYLES]:
-        raise CampaignError(f"There is no style {unknown[0]!r}; there are {', '.join(prompts.STYLES)}.")
+        raise CampaignError(f"Unknown style {unknown[0]!r}; choose from {', '.join(prompts.STYLES)}.")
     if not isinstance(buckets, list) or any(bucket not in quality.BUCKETS for bucket in buckets):
-        raise CampaignError(f"Its buckets have to be a list of {', '.join(quality.BUCKETS)}, or empty.")
+        raise CampaignError(f"Quality buckets must be a list of: {', '.join(quality.BUCKETS)}; or empty.")
     if campaign.low_mark > campaign.high_mark:
-        raise CampaignError("Its low mark is above its high mark.")
+        raise CampaignError("The low mark is above the high mark.")
     try:
         prompts.get_instructions(styles[0], campaign.prompt_version)
         checks.merge_thresholds(campaign.thresholds)
@@ -41,75 +41,78 @@ def check(campaign: Campaign) -> None:
 
 
 @transaction.atomic
-def start(campaign: Campaign, by: str) -> bool:
-    """Begin, or go on after a pause. Raise CampaignError where it could only go wrong."""
-    check(campaign)
-    first = {} if campaign.started_at else {"started_at": timezone.now()}
-    sentence = f"{campaign.name} goes on." if campaign.started_at else f"{campaign.name} has begun."
-    return change(campaign, State.RUNNING, [State.DRAFT, State.PAUSED], by, sentence, **first)
+def start_campaign(campaign: Campaign, actor: str) -> bool:
+    """Start or resume a campaign; return whether the state changed. Raise CampaignError if its settings are invalid."""
+    validate_campaign(campaign)
+    old = [State.DRAFT, State.PAUSED]
+    if campaign.started_at:
+        return change_state(campaign, old, State.RUNNING, actor, f"{campaign.name} was resumed.")
+    started_at = timezone.now()
+    return change_state(campaign, old, State.RUNNING, actor, f"{campaign.name} was started.", started_at=started_at)
 
 
 @transaction.atomic
-def pause(campaign: Campaign, by: str, why: str = "") -> bool:
-    """Read and hand out nothing more for now; what volunteers have in hand is still taken."""
-    reason = why or "It was paused."
-    paused = change(campaign, State.PAUSED, [State.RUNNING], by, f"{campaign.name} is paused: {reason}", reason=reason)
+def pause_campaign(campaign: Campaign, actor: str, reason: str = "Paused by a maintainer.") -> bool:
+    """Stop creating and assigning packets; assigned ones are still accepted. Return whether the state changed."""
+    message = f"{campaign.name} was paused: {reason}"
+    paused = change_state(campaign, [State.RUNNING], State.PAUSED, actor, message, reason=reason)
     if paused:
-        sessions.call_off(campaign, by, f"{campaign.name} is paused.")
+        sessions.cancel_sessions(campaign, actor, f"{campaign.name} is paused.")
     return paused
 
 
 @transaction.atomic
-def finish(campaign: Campaign, by: str, why: str = "") -> bool:
-    """End it, whatever still waits: that is left out."""
-    reason = why or "It was ended by hand."
+def finish_campaign(campaign: Campaign, actor: str, reason: str = "Finished by a maintainer.") -> bool:
+    """Finish a campaign; waiting packets are left out. Return whether the state changed."""
     fields: dict[str, Any] = {"reason": reason, "finished_at": timezone.now()}
-    done = change(
-        campaign, State.DONE, [State.RUNNING, State.PAUSED], by, f"{campaign.name} is done: {reason}", **fields
-    )
+    message = f"{campaign.name} is done: {reason}"
+    done = change_state(campaign, [State.RUNNING, State.PAUSED], State.DONE, actor, message, **fields)
     if done:
-        sessions.call_off(campaign, by, f"{campaign.name} is done.")
+        sessions.cancel_sessions(campaign, actor, f"{campaign.name} is done.")
     return done
 
 
 @transaction.atomic
-def reopen(campaign: Campaign) -> bool:
-    """Go on with a campaign that was done, where there is something to write again."""
+def reopen_campaign(campaign: Campaign) -> bool:
+    """Resume a finished campaign that has packets to write again; return whether the state changed."""
     if campaign.state != State.DONE or not campaign.packets.filter(state=Packet.State.WAITING).exists():
         return False
-    sentence = f"{campaign.name} goes on: texts were withdrawn."
-    return change(campaign, State.RUNNING, [State.DONE], SITE, sentence, finished_at=None)
+    message = f"{campaign.name} was resumed: texts were withdrawn."
+    return change_state(campaign, [State.DONE], State.RUNNING, SITE, message, finished_at=None)
 
 
 @transaction.atomic
-def change(campaign: Campaign, to: State, since: Sequence[State], by: str, sentence: str, **fields: Any) -> bool:
-    values = {"state": to, "reason": "", **fields}
-    changed = Campaign.objects.filter(pk=campaign.pk, state__in=since).update(**values)
+def change_state(campaign: Campaign, old: Sequence[State], new: State, actor: str, message: str, **fields: Any) -> bool:
+    """Change the state by a conditional UPDATE and record an event; return whether it changed."""
+    values = {"state": new, "reason": "", **fields}
+    changed = Campaign.objects.filter(pk=campaign.pk, state__in=old).update(**values)
     campaign.refresh_from_db()
     if changed:
-        Event.record(by, campaign, sentence)
+        Event.record(actor, campaign, message)
     return changed == 1
 
 
-# --- the end ---------------------------------------------------------------------------------------------------------
+# --- completion ------------------------------------------------------------------------------------------------------
 
 
 def is_written(campaign: Campaign) -> bool:
-    """Whether nothing more can come: all is read, and every packet is done or set aside."""
-    return campaign.exhausted and not campaign.packets.filter(state__in=ON_THE_WAY).exists()
+    """Whether the source is exhausted and every packet is done or set aside."""
+    unfinished = campaign.packets.filter(state__in=[Packet.State.WAITING, Packet.State.ASSIGNED])
+    return campaign.is_exhausted and not unfinished.exists()
 
 
-def close_all() -> int:
-    """End the campaigns whose every text is in a shard; return how many."""
-    running = Campaign.objects.filter(state=State.RUNNING, exhausted=True)
-    return sum(finish(one, SITE, "Every chunk is written, or set aside.") for one in running if is_collated(one))
+def finish_complete_campaigns() -> int:
+    """Finish the campaigns whose every text is in a shard; return how many."""
+    running = Campaign.objects.filter(state=State.RUNNING, is_exhausted=True)
+    reason = "Every chunk is written or set aside."
+    return sum(finish_campaign(campaign, SITE, reason) for campaign in running if is_complete(campaign))
 
 
-def is_collated(campaign: Campaign) -> bool:
-    """Whether nothing more can come or go. Packets last: a withdrawal in between has opened some of them again."""
-    loose = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None)
-    bad = Handout.objects.filter(
-        packet__campaign=campaign, volunteer__state=Volunteer.State.BARRED, state=Handout.State.TAKEN
-    )
-    stale = campaign.shards.exclude(written=F("version"))
-    return not (bad.exists() or loose.exists() or stale.exists()) and is_written(campaign)
+def is_complete(campaign: Campaign) -> bool:
+    """Whether all texts are in current shards and none awaits withdrawal."""
+    unsharded = Rephrasing.objects.filter(campaign=campaign, state=Rephrasing.State.ACCEPTED, shard=None)
+    submitted = Assignment.objects.filter(packet__campaign=campaign, state=Assignment.State.SUBMITTED)
+    banned = submitted.filter(volunteer__state=Volunteer.State.BANNED)
+    outdated = campaign.shards.exclude(written_version=F("version"))
+    # Packets last: a concurrent withdrawal reopens them.
+    return not (banned.exists() or unsharded.exists() or outdated.exists()) and is_written(campaign)

@@ -1,6 +1,5 @@
 from scheduler.models.events import Event
 from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChunk
-from scheduler.models.packets import Campaign, Handout, Packet, Paragraph, Rephrasing, Shard, Share, Sitting, Volunteer
 from scheduler.models.pool import JoinToken, Node, Window
 from scheduler.models.sponsors import Sponsor
 from scheduler.models.sweeps import Sweep
@@ -8,10 +7,8 @@ from scheduler.models.vetting import Judgement
 
 __all__ = [
     "Blob",
-    "Campaign",
     "Checkpoint",
     "Event",
-    "Handout",
     "Job",
     "JobFile",
     "JoinToken",
@@ -19,14 +16,7 @@ __all__ = [
     "Lease",
     "LogChunk",
     "Node",
-    "Packet",
-    "Paragraph",
-    "Rephrasing",
-    "Shard",
-    "Share",
-    "Sitting",
     "Sponsor",
     "Sweep",
-    "Volunteer",
     "Window",
 ]

@@ -39,6 +39,11 @@ class Event(models.Model):
         return f"{self.at:%Y-%m-%d %H:%M} {self.actor}: {self.sentence}"
 
     @classmethod
+    def get_latest_id(cls) -> int:
+        """Return the id of the newest event, 0 if there is none: the revision of pages that refresh."""
+        return cls.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+    @classmethod
     def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
         return ADD.add(cls.of(actor, target, sentence))
 

@@ -18,7 +18,6 @@ from ninja.parser import Parser
 from ninja.security import HttpBearer
 
 from scheduler import leases, rate_limits, sanitize, signing, storage
-from scheduler.campaigns import assignment, join_tokens, submission
 from scheduler.errors import ApiError, InvalidMessageError, TooLargeError, UnauthorizedError, VersionMismatchError
 from scheduler.models import Lease, Node
 from scheduler.node_api import auth, downloads, job_reports, polls, resumable_uploads, uploads
@@ -110,13 +109,6 @@ def poll(request: Asked, message: protocol.Poll) -> HttpResponse:
     return written(action)
 
 
-@node_api.post("/volunteer", response={200: protocol.RegisterReply, **REFUSALS})
-def volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
-    """Somebody without an account joins, for packets alone."""
-    node, token = join_tokens.volunteer(request.META.get("REMOTE_ADDR", ""), message)
-    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
-
-
 # --- lease -> site ---------------------------------------------------------------------------------------------------
 
 
@@ -190,22 +182,6 @@ def checkpoints(request: Asked, lease_id: int, message: protocol.CheckpointUploa
     """Every file of the checkpoint has been sent: it counts from now on."""
     uploads.record_checkpoint(request.auth, message.checkpoint, message.files)
     return protocol.Acknowledgment(received=message.checkpoint.step)
-
-
-@node_api.post(
-    "/leases/{int:lease_id}/packets/take", auth=LeaseToken(), response={200: protocol.TakePacketsReply, **REFUSALS}
-)
-def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -> HttpResponse:
-    """The next packets of a sitting, and those that the lease holds and this volunteer does not know of."""
-    return written(assignment.take(request.auth, message))
-
-
-@node_api.post(
-    "/leases/{int:lease_id}/packets/submit", auth=LeaseToken(), response={200: protocol.SubmitPacketsReply, **REFUSALS}
-)
-def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPackets) -> HttpResponse:
-    """Packets, rephrased. Each counts once; a repeat gets the same verdict."""
-    return written(submission.submit(request.auth, message))
 
 
 @node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: protocol.Acknowledgment, **REFUSALS})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scheduler.models import Campaign
+from scheduler.campaigns.models import Campaign
 from tests.support.paths import REPOSITORY
 
 

@@ -45,28 +45,28 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 schedule.install()
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
-from scheduler.models import Campaign
+from scheduler.campaigns.models import Campaign
 from scheduler.campaigns import transitions
 at_once, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
 PeriodicTask.objects.update(enabled=False)
-for name in ("Expire leases", "Carry out effects", "Make packets of what campaigns read", "Keep campaigns going",
-             "Make shards of what was rephrased", "Publish what was rephrased"):
+for name in ("Expire leases", "Carry out effects", "Create packets", "Maintain campaigns",
+             "Write dataset shards", "Publish datasets"):
     PeriodicTask.objects.filter(name=name).update(interval=at_once, enabled=True)
-transitions.start(Campaign.objects.create(
-    slug="words", name="Words", dataset="*.jsonl", styles={styles}, model="{model}", target="{target}",
-    drop_repeated=False, low_mark=20, high_mark=40, chunks_per_packet=4, rows_per_shard=50, settle_minutes=0.05,
-    second_share=0.3, known_share=0.1, tries=4,
+transitions.start_campaign(Campaign.objects.create(
+    slug="words", name="Words", dataset="*.jsonl", styles={styles}, model="{model}", hub_name="{target}",
+    drop_repeated=False, low_mark=20, high_mark=40, chunks_per_packet=4, rows_per_shard=50, quarantine_minutes=0.05,
+    replication_rate=0.3, known_answer_rate=0.1, max_attempts=4,
 ), "mara")
 """
 BOOKS = """
 import json
-from scheduler.models import Campaign, Handout, Packet, Rephrasing, Volunteer
+from scheduler.campaigns.models import Campaign, Assignment, Packet, Rephrasing, Volunteer
 campaign = Campaign.objects.get()
 print(json.dumps({
-    "state": campaign.state, "dropped": campaign.dropped, "trouble": campaign.trouble,
-    "packets": [[p.row, p.first, p.state, p.chunks] for p in Packet.objects.order_by("row", "part")],
+    "state": campaign.state, "dropped": campaign.dropped_counts, "source_error": campaign.source_error,
+    "packets": [[p.row, p.first_chunk, p.state, p.chunks] for p in Packet.objects.order_by("row", "part")],
     "volunteers": {v.name: [v.pk, v.state, v.reason] for v in Volunteer.objects.all()},
-    "handouts": dict(__import__("collections").Counter(Handout.objects.values_list("state", flat=True))),
+    "assignments": dict(__import__("collections").Counter(Assignment.objects.values_list("state", flat=True))),
     "kept": [[r.volunteer_id, r.state] for r in Rephrasing.objects.only("volunteer", "state")],
 }))
 """
@@ -189,7 +189,7 @@ def published(hub: hub_server.Hub) -> dict[str, bytes]:
 
 
 def barred(site: LiveSite) -> set[str]:
-    return {name for name, (_, state, _) in books(site)["volunteers"].items() if state == "barred"}
+    return {name for name, (_, state, _) in books(site)["volunteers"].items() if state == "banned"}
 
 
 def books(site: LiveSite) -> dict[str, Any]:

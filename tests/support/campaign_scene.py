@@ -9,7 +9,16 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler.models import Blob, Campaign, Handout, Job, Lease, Node, Packet, Rephrasing, Share, Sitting, Volunteer
+from scheduler.campaigns.models import (
+    Assignment,
+    Campaign,
+    Contribution,
+    Packet,
+    RephraseSession,
+    Rephrasing,
+    Volunteer,
+)
+from scheduler.models import Blob, Job, Lease, Node
 
 SOURCE = (
     "Beginners BBQ Class Taking Place in Missoula! Do you want to get better at making delicious BBQ? You will have "
@@ -39,62 +48,63 @@ def campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
         "about": "Four tellings of what the web says, for small models that learn from little text.",
         "state": Campaign.State.RUNNING,
         "dataset": "c4/*.jsonl.gz",
-        "target": "everyday-words",
+        "hub_name": "everyday-words",
         "started_at": began,
         "rows_read": 61,
-        "packets_made": DONE + WAITING + ASIDE + HELD,
-        "chunks_made": 90,
-        "dropped": {"language": 4, "short": 12, "paragraphs": 7},
+        "packet_count": DONE + WAITING + ASIDE + HELD,
+        "chunk_count": 90,
+        "dropped_counts": {"language": 4, "short": 12, "paragraphs": 7},
         "files": ["c4/a.jsonl.gz"],
-        "exhausted": True,
+        "is_exhausted": True,
     }
     made = Campaign.objects.create(slug=slug, **{**values, **fields})
-    states = [*["done"] * DONE, *["waiting"] * WAITING, *["aside"] * ASIDE, *["held"] * HELD]
+    states = [*["done"] * DONE, *["waiting"] * WAITING, *["set_aside"] * ASIDE, *["assigned"] * HELD]
     packets = Packet.objects.bulk_create(
         Packet(campaign=made, row=row, document=f"c4/a.jsonl.gz:{row}", chunks=[SOURCE], state=state)
         for row, state in enumerate(states)
     )
     ada, number, bad = people(slug)
-    share(made, ada, accepted=212, tokens=61_430, rejected=14, reasons=REASONS)
-    share(made, number, accepted=87, tokens=20_118, rejected=9, reasons={"too_short": 9})
-    share(made, bad, accepted=0, tokens=0, rejected=37, withdrawn=4, reasons={"echo": 37})
-    held = handouts(made, ada, packets)
+    share(made, ada, accepted=212, tokens=61_430, rejected=14, rejection_reasons=REASONS)
+    share(made, number, accepted=87, tokens=20_118, rejected=9, rejection_reasons={"too_short": 9})
+    share(made, bad, accepted=0, tokens=0, rejected=37, withdrawn=4, rejection_reasons={"echo": 37})
+    held = assignments(made, ada, packets)
     write(made, packets[0], held[0], ada)
     return made
 
 
 def people(slug: str) -> tuple[Volunteer, Volunteer, Volunteer]:
     user, _ = User.objects.get_or_create(username="ada")
-    ada, _ = Volunteer.objects.get_or_create(user=user, defaults={"name": "ada", "state": Volunteer.State.KNOWN})
+    ada, _ = Volunteer.objects.get_or_create(user=user, defaults={"name": "ada", "state": Volunteer.State.TRUSTED})
     number = Volunteer.objects.create(name="a-secret-host-name")
-    return ada, number, Volunteer.objects.create(name="echo", state=Volunteer.State.BARRED, reason="It echoed.")
+    return ada, number, Volunteer.objects.create(name="echo", state=Volunteer.State.BANNED, reason="It echoed.")
 
 
 def share(made: Campaign, volunteer: Volunteer, **counts: Any) -> None:
-    Share.objects.create(campaign=made, volunteer=volunteer, packets=1 + counts["accepted"] // 8, **counts)
+    Contribution.objects.create(campaign=made, volunteer=volunteer, packets=1 + counts["accepted"] // 8, **counts)
 
 
-def handouts(made: Campaign, volunteer: Volunteer, packets: list[Packet]) -> list[Handout]:
+def assignments(made: Campaign, volunteer: Volunteer, packets: list[Packet]) -> list[Assignment]:
     """Give a volunteer what is held, and what it has handed in first."""
     release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
     job = Job.objects.create(kind="rephrase", release=release, author="", state=Job.State.LEASED)
-    Sitting.objects.create(job=job, campaign=made)
+    RephraseSession.objects.create(job=job, campaign=made)
     node = Node.objects.create(name=f"card-{made.slug}", state=Node.State.PAUSED, owner=volunteer.user)
     lease = Lease.objects.create(
         job=job, node=node, attempt=1, token_hash=f"{job.pk:064x}", expires_at=timezone.now() + timedelta(minutes=1)
     )
-    return Handout.objects.bulk_create(
-        Handout(packet=packet, lease=lease, volunteer=volunteer, state="held" if packet.state == "held" else "taken")
-        for packet in (packets[0], *(packet for packet in packets if packet.state == "held"))
-    )
+    assigned = [packet for packet in packets if packet.state == "assigned"]
+    common = {"lease": lease, "volunteer": volunteer}
+    rows = [Assignment(packet=packets[0], state="submitted", **common)]
+    rows += [Assignment(packet=packet, state="active", **common) for packet in assigned]
+    return Assignment.objects.bulk_create(rows)
 
 
-def write(made: Campaign, packet: Packet, handout: Handout, volunteer: Volunteer) -> None:
+def write(made: Campaign, packet: Packet, assignment: Assignment, volunteer: Volunteer) -> None:
     Rephrasing.objects.bulk_create(
         Rephrasing(
             campaign=made,
             packet=packet,
-            handout=handout,
+            assignment=assignment,
             volunteer=volunteer,
             chunk=0,
             style=style,
@@ -103,7 +113,7 @@ def write(made: Campaign, packet: Packet, handout: Handout, volunteer: Volunteer
             sha256=hashlib.sha256(text.encode()).hexdigest(),
             source_sha256=hashlib.sha256(SOURCE.encode()).hexdigest(),
             tokens=len(text.split()),
-            at=timezone.now() - timedelta(seconds=20),
+            created_at=timezone.now() - timedelta(seconds=20),
         )
         for style, text in TEXTS.items()
     )

@@ -19,24 +19,24 @@ def main(what: str, pk: int) -> None:
     from django.conf import settings
     from django.db import connections
 
-    from scheduler.campaigns import collation, producer, source_filters
+    from scheduler.campaigns import producer, shards, source_filters
 
     connections.databases["default"]["NAME"] = os.environ["TEST_DATABASE"]
     settings.REPHRASE_FILES = os.environ["REPHRASE_FILES"]
-    producer.ROWS = 2
-    look = source_filters.look
+    producer.ROWS_PER_BATCH = 2
+    look = source_filters.build_document
 
     def slowly(*args: object) -> object:
         time.sleep(0.01)
         return look(*args)  # type: ignore[arg-type]
 
-    source_filters.look = slowly  # type: ignore[assignment]
+    source_filters.build_document = slowly  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     if what == "produce":
-        producer.produce(pk)
+        producer.produce_campaign(pk)
     else:
-        collation.collate(pk)
+        shards.update_campaign_shards(pk)
 
 
 if __name__ == "__main__":

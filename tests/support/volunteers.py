@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.campaigns import producer, sessions, transitions
-from scheduler.models import Campaign, Node
+from scheduler.campaigns.models import Campaign
+from scheduler.models import Node
 from tests.support.pool import HARDWARE, Agent, Work, make_node
 from trainer import protocol
 
@@ -80,7 +81,7 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
     """Return a running campaign over these documents."""
     settings.REPHRASE_FILES = folder / "files"
     settings.HOME = folder
-    settings.JOB_KINDS = {**settings.JOB_KINDS, "rephrase": "scheduler.campaigns.sessions.Sittings"}
+    settings.JOB_KINDS = {**settings.JOB_KINDS, "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler"}
     write_source(folder / "files", documents if documents is not None else [document(n) for n in range(4)])
     defaults: dict[str, Any] = {
         "slug": "small",
@@ -92,21 +93,21 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
         "chunks_per_packet": 2,
         "low_mark": 1000,
         "high_mark": 1000,
-        "second_share": 0.0,
-        "known_share": 0.0,
-        "settle_minutes": 0.0,
+        "replication_rate": 0.0,
+        "known_answer_rate": 0.0,
+        "quarantine_minutes": 0.0,
         "rows_per_shard": 10,
         # The language of sentences made by rule is nobody's.
         "language": "",
     }
     campaign = Campaign.objects.create(**{**defaults, **fields})
-    transitions.start(campaign, "ada")
+    transitions.start_campaign(campaign, "ada")
     return campaign
 
 
 def produced(campaign: Campaign) -> Campaign:
     """Let the campaign be read to its end, or to its high mark."""
-    producer.produce(campaign.pk)
+    producer.produce_campaign(campaign.pk)
     campaign.refresh_from_db()
     return campaign
 
@@ -173,7 +174,7 @@ def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOut
 
 def sit_down(name: str, salt: str | None = None, **fields: Any) -> Volunteer:
     """Return a volunteer with a lease on a sitting."""
-    sessions.top_up_all()
+    sessions.queue_sessions()
     node, token = make_node(name, **{"packets": Node.Packets.ONLY, **fields})
     hardware = HARDWARE.model_copy(
         update={"kinds": ("rephrase",), "rephraser": protocol.Rephraser(back_end="rules", models=("tiny",))}

@@ -9,10 +9,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.models import Campaign, Event, Job, Node, Packet, Rephrasing, Volunteer
+from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Volunteer
+from scheduler.models import Event, Job, Node
 from tests.support.volunteers import echo, make_campaign, produced, sit_down
 
-PAGES = ("campaign", "volunteer", "packet", "rephrasing", "handout", "share", "shard")
+PAGES = ("campaign", "volunteer", "packet", "rephrasing", "assignment", "contribution", "shard")
 
 
 @pytest.fixture
@@ -28,36 +29,36 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
 
 def act(client: Client, model: str, action: str, pk: int) -> str:
     data = {"action": action, "_selected_action": [str(pk)]}
-    return client.post(f"/admin/scheduler/{model}/", data, follow=True).content.decode()
+    return client.post(f"/admin/campaigns/{model}/", data, follow=True).content.decode()
 
 
 def test_all_pages_open(mara: Client, campaign: Campaign) -> None:
     sit_down("ada").write(2)
     for name in PAGES:
-        assert mara.get(f"/admin/scheduler/{name}/").status_code == 200, name
-    assert mara.get(f"/admin/scheduler/campaign/{campaign.pk}/change/").status_code == 200
-    assert mara.get("/admin/scheduler/campaign/add/").status_code == 200
+        assert mara.get(f"/admin/campaigns/{name}/").status_code == 200, name
+    assert mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").status_code == 200
+    assert mara.get("/admin/campaigns/campaign/add/").status_code == 200
 
 
 def test_a_campaign_is_made_and_told_what_stands_against_it(mara: Client) -> None:
-    page = mara.get("/admin/scheduler/campaign/add/")
+    page = mara.get("/admin/campaigns/campaign/add/")
     fields = {name: field for name, field in page.context["adminform"].form.initial.items() if field is not None}
     form = page.context["adminform"].form
     for name, field in form.fields.items():
         value = field.initial() if callable(field.initial) else field.initial
         if value is not None and not isinstance(value, bool):
             fields.setdefault(name, value)
-    told = {**fields, "name": "Words", "slug": "words", "dataset": "*.jsonl", "styles": '["loud"]', "buckets": "[]"}
-    answer = mara.post("/admin/scheduler/campaign/add/", told)
+    fields |= {"name": "Words", "slug": "words", "dataset": "*.jsonl", "quality_buckets": "[]"}
+    answer = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
     assert "loud" in answer.content.decode()
     assert not Campaign.objects.exists()
-    answer = mara.post("/admin/scheduler/campaign/add/", {**told, "styles": '["easy"]'})
+    answer = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     assert Campaign.objects.get().state == "draft"
 
 
 def test_what_it_is_made_with_is_fixed_once_it_has_begun(mara: Client, campaign: Campaign) -> None:
-    page = mara.get(f"/admin/scheduler/campaign/{campaign.pk}/change/").content.decode()
+    page = mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").content.decode()
     assert 'name="low_mark"' in page
     assert 'name="model"' not in page
     assert 'name="styles"' not in page
@@ -75,13 +76,13 @@ def test_it_is_paused_goes_on_and_is_done(mara: Client, campaign: Campaign) -> N
     ada.work.finish("done")
     assert "Started" in act(mara, "campaign", "start", campaign.pk)
     assert len(sit_down("bob").take(1)) == 1
-    assert "Done" in act(mara, "campaign", "finish", campaign.pk)
+    assert "Finished" in act(mara, "campaign", "finish", campaign.pk)
     assert "Nothing to do" in act(mara, "campaign", "finish", campaign.pk)
     sentences = list(Event.objects.about(campaign).order_by("pk").values_list("sentence", flat=True))
     assert [sentence.split(":")[0] for sentence in sentences] == [
-        "Small has begun.",
-        "Small is paused",
-        "Small goes on.",
+        "Small was started.",
+        "Small was paused",
+        "Small was resumed.",
         "Small is done",
     ]
 
@@ -89,25 +90,25 @@ def test_it_is_paused_goes_on_and_is_done(mara: Client, campaign: Campaign) -> N
 def test_one_button_withdraws_all_of_a_volunteers_work(mara: Client, campaign: Campaign) -> None:
     sit_down("eve").write(3)
     eve = Volunteer.objects.get()
-    assert "Withdrawn" in act(mara, "volunteer", "withdraw", eve.pk)
+    assert "Banned" in act(mara, "volunteer", "ban", eve.pk)
     eve.refresh_from_db()
-    assert (eve.state, eve.reason) == ("barred", "mara withdrew what they wrote.")
+    assert (eve.state, eve.reason) == ("banned", "Banned by mara.")
     assert set(Rephrasing.objects.values_list("state", flat=True)) == {"withdrawn"}
     assert set(campaign.packets.values_list("state", flat=True)) == {"waiting"}
-    act(mara, "volunteer", "pardon", eve.pk)
-    act(mara, "volunteer", "believe", eve.pk)
-    assert Volunteer.objects.get().state == "known"
+    act(mara, "volunteer", "unban", eve.pk)
+    act(mara, "volunteer", "trust", eve.pk)
+    assert Volunteer.objects.get().state == "trusted"
 
 
 def test_packets_that_were_set_aside_are_tried_again(mara: Client, campaign: Campaign) -> None:
-    Campaign.objects.update(tries=1)
+    Campaign.objects.update(max_attempts=1)
     ada = sit_down("ada")
     [packet] = ada.take(1)
     ada.hand_in(ada.result(packet, echo))
-    assert "copied" in mara.get("/admin/scheduler/packet/?state=aside").content.decode()
-    assert "1 wait again" in act(mara, "packet", "try_again", packet.packet)
+    assert "copied" in mara.get("/admin/campaigns/packet/?state=set_aside").content.decode()
+    assert "Packets to retry: 1" in act(mara, "packet", "retry", packet.packet)
     row = Packet.objects.get(pk=packet.packet)
-    assert (row.state, row.tries) == ("waiting", 0)
+    assert (row.state, row.attempts) == ("waiting", 0)
 
 
 def test_an_owner_lends_a_machine_for_packets_too(db: None, client: Client) -> None:

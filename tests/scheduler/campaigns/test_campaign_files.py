@@ -6,14 +6,13 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from django.test import Client
 
 from scheduler import rate_limits
-from scheduler.campaigns import collation, statistics, transitions
-from scheduler.models import Campaign, Rephrasing
+from scheduler.campaigns import shards, transitions
+from scheduler.campaigns.models import Campaign, Rephrasing
 from tests.support.volunteers import make_campaign, produced, sit_down
 from trainer.data.corpora import open_corpus
 
@@ -23,11 +22,11 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     """All of it written, and no Hub anywhere."""
     settings.HUB_ORGANISATION = settings.HF_TOKEN = ""
     made = produced(make_campaign(settings, tmp_path))
-    assert statistics.files(made) == []
+    assert Client().get(f"{made.get_absolute_url()}files/manifest.json").status_code == 404
     ada = sit_down("ada")
     ada.hand_in(*(ada.result(packet) for packet in ada.take(100)))
-    collation.collate_all()
-    transitions.close_all()
+    shards.update_shards()
+    transitions.finish_complete_campaigns()
     made.refresh_from_db()
     return made
 
@@ -37,14 +36,19 @@ def body(answer: Any) -> bytes:
 
 
 def downloaded(campaign: Campaign, client: Client, folder: Path) -> Path:
-    for row in statistics.files(campaign):
-        answer = client.get(urlsplit(row["address"]).path)
+    """Download the manifest and every file that it names, as the documentation says."""
+    root = f"{campaign.get_absolute_url()}files/"
+    shards = json.loads(client.get(f"{root}manifest.json").content)["shards"]
+    hashes = {shard["name"]: shard["sha256"] for shard in shards}
+    for name in ("manifest.json", "README.md", "set_aside.jsonl", *hashes):
+        answer = client.get(root + name)
         assert answer.status_code == 200
         content = body(answer)
-        assert answer.headers["ETag"] == f'"{hashlib.sha256(content).hexdigest()}"'
-        assert row.get("sha256") in (None, hashlib.sha256(content).hexdigest())
-        (folder / row["name"]).parent.mkdir(parents=True, exist_ok=True)
-        (folder / row["name"]).write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        assert answer.headers["ETag"] == f'"{sha256}"'
+        assert hashes.get(name, sha256) == sha256
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -63,8 +67,8 @@ def test_datasets_reads_what_was_downloaded(campaign: Campaign, client: Client, 
 
 
 def test_what_broke_goes_on_and_what_is_known_is_not_sent_again(campaign: Campaign, client: Client) -> None:
-    shard = next(row for row in statistics.files(campaign) if row["name"].startswith("data/"))
-    path = urlsplit(shard["address"]).path
+    root = f"{campaign.get_absolute_url()}files/"
+    path = f"{root}data/shard-00000.parquet"
     whole = client.get(path)
     content, tag = body(whole), whole.headers["ETag"]
     rest = client.get(path, headers={"Range": "bytes=100-", "If-Range": tag})
@@ -72,7 +76,7 @@ def test_what_broke_goes_on_and_what_is_known_is_not_sent_again(campaign: Campai
     other = client.get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
     assert (other.status_code, body(other)) == (200, content), "it is not the file that was begun"
     assert client.get(path, headers={"If-None-Match": tag}).status_code == 304
-    manifest = urlsplit(statistics.files(campaign)[0]["address"]).path
+    manifest = f"{root}manifest.json"
     assert client.get(manifest, headers={"If-None-Match": client.get(manifest).headers["ETag"]}).status_code == 304
 
 

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from scheduler import leases
 from scheduler.campaigns import (
     assignment,
-    collation,
-    packet_orders,
+    messages,
     release,
     reputation,
+    shards,
     submission,
     transitions,
     withdrawal,
 )
 from scheduler.campaigns import sessions as queue
+from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Shard, Volunteer
 from scheduler.errors import LeaseEndedError
-from scheduler.models import Campaign, Handout, Lease, Node, Packet, Rephrasing, Shard
-from scheduler.models.packets import Volunteer
+from scheduler.models import Lease, Node
 from tests.support.pool import make_node
 from tests.support.recording_handler import CALLS
 from tests.support.volunteers import document, echo, make_campaign, output, paraphrase, produced
@@ -51,7 +51,7 @@ class World:
         CALLS.clear()
         self.campaign = campaign
         self.nodes = [make_node(f"v-{number}", packets=Node.Packets.ONLY)[0] for number in range(VOLUNTEERS)]
-        self.people = [reputation.volunteer_of(node) for node in self.nodes]
+        self.people = [reputation.get_volunteer(node) for node in self.nodes]
         self.leases: dict[int, Lease] = {}
         self.held: dict[int, dict[int, protocol.Packet]] = {number: {} for number in range(VOLUNTEERS)}
         self.last: dict[int, protocol.RephrasedPacket] = {}
@@ -61,7 +61,7 @@ class World:
         if lease is not None and Lease.objects.active(lease).exists():
             return Lease.objects.select_related("node", "job").get(pk=lease.pk)
         self.held[number] = {}
-        queue.top_up_all()
+        queue.queue_sessions()
         granted = leases.claim_job(self.nodes[number])
         if granted is None:
             return None
@@ -82,32 +82,32 @@ class World:
         elif what == "finish" and (lease := self.leases.get(which)) and Lease.objects.active(lease).exists():
             leases.finish_lease(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
         elif what == "bar":
-            reputation.bar(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
+            reputation.ban_volunteer(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
         elif what == "pardon":
-            withdrawal.withdraw_all()
-            reputation.pardon(Volunteer.objects.get(pk=self.people[which].pk), "ada")
+            withdrawal.withdraw_banned()
+            reputation.unban_volunteer(Volunteer.objects.get(pk=self.people[which].pk), "ada")
         elif which is None:
             self.site(what)
 
     def site(self, what: str) -> None:
         campaign = Campaign.objects.get(pk=self.campaign.pk)
         if what == "withdraw":
-            withdrawal.withdraw_all()
+            withdrawal.withdraw_banned()
         elif what == "collate":
-            collation.collate_all()
+            shards.update_shards()
         elif what == "close":
-            transitions.close_all()
+            transitions.finish_complete_campaigns()
         elif what == "pause":
-            transitions.pause(campaign, "ada")
+            transitions.pause_campaign(campaign, "ada")
         elif what == "start":
-            transitions.start(campaign, "ada")
+            transitions.start_campaign(campaign, "ada")
 
     def take(self, number: int, count: int) -> None:
         lease = self.lease(number)
         if lease is None:
             return
         held = tuple(self.held[number])
-        for packet in assignment.take(lease, protocol.TakePackets(count=count, held=held)).packets:
+        for packet in assignment.take_packets(lease, protocol.TakePackets(count=count, held=held)).packets:
             assert packet.packet not in held
             self.held[number][packet.packet] = packet
 
@@ -115,7 +115,7 @@ class World:
         if not self.held[number] or number not in self.leases:
             return
         _, packet = self.held[number].popitem()
-        order = packet_orders.order(self.campaign)
+        order = messages.build_order(self.campaign)
         outputs = []
         for chunk in packet.chunks:
             for place, style in enumerate(chunk.styles):
@@ -135,33 +135,33 @@ class World:
     def submit(self, number: int, result: protocol.RephrasedPacket) -> None:
         lease = Lease.objects.select_related("node", "job").get(pk=self.leases[number].pk)
         try:
-            submission.submit(lease, protocol.SubmitPackets(results=(result,)))
+            submission.submit_packets(lease, protocol.SubmitPackets(results=(result,)))
         except LeaseEndedError:
             assert lease.state != Lease.State.ACTIVE
 
     # --- what has to be so -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        held = Handout.objects.filter(state="held", purpose="work")
+        held = Assignment.objects.filter(state="active", purpose="work")
         writing = Counter(held.values_list("packet_id", flat=True))
         for packet in self.campaign.packets.all():
             self.check_packet(packet, writing[packet.pk])
-        for shard in Shard.objects.exclude(written=0):
-            if shard.written == shard.version:
+        for shard in Shard.objects.exclude(written_version=0):
+            if shard.written_version == shard.version:
                 assert shard.rephrasings.filter(state="accepted").count() == shard.rows
         assert not Rephrasing.objects.exclude(state="accepted").exclude(shard=None).exists()
-        ended = Handout.objects.filter(state="held").exclude(lease__state="active")
+        ended = Assignment.objects.filter(state="active").exclude(lease__state="active")
         assert not ended.exists(), "what a lease held goes back with it"
-        seconds = Handout.objects.filter(state="held", purpose="second").values_list("packet_id", flat=True)
-        for packet in self.campaign.packets.filter(second="held"):
+        seconds = Assignment.objects.filter(state="active", purpose="replica").values_list("packet_id", flat=True)
+        for packet in self.campaign.packets.filter(replication="assigned"):
             assert packet.pk in seconds
 
     def check_packet(self, packet: Packet, writers: int) -> None:
         there = set(packet.rephrasings.filter(state="accepted").values_list("chunk", "style"))
-        lacking = set(packet_orders.lacking(packet, self.campaign))
-        assert there | lacking == set(packet_orders.pairs(packet, self.campaign)), "nothing is lost"
+        lacking = set(messages.get_missing_keys(packet, self.campaign))
+        assert there | lacking == set(messages.get_output_keys(packet, self.campaign)), "nothing is lost"
         assert not there & lacking, "nothing is asked for twice"
-        assert writers == (packet.state == "held")
+        assert writers == (packet.state == "assigned")
         assert (packet.state == "done") == (not lacking)
 
 
@@ -180,7 +180,9 @@ def test_the_books_are_straight_after_every_step(world_of: Any, steps: list[tupl
 def world_of(db: None, settings: Any, tmp_path: Path) -> Any:
     def make(seconds: float) -> World:
         texts = [document(number, 6) for number in range(2)]
-        campaign = make_campaign(settings, tmp_path, texts, second_share=seconds, rows_per_shard=3, chunks_per_packet=1)
+        campaign = make_campaign(
+            settings, tmp_path, texts, replication_rate=seconds, rows_per_shard=3, chunks_per_packet=1
+        )
         return World(produced(campaign))
 
     return make
@@ -204,8 +206,8 @@ def test_a_history_to_its_end(world_of: Any) -> None:
     world.site("close")
     world.check()
     campaign = Campaign.objects.get(pk=world.campaign.pk)
-    assert (campaign.state, campaign.reason) == ("done", "Every chunk is written, or set aside.")
+    assert (campaign.state, campaign.reason) == ("done", "Every chunk is written or set aside.")
     rows = Rephrasing.objects.filter(state="accepted")
-    assert rows.count() == 2 * campaign.chunks_made == sum(campaign.shards.values_list("rows", flat=True))
+    assert rows.count() == 2 * campaign.chunk_count == sum(campaign.shards.values_list("rows", flat=True))
     assert not rows.filter(volunteer=world.people[0]).exists()
-    assert release.of_ended_leases() == 0
+    assert release.release_ended_leases() == 0

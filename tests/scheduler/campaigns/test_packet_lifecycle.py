@@ -9,7 +9,8 @@ import pytest
 
 from scheduler import leases
 from scheduler.campaigns import sessions
-from scheduler.models import Campaign, Handout, Job, Lease, Packet, Rephrasing, Share
+from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
+from scheduler.models import Job, Lease
 from tests.support.pool import sentence
 from tests.support.volunteers import echo, garbage, make_campaign, produced, sit_down
 from trainer import protocol
@@ -28,8 +29,8 @@ def states(campaign: Campaign) -> dict[str, int]:
 def test_what_is_taken_and_handed_in_is_accepted(campaign: Campaign) -> None:
     ada = sit_down("ada")
     packets = ada.take(100)
-    assert len(packets) == campaign.packets_made > 4
-    assert states(campaign) == {"held": len(packets)}
+    assert len(packets) == campaign.packet_count > 4
+    assert states(campaign) == {"assigned": len(packets)}
     verdicts = ada.hand_in(*(ada.result(packet) for packet in packets))
     assert {verdict.state for verdict in verdicts} == {"taken"}
     wrong = [
@@ -38,19 +39,19 @@ def test_what_is_taken_and_handed_in_is_accepted(campaign: Campaign) -> None:
     assert wrong == []
     assert states(campaign) == {"done": len(packets)}
     rows = Rephrasing.objects.filter(campaign=campaign, state="accepted")
-    assert rows.count() == 2 * campaign.chunks_made
-    share = Share.objects.get(campaign=campaign)
+    assert rows.count() == 2 * campaign.chunk_count
+    share = Contribution.objects.get(campaign=campaign)
     assert (share.packets, share.accepted, share.rejected) == (len(packets), rows.count(), 0)
     assert share.tokens > 0
     assert ada.take() == ()
-    assert "thank you" in ada.last.done
+    assert "Thank you" in ada.last.done
 
 
 def test_nobody_is_given_what_another_holds(campaign: Campaign) -> None:
     ada, bob = sit_down("ada"), sit_down("bob")
     ours, theirs = ada.take(3), bob.take(100)
     assert {packet.packet for packet in ours}.isdisjoint(packet.packet for packet in theirs)
-    assert len(ours) + len(theirs) == campaign.packets_made
+    assert len(ours) + len(theirs) == campaign.packet_count
 
 
 def test_an_answer_that_was_lost_is_given_again(campaign: Campaign) -> None:
@@ -60,7 +61,7 @@ def test_an_answer_that_was_lost_is_given_again(campaign: Campaign) -> None:
     again = ada.take(2, held=held[:1])
     assert sorted(packet.packet for packet in again[:2]) == sorted(held[1:])
     assert len(again) == 4
-    assert Handout.objects.filter(state="held").count() == 5
+    assert Assignment.objects.filter(state="active").count() == 5
 
 
 def test_a_repeat_has_no_effect_and_the_same_answer(campaign: Campaign) -> None:
@@ -71,7 +72,7 @@ def test_a_repeat_has_no_effect_and_the_same_answer(campaign: Campaign) -> None:
     rows = list(Rephrasing.objects.order_by("pk").values())
     assert ada.hand_in(*results) == first
     assert list(Rephrasing.objects.order_by("pk").values()) == rows
-    assert Share.objects.get(campaign=campaign).packets == 2
+    assert Contribution.objects.get(campaign=campaign).packets == 2
 
 
 def test_the_same_packet_twice_in_a_message_counts_once(campaign: Campaign) -> None:
@@ -79,7 +80,7 @@ def test_the_same_packet_twice_in_a_message_counts_once(campaign: Campaign) -> N
     [packet] = ada.take(1)
     one, other = ada.hand_in(ada.result(packet), ada.result(packet))
     assert one == other
-    assert Share.objects.get(campaign=campaign).packets == 1
+    assert Contribution.objects.get(campaign=campaign).packets == 1
 
 
 def test_who_replays_anothers_result_gets_nothing(campaign: Campaign) -> None:
@@ -115,7 +116,7 @@ def test_what_was_made_with_something_else_is_refused(campaign: Campaign, change
     assert ada.hand_in(result) == [verdict]
     assert not Rephrasing.objects.exists()
     row = Packet.objects.get(pk=packet.packet)
-    assert (row.state, row.tries) == ("waiting", 0)
+    assert (row.state, row.attempts) == ("waiting", 0)
     assert packet.packet not in {other.packet for other in ada.take(100)}, "in this sitting"
 
 
@@ -143,15 +144,15 @@ def test_what_is_rejected_is_asked_for_again_and_nothing_else(campaign: Campaign
 
 
 def test_after_some_tries_a_packet_is_set_aside_with_its_reason(campaign: Campaign) -> None:
-    Campaign.objects.update(tries=2)
+    Campaign.objects.update(max_attempts=2)
     names = iter(("ada", "bob"))
     for name in names:
         volunteer = sit_down(name)
         [packet] = volunteer.take(1)
         volunteer.hand_in(volunteer.result(packet, echo))
     row = Packet.objects.get(pk=packet.packet)
-    assert row.state == "aside"
-    assert {(style, tuple(reasons)) for _, style, reasons in row.lacking or ()} == {
+    assert row.state == "set_aside"
+    assert {(style, tuple(reasons)) for _, style, reasons in row.missing or ()} == {
         ("easy", ("copied",)),
         ("medium", ("copied",)),
     }
@@ -169,13 +170,13 @@ def test_what_a_lost_lease_held_goes_to_others(campaign: Campaign) -> None:
 
 
 def test_a_packet_that_never_comes_back_is_set_aside(campaign: Campaign) -> None:
-    Packet.objects.update(handed_out=19)
+    Packet.objects.update(times_assigned=19)
     ada = sit_down("ada")
     packets = ada.take(1)
     ada.work.finish("released")
     row = Packet.objects.get(pk=packets[0].packet)
-    assert row.state == "aside"
-    assert {tuple(reasons) for _, _, reasons in row.lacking or ()} == {("lost",)}
+    assert row.state == "set_aside"
+    assert {tuple(reasons) for _, _, reasons in row.missing or ()} == {("lost",)}
 
 
 def test_a_finished_sitting_gives_back_what_it_did_not_write(campaign: Campaign) -> None:
@@ -183,7 +184,7 @@ def test_a_finished_sitting_gives_back_what_it_did_not_write(campaign: Campaign)
     packets = ada.take(3)
     ada.hand_in(ada.result(packets[0]))
     assert ada.work.finish("done").status_code == 200
-    assert states(campaign) == {"done": 1, "waiting": campaign.packets_made - 1}
+    assert states(campaign) == {"done": 1, "waiting": campaign.packet_count - 1}
 
 
 def test_a_job_of_another_kind_has_no_packets(db: None, agent: Any) -> None:
@@ -192,7 +193,7 @@ def test_a_job_of_another_kind_has_no_packets(db: None, agent: Any) -> None:
     make_job()
     answer = agent.work().call("/packets/take", protocol.TakePackets(count=1))
     assert answer.status_code == 404
-    assert "no sitting" in sentence(answer)
+    assert "not a rephrase session" in sentence(answer)
 
 
 def test_a_text_that_does_not_fit_the_model_gives_its_reason(campaign: Campaign) -> None:
@@ -202,13 +203,13 @@ def test_a_text_that_does_not_fit_the_model_gives_its_reason(campaign: Campaign)
     none = tuple(one.model_copy(update={"ended": "none", "trouble": "prompt_too_long"}) for one in result.outputs)
     [verdict] = ada.hand_in(result.model_copy(update={"outputs": none}))
     assert {judged.reasons for judged in verdict.outputs} == {("prompt_too_long",)}
-    assert Share.objects.get().failing == 0
+    assert Contribution.objects.get().rejection_rate == 0
 
 
 def test_nobody_is_asked_to_sit_down_where_nothing_waits(campaign: Campaign) -> None:
     ada = sit_down("ada")
     ada.take(100)
-    Job.objects.filter(sitting__campaign=campaign, state="queued").delete()
-    assert sessions.top_up_all() == 0, "ada holds all that there is"
+    Job.objects.filter(rephrase_session__campaign=campaign, state="queued").delete()
+    assert sessions.queue_sessions() == 0, "ada holds all that there is"
     ada.work.finish("released")
-    assert sessions.top_up_all() > 0
+    assert sessions.queue_sessions() > 0

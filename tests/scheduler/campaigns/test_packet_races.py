@@ -8,13 +8,13 @@ from typing import Any
 
 from django.db import connection, connections
 
-from scheduler.models import Handout, Rephrasing, Share
+from scheduler.campaigns.models import Assignment, Contribution, Rephrasing
 from tests.support.volunteers import Volunteer, document, make_campaign, produced, sit_down
 
 
 def test_four_at_once_write_everything_once(transactional_db: None, settings: Any, tmp_path: Path) -> None:
     documents = [document(number) for number in range(12)]
-    campaign = produced(make_campaign(settings, tmp_path, documents, second_share=0.3))
+    campaign = produced(make_campaign(settings, tmp_path, documents, replication_rate=0.3))
     volunteers = [sit_down(f"v{number}") for number in range(4)]
     problems: list[BaseException] = []
 
@@ -41,8 +41,8 @@ def test_four_at_once_write_everything_once(transactional_db: None, settings: An
     connection.close()
     assert problems == []
     assert set(campaign.packets.values_list("state", flat=True)) == {"done"}
-    assert Rephrasing.objects.filter(state="accepted").count() == 2 * campaign.chunks_made
-    assert not campaign.packets.filter(second__in=["later", "held"]).exists()
-    work_given = Handout.objects.filter(purpose="work").values_list("packet", flat=True)
-    assert len(work_given) == len(set(work_given)) == campaign.packets_made
-    assert sum(Share.objects.values_list("packets", flat=True)) == Handout.objects.count()
+    assert Rephrasing.objects.filter(state="accepted").count() == 2 * campaign.chunk_count
+    assert not campaign.packets.filter(replication__in=["planned", "assigned"]).exists()
+    work_given = Assignment.objects.filter(purpose="work").values_list("packet", flat=True)
+    assert len(work_given) == len(set(work_given)) == campaign.packet_count
+    assert sum(Contribution.objects.values_list("packets", flat=True)) == Assignment.objects.count()

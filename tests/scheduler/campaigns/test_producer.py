@@ -16,9 +16,9 @@ import pytest
 from django.core.files.storage import default_storage
 from django.db import connection
 
-from scheduler.campaigns import collation, producer, quality, sources, transitions
+from scheduler.campaigns import producer, quality, shards, sources, transitions
+from scheduler.campaigns.models import Campaign, Packet, Paragraph, Rephrasing, Shard
 from scheduler.campaigns.transitions import CampaignError
-from scheduler.models import Campaign, Packet, Paragraph, Rephrasing, Shard
 from tests.support.paths import REPOSITORY
 from tests.support.volunteers import document, make_campaign, produced, sit_down, write_source
 
@@ -29,7 +29,7 @@ def texts_of(campaign: Campaign) -> list[str]:
     """Return the documents, put together again from their packets."""
     parts: dict[int, list[str]] = {}
     for packet in campaign.packets.order_by("row", "part"):
-        assert packet.first == len(parts.setdefault(packet.row, []))
+        assert packet.first_chunk == len(parts.setdefault(packet.row, []))
         parts[packet.row] += packet.chunks
     return [" ".join(chunks) for chunks in parts.values()]
 
@@ -38,8 +38,8 @@ def test_every_document_becomes_its_chunks(db: None, settings: Any, tmp_path: Pa
     documents = [document(number, 10 + number) for number in range(5)]
     campaign = produced(make_campaign(settings, tmp_path, documents))
     assert texts_of(campaign) == documents
-    assert (campaign.rows_read, campaign.exhausted, campaign.dropped) == (5, True, {})
-    assert campaign.packets_made == campaign.packets.count()
+    assert (campaign.rows_read, campaign.is_exhausted, campaign.dropped_counts) == (5, True, {})
+    assert campaign.packet_count == campaign.packets.count()
     assert max(len(packet.chunks) for packet in campaign.packets.all()) == 2
 
 
@@ -50,7 +50,7 @@ def test_what_is_short_repeated_or_broken_is_left_out(db: None, settings: Any, t
         file.write('not JSON\n{"other": 1}\n\n')
     campaign = produced(campaign)
     assert texts_of(campaign) == [one, other]
-    assert campaign.dropped == {"paragraphs": 2, "repeated": 1, "short": 1, "unreadable": 2}
+    assert campaign.dropped_counts == {"paragraphs": 2, "repeated": 1, "short": 1, "unreadable": 2}
     assert Paragraph.objects.filter(campaign=campaign).count() == 2
 
 
@@ -58,7 +58,7 @@ def test_other_languages_are_left_out(db: None, settings: Any, tmp_path: Path) -
     german = "Der alte Mann ging am Morgen langsam über die Brücke und sah den Fluss unter sich fließen. " * 4
     english = "The old man slowly walked across the bridge in the morning and saw the river below him. " * 4
     campaign = produced(make_campaign(settings, tmp_path, [german, english], language="en"))
-    assert campaign.dropped == {"language": 1}
+    assert campaign.dropped_counts == {"language": 1}
     assert campaign.rows_read == 2
     assert all("bridge" in packet.chunks[0] for packet in campaign.packets.all())
 
@@ -66,28 +66,28 @@ def test_other_languages_are_left_out(db: None, settings: Any, tmp_path: Path) -
 def test_the_best_bucket_reads_like_most_of_the_source(db: None, settings: Any, tmp_path: Path) -> None:
     good = [document(number) for number in range(8)]
     salad = ["".join(random.Random(number).choices("bcdfgxzq#@|~ ", k=600)) + str(number) for number in range(4)]
-    campaign = produced(make_campaign(settings, tmp_path, good + salad, buckets=["head", "middle"]))
-    assert campaign.quality is not None
-    assert campaign.dropped["quality"] >= 4
+    campaign = produced(make_campaign(settings, tmp_path, good + salad, quality_buckets=["head", "middle"]))
+    assert campaign.quality_model is not None
+    assert campaign.dropped_counts["quality"] >= 4
     assert set(texts_of(campaign)) <= set(good)
     with pytest.raises(ValueError, match="too strict"):
-        quality.learn([])
+        quality.train_quality_model([])
 
 
 def test_it_stays_between_its_marks(db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "ROWS", 1)
+    monkeypatch.setattr(producer, "ROWS_PER_BATCH", 1)
     documents = [document(number) for number in range(30)]
     campaign = produced(make_campaign(settings, tmp_path, documents, low_mark=4, high_mark=8))
-    waiting = campaign.packets_made
+    waiting = campaign.packet_count
     assert 8 <= waiting < 16
-    assert producer.produce(campaign.pk) == 0, "enough wait"
+    assert producer.produce_campaign(campaign.pk) == 0, "enough wait"
     Packet.objects.filter(pk__in=list(campaign.packets.values_list("pk", flat=True)[: waiting - 3])).update(
         state="done"
     )
-    assert producer.produce(campaign.pk) > 0
-    transitions.pause(campaign, "ada")
+    assert producer.produce_campaign(campaign.pk) > 0
+    transitions.pause_campaign(campaign, "ada")
     Packet.objects.update(state="done")
-    assert producer.produce(campaign.pk) == 0, "it is paused"
+    assert producer.produce_campaign(campaign.pk) == 0, "it is paused"
 
 
 def test_files_of_all_kinds_are_read_on_from_any_row(db: None, settings: Any, tmp_path: Path) -> None:
@@ -102,13 +102,13 @@ def test_files_of_all_kinds_are_read_on_from_any_row(db: None, settings: Any, tm
     parquet.write_table(table, folder / "a.parquet", row_group_size=2)
     (folder / "z.txt").write_text(document(7))
     (folder / "ignored.bin").write_bytes(b"\0")
-    producer.find_files(campaign)
-    whole = list(sources.rows(campaign))
+    producer.pin_files(campaign)
+    whole = list(sources.iterate_rows(campaign))
     assert campaign.files == ["a.parquet", "more.json.gz", "texts.jsonl", "z.txt"]
     assert [row.text for row in whole] == [document(number) for number in (4, 5, 6, 2, 3, 0, 1, 7)]
     for index, row in enumerate(whole):
         campaign.cursor = {"file": row.file, "row": row.row}
-        assert list(sources.rows(campaign)) == whole[index:]
+        assert list(sources.iterate_rows(campaign)) == whole[index:]
 
 
 def test_nothing_outside_of_the_folder_of_sources_is_read(db: None, settings: Any, tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_nothing_outside_of_the_folder_of_sources_is_read(db: None, settings: An
     secret.write_text("key")
     for pattern in ("../*.txt", str(secret), "", "nothing/*.jsonl"):
         campaign = produced(make_campaign(settings, tmp_path, [], slug=f"s{len(pattern)}", dataset=pattern))
-        assert "REPHRASE_FILES" in campaign.trouble
+        assert "REPHRASE_FILES" in campaign.source_error
         assert campaign.files == []
     (tmp_path / "files" / "link.txt").symlink_to(secret)
     with pytest.raises(sources.SourceError):
-        sources.local("*.txt")
+        sources.find_local_files("*.txt")
 
 
 def test_a_damaged_file_is_told_and_read_on_later(db: None, settings: Any, tmp_path: Path) -> None:
@@ -128,18 +128,18 @@ def test_a_damaged_file_is_told_and_read_on_later(db: None, settings: Any, tmp_p
     whole = gzip.compress("".join(json.dumps({"text": document(n)}) + "\n" for n in range(3)).encode())
     (tmp_path / "files" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     campaign = produced(campaign)
-    assert "damaged" in campaign.trouble
+    assert "damaged" in campaign.source_error
     (tmp_path / "files" / "cut.jsonl.gz").write_bytes(whole)
     campaign = produced(campaign)
-    assert (campaign.trouble, len(texts_of(campaign))) == ("", 3)
+    assert (campaign.source_error, len(texts_of(campaign))) == ("", 3)
 
 
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"styles": []}, "styles"),
+        ({"styles": []}, "Styles must be"),
         ({"styles": ["loud"]}, "loud"),
-        ({"buckets": ["best"]}, "buckets"),
+        ({"quality_buckets": ["best"]}, "Quality buckets"),
         ({"low_mark": 9, "high_mark": 3}, "low mark"),
         ({"prompt_version": 99}, "version 99"),
         ({"thresholds": {"easy": {"colour": 1}}}, "colour"),
@@ -162,7 +162,7 @@ def test_the_real_documents_of_c4(db: None, settings: Any, tmp_path: Path) -> No
     )
     assert campaign.rows_read == 30
     short = sum(len(text.strip()) < 300 for text in documents)
-    assert campaign.dropped.get("short", 0) == short
+    assert campaign.dropped_counts.get("short", 0) == short
     assert campaign.packets.values("row").distinct().count() >= 25 - short
     assert all(chunk.strip() == chunk != "" for packet in campaign.packets.all() for chunk in packet.chunks)
 
@@ -205,8 +205,8 @@ def test_a_producer_that_is_killed_loses_and_doubles_nothing(
     kill_now_and_then("produce", campaign, tmp_path, 3)
     campaign.refresh_from_db()
     assert texts_of(campaign) == documents
-    assert (campaign.rows_read, campaign.exhausted) == (60, True)
-    assert campaign.chunks_made == sum(len(packet.chunks) for packet in campaign.packets.all())
+    assert (campaign.rows_read, campaign.is_exhausted) == (60, True)
+    assert campaign.chunk_count == sum(len(packet.chunks) for packet in campaign.packets.all())
 
 
 def test_a_collator_that_is_killed_loses_and_doubles_nothing(
@@ -217,8 +217,8 @@ def test_a_collator_that_is_killed_loses_and_doubles_nothing(
     while ada.write(64):
         pass
     kill_now_and_then("collate", campaign, tmp_path, 3)
-    collation.collate(campaign.pk)
-    transitions.close_all()
+    shards.update_campaign_shards(campaign.pk)
+    transitions.finish_complete_campaigns()
     campaign.refresh_from_db()
     assert campaign.state == "done"
     rows = [row["id"] for shard in campaign.shards.all() for row in read(shard)]
@@ -226,7 +226,7 @@ def test_a_collator_that_is_killed_loses_and_doubles_nothing(
     assert sorted(rows) == sorted(f"{row.packet_id}-{row.chunk}-{row.style}" for row in expected)
     sizes = [shard.rows for shard in campaign.shards.all()]
     assert set(sizes[:-1]) == {5}
-    assert sum(sizes) == len(set(rows)) == 2 * campaign.chunks_made
+    assert sum(sizes) == len(set(rows)) == 2 * campaign.chunk_count
 
 
 def read(shard: Shard) -> list[dict[str, Any]]:
@@ -242,10 +242,10 @@ def read(shard: Shard) -> list[dict[str, Any]]:
 
 def test_two_producers_at_once_make_each_packet_once(db: None, settings: Any, tmp_path: Path) -> None:
     campaign = make_campaign(settings, tmp_path, [document(number) for number in range(6)])
-    producer.find_files(campaign)
-    batch = list(sources.rows(campaign))
+    producer.pin_files(campaign)
+    batch = list(sources.iterate_rows(campaign))
     mine, theirs = (Campaign.objects.get(pk=campaign.pk) for _ in range(2))
-    assert producer.keep(mine, batch, None)
-    assert producer.keep(theirs, batch, None) is None
+    assert producer.store_batch(mine, batch, None)
+    assert producer.store_batch(theirs, batch, None) is None
     write_source(tmp_path / "files", [])
     assert texts_of(campaign) == [document(number) for number in range(6)]

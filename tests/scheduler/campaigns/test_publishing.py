@@ -15,8 +15,8 @@ from django.utils import timezone
 from leaderboard import outbox
 from leaderboard.models import Effect
 from leaderboard.publishing import datasets
-from scheduler.campaigns import collation, dataset, reputation, transitions, withdrawal
-from scheduler.models import Campaign, Packet, Rephrasing
+from scheduler.campaigns import dataset_files, messages, publishing, reputation, shards, transitions, withdrawal
+from scheduler.campaigns.models import Campaign, Packet, Rephrasing
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
 from tests.support.volunteers import document, make_campaign, produced, sit_down
@@ -35,25 +35,25 @@ def hub(settings: Any) -> Iterator[Hub]:
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     """All of it written, but for one packet that was set aside."""
-    made = produced(make_campaign(settings, tmp_path, target="small-words", licence="odc-by"))
+    made = produced(make_campaign(settings, tmp_path, hub_name="small-words", license="odc-by"))
     ada = sit_down("ada")
     packets = ada.take(100)
     ada.hand_in(*(ada.result(packet) for packet in packets[:-1]))
     left = Packet.objects.get(pk=packets[-1].packet)
-    lacking = [[left.first + index, style, ["copied"]] for index in range(len(left.chunks)) for style in made.styles]
-    Packet.objects.filter(pk=left.pk).update(state="aside", lacking=lacking)
+    missing = [[*key, ["copied"]] for key in messages.get_output_keys(left, made)]
+    Packet.objects.filter(pk=left.pk).update(state="set_aside", missing=missing)
     finish(made)
     return made
 
 
 def finish(made: Campaign) -> None:
-    collation.collate_all()
-    transitions.close_all()
+    shards.update_shards()
+    transitions.finish_complete_campaigns()
     made.refresh_from_db()
 
 
 def publish() -> None:
-    datasets.publish_all()
+    datasets.enqueue_datasets()
     Effect.objects.update(not_before=timezone.now())
     outbox.catch_up()
 
@@ -84,7 +84,7 @@ def test_datasets_reads_back_what_was_accepted(hub: Hub, campaign: Campaign, tmp
 
     read = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert [(row["id"], row["text"]) for row in read] == accepted()
-    assert len(read) == 2 * campaign.chunks_made - len(dataset_aside(folder))
+    assert len(read) == 2 * campaign.chunk_count - len(dataset_aside(folder))
     for row in read:
         assert hashlib.sha256(row["text"].encode()).hexdigest() == row["sha256"]
         assert hashlib.sha256(row["source"].encode()).hexdigest() == row["source_sha256"]
@@ -117,45 +117,45 @@ def test_its_card_says_how_it_was_made_and_thanks(hub: Hub, campaign: Campaign) 
         "# Small\n",
         "A \\<b\\>small\\</b\\> one.",
         f"| easy | {len(accepted()) // 2} |",
-        "all 4 were taken",
-        "after Maini et al. 2024",
-        "Licence: odc-by.",
-        "To 1 volunteer without a name",
-        "It is complete.",
+        "4 read, none dropped",
+        "[WRAP](https://arxiv.org/abs/2401.16380) (Maini et al., 2024)",
+        "License: odc-by.",
+        "Thanks to 1 anonymous volunteer,",
+        "The dataset is complete.",
     ):
         assert sentence in card, sentence
 
 
 def test_it_goes_in_batches_each_once(hub: Hub, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "IN_ONE_COMMIT", 2)
+    monkeypatch.setattr(publishing, "SHARDS_PER_COMMIT", 2)
     hub.fail("POST", r"/api/datasets/trains/small-words/commit", 503, times=1)
     publish()
     assert Effect.objects.get().state == Effect.State.WANTED
     publish()
-    shards = campaign.shards.count()
+    count = campaign.shards.count()
     commits = there(hub).commits[1:]
-    assert len(commits) == -(-shards // 2)
-    assert hub.uploads() == shards
-    assert {shard.published for shard in campaign.shards.all()} == {
-        shard.blob.sha256 for shard in dataset.shards(campaign)
+    assert len(commits) == -(-count // 2)
+    assert hub.uploads() == count
+    assert {shard.published_sha256 for shard in campaign.shards.all()} == {
+        shard.blob.sha256 for shard in dataset_files.get_current_shards(campaign)
     }
     # Nothing new, nothing done; and what was published but not noted is not published again.
-    assert datasets.publish_all() == 0
-    campaign.shards.update(published="")
+    assert datasets.enqueue_datasets() == 0
+    campaign.shards.update(published_sha256="")
     publish()
     assert len(there(hub).commits[1:]) == len(commits)
-    assert hub.uploads() == shards
+    assert hub.uploads() == count
 
 
 def test_what_was_withdrawn_leaves_the_hub(hub: Hub, campaign: Campaign) -> None:
     publish()
     before = json.loads(there(hub).head.files["manifest.json"])["rows"]
     ada = Rephrasing.objects.filter(state="accepted")[0].volunteer
-    reputation.bar(ada, "mara", "It was nonsense.")
-    withdrawal.withdraw_all()
+    reputation.ban_volunteer(ada, "mara", "It was nonsense.")
+    withdrawal.withdraw_banned()
     campaign.refresh_from_db()
     assert campaign.state == "running"
-    assert datasets.publish_all() == 0, "its shards are being written anew"
+    assert datasets.enqueue_datasets() == 0, "its shards are being written anew"
     bob = sit_down("bob")
     while bob.write():
         pass
@@ -228,6 +228,6 @@ def test_a_source_on_the_hub_is_pinned_and_read(hub: Hub, db: None, settings: An
     source.add("later", "", {"README.md": card, "en/train-0.jsonl": b""})
     Campaign.objects.filter(pk=made.pk).update(revision=commit.id)
     made = produced(made)
-    assert (made.trouble, made.revision, made.files) == ("", commit.id, ["en/train-0.jsonl"])
-    assert (made.rows_read, made.exhausted) == (3, True)
+    assert (made.source_error, made.revision, made.files) == ("", commit.id, ["en/train-0.jsonl"])
+    assert (made.rows_read, made.is_exhausted) == (3, True)
     assert not (tmp_path / "sources" / str(made.pk)).exists(), "what was fetched is gone"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from scheduler.campaigns import collation, retention, statistics, transitions
-from scheduler.models import Campaign, Handout, Job, Lease, Rephrasing, Share
+from scheduler.campaigns import retention, shards, statistics, transitions
+from scheduler.campaigns.models import Assignment, Campaign, Contribution, Rephrasing
+from scheduler.models import Job, Lease
 from tests.support.volunteers import echo, make_campaign, produced, sit_down
 
 LATER = timedelta(days=365)
@@ -26,8 +27,8 @@ def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     eve.work.finish("released")
     ada.hand_in(*(ada.result(packet) for packet in ada.take(100)))
     ada.work.finish()
-    collation.collate_all()
-    transitions.close_all()
+    shards.update_shards()
+    transitions.finish_complete_campaigns()
     return made
 
 
@@ -35,27 +36,27 @@ def test_texts_that_are_in_no_dataset_go_and_their_counts_stay(campaign: Campaig
     good = set(Rephrasing.objects.filter(state="accepted").values_list("pk", flat=True))
     bad = Rephrasing.objects.exclude(state="accepted").count()
     counted = (
-        statistics.rejections(campaign),
-        statistics.totals(campaign).rejected,
-        list(Share.objects.values("reasons")),
+        statistics.list_rejections(campaign),
+        statistics.compute_progress(campaign).rejected,
+        list(Contribution.objects.values("rejection_reasons")),
     )
     assert bad > 0
-    assert retention.forget_old() == {"texts": 0, "handouts": 0, "sittings": 0}
-    assert retention.forget_old(timezone.now() + LATER)["texts"] == bad
+    assert retention.delete_expired() == {"texts": 0, "assignments": 0, "sessions": 0}
+    assert retention.delete_expired(timezone.now() + LATER)["texts"] == bad
     assert set(Rephrasing.objects.values_list("pk", flat=True)) == good
-    assert Handout.objects.filter(state="taken", rephrasings__state="accepted").exists(), "whose it is, is known"
+    assert Assignment.objects.filter(state="submitted", rephrasings__state="accepted").exists(), "whose it is, is known"
     assert counted == (
-        statistics.rejections(campaign),
-        statistics.totals(campaign).rejected,
-        list(Share.objects.values("reasons")),
+        statistics.list_rejections(campaign),
+        statistics.compute_progress(campaign).rejected,
+        list(Contribution.objects.values("rejection_reasons")),
     )
-    assert not Handout.objects.filter(state="back").exists()
+    assert not Assignment.objects.filter(state="released").exists()
 
 
 def test_sittings_that_nobody_took_go_and_what_was_given_stays(campaign: Campaign) -> None:
     leases = list(Lease.objects.order_by("pk").values("pk", "seconds"))
     assert Job.objects.filter(kind="rephrase", leases=None, state="cancelled").exists(), "the campaign is done"
-    retention.forget_old(timezone.now() + LATER)
+    retention.delete_expired(timezone.now() + LATER)
     assert not Job.objects.filter(kind="rephrase", leases=None).exists()
     assert list(Lease.objects.order_by("pk").values("pk", "seconds")) == leases
 
@@ -65,6 +66,6 @@ def test_what_waits_is_kept(db: None, settings: Any, tmp_path: Path) -> None:
     ada = sit_down("ada")
     ada.take(2)
     jobs = Job.objects.count()
-    retention.forget_old(timezone.now() + LATER)
+    retention.delete_expired(timezone.now() + LATER)
     assert Job.objects.count() == jobs
-    assert Handout.objects.filter(state="held").count() == 2
+    assert Assignment.objects.filter(state="active").count() == 2

@@ -1,0 +1,42 @@
+"""Node API of the dataset swarm: register a volunteer, take packets and submit them."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from ninja import Router
+
+from scheduler import signing
+from scheduler.campaigns import assignment, join_tokens, submission
+from scheduler.node_api.routes import REFUSALS, Asked, LeaseToken
+from trainer import protocol
+
+router = Router()
+
+
+@router.post("/volunteer", response={200: protocol.RegisterReply, **REFUSALS})
+def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
+    """Register a machine without an account, for packets only."""
+    node, token = join_tokens.register_volunteer(request.META.get("REMOTE_ADDR", ""), message)
+    return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
+
+
+@router.post(
+    "/leases/{int:lease_id}/packets/take",
+    auth=LeaseToken(),
+    response={200: protocol.TakePacketsReply, **REFUSALS},
+    exclude_none=True,
+)
+def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -> protocol.TakePacketsReply:
+    """Return the next packets, and those that the lease holds but the volunteer does not name."""
+    return assignment.take_packets(request.auth, message)
+
+
+@router.post(
+    "/leases/{int:lease_id}/packets/submit",
+    auth=LeaseToken(),
+    response={200: protocol.SubmitPacketsReply, **REFUSALS},
+    exclude_none=True,
+)
+def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
+    """Check rephrased packets and return verdicts. Each packet counts once; a repeat gets the same verdict."""
+    return submission.submit_packets(request.auth, message)

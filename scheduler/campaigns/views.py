@@ -1,0 +1,207 @@
+"""Pages of the dataset swarm: campaigns, their progress, how to join, and the files of their datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404, render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.cache import get_conditional_response
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import condition, require_POST, require_safe
+
+from scheduler import rate_limits, storage
+from scheduler.campaigns import dataset_files, join_tokens, publishing, statistics
+from scheduler.campaigns.models import Campaign
+from scheduler.errors import RangeError
+from scheduler.models import Event
+from scheduler.node_api import downloads
+
+MAX_SAMPLES = 4
+MAX_CONTRIBUTORS = 20
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LIVE_SECONDS = 3.0
+"""Refresh interval of a campaign's page while volunteers work on it."""
+LIST_SECONDS = 5
+"""Refresh interval of the list while a campaign runs, and of the speeds."""
+IDLE_SECONDS = 10
+PARTS = {"progress": "progress", "people": "contributors", "samples": "samples", "refused": "rejections"}
+"""Parts of the page that refresh: element id -> template."""
+CONTENT_TYPES = {
+    dataset_files.CARD: "text/markdown; charset=utf-8",
+    dataset_files.MANIFEST: "application/json",
+    dataset_files.SET_ASIDE: "application/jsonl; charset=utf-8",
+}
+
+
+def get_started_campaign(slug: str) -> Campaign:
+    """Return a campaign, or 404 if it is a draft."""
+    return get_object_or_404(Campaign.objects.exclude(state=Campaign.State.DRAFT), slug=slug)
+
+
+@require_safe
+def campaigns(request: HttpRequest) -> HttpResponse:
+    """List the campaigns that have started."""
+    context = {"campaigns": statistics.list_campaigns(), "join_command": build_join_command()}
+    return render(request, "campaigns/campaigns.html", {**context, "revision": Event.get_latest_id()})
+
+
+@require_safe
+def campaigns_live(request: HttpRequest) -> JsonResponse:
+    rows = statistics.list_campaigns()
+    parts = {"shelf": render_to_string("campaigns/parts/campaign_table.html", {"campaigns": rows})}
+    is_running = any(row["campaign"].state == Campaign.State.RUNNING for row in rows)
+    wait = LIST_SECONDS if is_running else 2 * IDLE_SECONDS
+    return JsonResponse({"parts": parts, "revision": Event.get_latest_id(), "wait": wait})
+
+
+@require_safe
+def campaign(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show a campaign's progress, settings, samples, contributors and how to join."""
+    found = get_started_campaign(slug)
+    context = {
+        **build_live_context(found),
+        **build_join_commands(found),
+        "facts": list_facts(found),
+        "hub_url": publishing.get_hub_url(found),
+        "revision": found.state,
+    }
+    return render(request, "campaigns/campaign.html", context)
+
+
+def compute_live_etag(request: HttpRequest, slug: str) -> str:
+    return f'"{Event.get_latest_id()}-{int(timezone.now().timestamp() / LIST_SECONDS)}"'
+
+
+@require_safe
+@condition(etag_func=compute_live_etag)
+def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
+    found = get_started_campaign(slug)
+    context = build_live_context(found)
+    parts = {name: render_to_string(f"campaigns/parts/{template}.html", context) for name, template in PARTS.items()}
+    is_active = found.state == Campaign.State.RUNNING and context["progress"].volunteers_now
+    # The state as revision: events elsewhere on the site change nothing but the parts.
+    return JsonResponse({"parts": parts, "revision": found.state, "wait": LIVE_SECONDS if is_active else IDLE_SECONDS})
+
+
+@require_POST
+@never_cache
+@login_required
+def campaign_join_command(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show the join command with a token, so that the texts count as the user's."""
+    assert request.user.is_authenticated
+    found, token = get_started_campaign(slug), join_tokens.create_packet_token(request.user)
+    return render(request, "campaigns/join_command.html", {"campaign": found, **build_join_commands(found, token)})
+
+
+def build_live_context(campaign: Campaign) -> dict[str, Any]:
+    """Return the context of the parts that refresh."""
+    progress = statistics.compute_progress(campaign)
+    rejections = statistics.list_rejections(campaign)
+    most = max((row["outputs"] for row in rejections), default=1)
+    return {
+        "campaign": campaign,
+        "progress": progress,
+        "bar": build_progress_bar(progress),
+        "contributors": statistics.list_contributors(campaign, MAX_CONTRIBUTORS),
+        "samples": statistics.list_samples(campaign, MAX_SAMPLES),
+        "rejections": [{**row, "width": f"{100 * row['outputs'] / most:.2f}"} for row in rejections],
+        "submitted": progress.texts + progress.rejected,
+    }
+
+
+def build_progress_bar(progress: statistics.CampaignProgress) -> list[dict[str, Any]]:
+    """Return the packets by state as segments of a bar, in percent."""
+    segments, start = [], 0.0
+    for name in ("done", "aside", "held", "waiting"):
+        packets = getattr(progress, name)
+        width = 100 * packets / max(progress.packets, 1)
+        segments.append({"name": name, "start": f"{start:.3f}", "width": f"{width:.3f}", "packets": packets})
+        start += width
+    return segments
+
+
+def list_facts(campaign: Campaign) -> list[tuple[str, str]]:
+    """Return the settings that are frozen since the start."""
+    revision = f" at {campaign.model_revision}" if campaign.model_revision else ""
+    sampling = f"temperature {campaign.temperature:g}, top_p {campaign.top_p:g}, at most {campaign.max_tokens:,} tokens"
+    return [
+        ("Source", format_source(campaign)),
+        ("Documents", dataset_files.format_dropped(campaign)),
+        ("Quality", ", ".join(campaign.quality_buckets) or "all text"),
+        ("Chunks", f"about {campaign.chunk_tokens} tokens, cut at sentence ends"),
+        ("Styles", ", ".join(campaign.styles)),
+        ("Prompts", f"version {campaign.prompt_version}"),
+        ("Model", f"{campaign.model}{revision}"),
+        ("Sampling", sampling),
+        ("License", campaign.license),
+    ]
+
+
+def format_source(campaign: Campaign) -> str:
+    if campaign.source != Campaign.Source.HUB:
+        return f"files on this site: {campaign.dataset}"
+    return ", ".join(value for value in dataset_files.get_source_fields(campaign).values() if value)
+
+
+# --- how to join -----------------------------------------------------------------------------------------------------
+
+
+def build_join_commands(campaign: Campaign, token: str = "") -> dict[str, str]:
+    return {
+        "join_command": build_join_command(campaign, token),
+        "docker_command": build_docker_command(campaign, token),
+    }
+
+
+def build_join_options(campaign: Campaign | None, token: str) -> list[str]:
+    selected = ["--campaign", campaign.slug] if campaign else []
+    return ["--server", settings.SITE_URL, *selected, *(["--token", token] if token else [])]
+
+
+def build_join_command(campaign: Campaign | None = None, token: str = "") -> str:
+    return shlex.join(["dailytrain", "rephrase", "join", *build_join_options(campaign, token)])
+
+
+def build_docker_command(campaign: Campaign, token: str = "") -> str:
+    options = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
+    options += ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK else []
+    return shlex.join(["docker", "run", *options, settings.VOLUNTEER_IMAGE, *build_join_options(campaign, token)])
+
+
+# --- dataset files ---------------------------------------------------------------------------------------------------
+
+
+@require_safe
+def campaign_file(request: HttpRequest, slug: str, path: str) -> HttpResponseBase:
+    """Send a file of the dataset. A shard supports `Range: bytes=<first>-`, to resume a download."""
+    if not rate_limits.is_within_rate_limit("download", request.META.get("REMOTE_ADDR", "")):
+        wait = rate_limits.get_retry_after("download")
+        message = f"Too many downloads from this IP address. Try again in {wait} s.\n"
+        return HttpResponse(message, status=429, content_type="text/plain", headers={"Retry-After": str(wait)})
+    found = get_started_campaign(slug)
+    shards = dataset_files.get_current_shards(found)
+    if path in CONTENT_TYPES and shards:
+        content = dataset_files.build_text_files(found, shards)[path]
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        response = HttpResponse(content, content_type=CONTENT_TYPES[path], headers={"ETag": etag})
+        return get_conditional_response(request, etag=etag, response=response) or response
+    blob = next((shard.blob for shard in shards if shard.name == path), None)
+    if blob is None:
+        raise Http404
+    if not_modified := get_conditional_response(request, etag=f'"{blob.sha256}"'):
+        return not_modified
+    if url := storage.get_presigned_url(blob):
+        return HttpResponseRedirect(url)
+    try:
+        return downloads.send_blob(request, blob)
+    except RangeError as error:
+        return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
