@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -26,17 +25,12 @@ def step_beyond(site: LiveSite, step: int) -> int | None:
 
 
 def attempts(site: LiveSite) -> int:
-    code = "from scheduler.models import Lease; print(Lease.objects.filter(job__kind='train').count())"
-    return int(site.manage("shell", "-c", code).split()[-1])
+    return int(site.call("runs.count_train_leases"))
 
 
 def configuration(site: LiveSite, run: int) -> dict[str, Any]:
     """Return the configuration that the nodes were given."""
-    code = (
-        "import json; from leaderboard.models import Run; from scheduler.job_kinds import kind_of; "
-        f"job = Run.objects.get(pk={run}).job; print(json.dumps(kind_of(job).order(job, None).config))"
-    )
-    config: dict[str, Any] = json.loads(site.manage("shell", "-c", code).splitlines()[-1])
+    config: dict[str, Any] = site.call("runs.read_run_config", run=run)
     return config
 
 

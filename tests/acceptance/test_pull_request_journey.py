@@ -30,33 +30,6 @@ FILES = {
     "trainer/models/base.py": "",
     "trainer/models/gpt.py": "class Model:\n    pass\n",
 }
-SETUP = """
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-call_command("install_schedule", verbosity=0)
-from leaderboard.models import Season, Track
-from scheduler.node_api import auth
-from scheduler.models import Node
-from django_celery_beat.models import IntervalSchedule, PeriodicTask
-season = Season.objects.create(name="Test", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64)
-Track.objects.create(slug="small", name="Small", season=season, budget="20steps", expected_seconds=10, is_default=True)
-quick, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
-PeriodicTask.objects.filter(task__regex="(read_deliveries|carry_out_due|announce|queue_scores)$").update(interval=quick)
-token = auth.new_token("node")
-Node.objects.create(name="cellar", token_hash=auth.digest(token), trusted=True)
-print(token)
-"""
-BOOKS = """
-import json
-from leaderboard.models import Effect, Entry, Run
-from scheduler.models import Job
-print(json.dumps({
-    "entries": list(Entry.objects.order_by("pk").values_list("sha", "state")),
-    "runs": list(Run.objects.order_by("pk").values_list("state", flat=True)),
-    "jobs": list(Job.objects.order_by("pk").values_list("kind", "state")),
-    "left": list(Effect.objects.exclude(state="done").values_list("key", "state", "problem")),
-}))
-"""
 VERDICT = {
     "bits_per_byte": 2.5, "nats_per_token": 5.5, "stderr": 0.01, "tokens": 1000, "bytes": 3200, "documents": 12,
     "parameters": 123456, "train_flops": 2e10, "train_seconds": 10.0,
@@ -215,7 +188,7 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
 ) -> None:
     killer = Killer(github, site)
     sha = repository(site.repository)
-    token = site.manage("shell", "-c", SETUP).strip().splitlines()[-1]
+    token = site.call("pull_requests.create_small_track")
     node = ScriptedNode(site, token)
 
     # Opened while the site is down: GitHub keeps the delivery, and a maintainer has it sent again.
@@ -273,7 +246,7 @@ def test_a_pull_request_reaches_its_verdict_though_the_site_is_killed_at_each_st
     site.wait(lambda: "2.5000 bits per byte" in comments(github)[0], PATIENCE, "the verdict in the comment")
     time.sleep(2)
 
-    books = json.loads(site.manage("shell", "-c", BOOKS).strip().splitlines()[-1])
+    books = site.call("pull_requests.read_entries")
     assert books["entries"] == [[sha, "approved"]]
     assert books["runs"] == ["finished"]
     assert books["jobs"] == [["smoke", "done"], ["train", "done"], ["score", "done"]]

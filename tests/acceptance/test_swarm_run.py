@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -18,30 +17,6 @@ FILES = {
     "trainer/models/gpt.py": "class Model:\n    pass\n",
 }
 """Of main, as far as an entry is read: what runs is the site's own release."""
-SETUP = """
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-from leaderboard.submissions import intake
-from leaderboard.models import Season, Track
-from scheduler.node_api import auth
-season = Season.objects.create(name="Test season", corpus="files:{text}", tokenizer="bpe:512")
-call_command("prepare_season", verbosity=0)
-season.refresh_from_db()
-track = Track.objects.create(
-    slug="together", name="Together", season=season, budget="{steps}steps", expected_seconds=30, probe_seconds=0,
-    kind="swarm", swarm={{"stages": 2, "workers": 1, "minimum": 1, "patience": 60}}, is_default=True,
-    config={{
-        "model": {{"depth": 2, "width": 32, "heads": 2}},
-        "train": {{"sequence_length": 32, "batch": 16}},
-        "swarm": {{"micro_batches": 4, "learning_rate": 0.003, "warmup_steps": 2, "checkpoint_every": 5}},
-    }},
-    limits={{"memory_bytes": 8 * 2**30, "disk_bytes": 2**28, "processes": 512, "wall_seconds": 3600}},
-)
-track.full_clean()
-entry = intake.enter({repository!r}, "main", "Everybody", "gpt", track)
-(run,) = intake.approve(entry, entry.sha, None)
-print(run.pk, auth.new_join_token(trusted=True))
-"""
 LOCAL = ("--swarm-listen", "127.0.0.1:0")
 
 
@@ -79,24 +54,13 @@ def trained_together(site: LiveSite) -> None:
     page = site.get(f"/runs/{run}/swarm/")
     assert page is not None
     assert "volunteer-0" in page.text
-    books = json.loads(site.manage("shell", "-c", BOOKS).splitlines()[-1])
+    books = site.call("swarm.read_seats")
     assert books["rows"] == 2 * 16 * STEPS  # each row of text once at each stage
     assert books["open"] == []
     for name in ("volunteer-0", "volunteer-1", "node"):
         site.processes[name].terminate()
         assert site.processes.pop(name).wait(120) == 0
     assert [line for line in site.left_over() if "swarm" in line or "p2pd" in line] == []
-
-
-BOOKS = """
-import json
-from leaderboard.models import Seat
-from scheduler.models import Job
-print(json.dumps({
-    "rows": sum(Seat.objects.values_list("rows", flat=True)),
-    "open": [job.pk for job in Job.objects.filter(kind="seat").exclude(state__in=["done", "cancelled"])],
-}))
-"""
 
 
 def set_up(site: LiveSite) -> tuple[str, str]:
@@ -111,9 +75,9 @@ def set_up(site: LiveSite) -> tuple[str, str]:
     git(site.repository, "init", "--quiet")
     git(site.repository, "add", ".")
     git(site.repository, "commit", "--quiet", "-m", "Main")
-    where = {"repository": str(site.repository), "text": site.folder / "text"}
-    said = site.manage("shell", "-c", SETUP.format(steps=STEPS, **where), seconds=600)
-    return tuple(said.split()[-2:])  # type: ignore[return-value]
+    where = {"repository": str(site.repository), "text": str(site.folder / "text")}
+    created = site.call("swarm.create_swarm_run", seconds=600, steps=STEPS, **where)
+    return created["run"], created["token"]
 
 
 def lead(site: LiveSite, token: str) -> None:

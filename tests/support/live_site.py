@@ -45,26 +45,6 @@ class Model(gpt.Model):
         return super().features(tokens)
 '''
 
-SETUP = """
-from django.contrib.auth.models import User
-from leaderboard.models import Season, Track
-season = Season.objects.create(name="Test season", corpus="files:{text}", tokenizer="bpe:512")
-Track.objects.create(
-    slug="tiny", name="Tiny", season=season, budget="{budget}", expected_seconds=60, is_default=True,
-    config={{
-        "threads": 1,
-        "checkpoint_every": "20steps",
-        "model": {{"depth": 2, "width": 32, "heads": 2}},
-        "train": {{
-            "sequence_length": 32, "batch": 4, "precision": "fp32", "compile": False,
-            "evaluations": 3, "dev_tokens": 1024, "sample_tokens": 8,
-        }},
-    }},
-    limits={{"memory_bytes": 4 * 2**30, "disk_bytes": 2**28}}, probe_seconds=0.2,
-)
-User.objects.create_superuser("maintainer", password="{password}")
-"""
-
 
 class LiveSite:
     """Its parts are started, stopped and killed one by one."""
@@ -157,6 +137,15 @@ class LiveSite:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def call(self, function: str, *, seconds: float = 180, **arguments: Any) -> Any:
+        """Run a function of `tests.support.site_programs`, such as "pool.read_pool", and return its result."""
+        module, name = function.split(".")
+        code = (
+            f"import json; from tests.support.site_programs.{module} import {name}; "
+            f"print(json.dumps({name}(**json.loads({json.dumps(arguments)!r}))))"
+        )
+        return json.loads(self.manage("shell", "-c", code, seconds=seconds).splitlines()[-1])
 
     def get(self, path: str) -> httpx.Response | None:
         try:
@@ -297,7 +286,7 @@ def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
             make_text(folder / "text")
             site.manage("migrate", "--verbosity", "0")
             site.manage("install_schedule")
-            site.manage("shell", "-c", SETUP.format(text=folder / "text", budget=budget, password=PASSWORD))
+            site.call("runs.create_tiny_track", text=str(folder / "text"), budget=budget, password=PASSWORD)
             site.manage("prepare_season")
             yield site
         finally:

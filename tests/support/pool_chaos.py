@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -27,40 +26,6 @@ EVERY = STEPS // 4
 LEASE_SECONDS = 3.0
 CARDS = ((), ("NVIDIA GeForce RTX 3090",), ("NVIDIA GeForce RTX 3090",) * 2, ("NVIDIA H100 80GB HBM3",))
 """What the agents are told that they have, in turns: credit depends on it, the jobs do not."""
-
-SETUP = """
-import base64, json
-from scheduler import storage
-from scheduler.node_api import auth
-from scheduler.models import Job
-release = storage.keep(base64.b64decode("{release}"))
-for number in range({jobs}):
-    Job.objects.create(
-        kind="train", release=release, author=f"author-{{number % 5}}", expected_seconds=2 + number % 3,
-        checkpoint_seconds=0.5, needs_sandbox=False, max_attempts=1000,
-        limits={{"wall_seconds": 600, "memory_bytes": 10**9, "disk_bytes": 2 * 10**7, "processes": 8}},
-        result={{"steps": {steps}, "pace": {pace}, "every": {every}}},
-    )
-print(json.dumps([auth.new_join_token() for _ in range({agents})]))
-"""
-BOOKS = """
-import json
-from scheduler.sponsors import contributions
-from scheduler.models import Job, Lease, Node
-jobs = list(Job.objects.order_by("pk").values("id", "state", "reason", "attempts"))
-leases = [
-    {"job": lease.job_id, "node": lease.node_id, "state": lease.state, "seconds": lease.seconds,
-     "heard": (lease.heartbeat_at or lease.started_at).timestamp(),
-     "gpus": lease.gpus, "accelerator": lease.accelerator,
-     "began": lease.started_at.timestamp(), "ended": lease.ended_at and lease.ended_at.timestamp()}
-    for lease in Lease.objects.order_by("job_id", "started_at")
-]
-credited = {
-    node: {"gpu_seconds": given.gpu_seconds, "cpu_seconds": given.cpu_seconds, "credit_hours": given.credit_hours}
-    for node, given in contributions.of_leases(Lease.objects.all()).items()
-}
-print(json.dumps({"jobs": jobs, "leases": leases, "credited": credited}))
-"""
 
 
 class Wire:
@@ -222,8 +187,8 @@ class Pool:
 
 def make_pool(site: LiveSite, agents: int, jobs: int, seed: int) -> Pool:
     """Queue the jobs and start the agents of a site whose web process runs."""
-    setup = SETUP.format(release=encoded_release(), jobs=jobs, agents=agents, steps=STEPS, pace=PACE, every=EVERY)
-    tokens = json.loads(site.manage("shell", "-c", setup).splitlines()[-1])
+    amounts = {"jobs": jobs, "agents": agents, "steps": STEPS, "pace": PACE, "every": EVERY}
+    tokens = site.call("pool.create_pool", release=encoded_release(), **amounts)
     wire = Wire(site.port, agents)
     made = [
         Agent(number, site.folder / f"agent-{number}", port, token, machine(site, number))
@@ -252,7 +217,7 @@ def encoded_release() -> str:
 
 def books(site: LiveSite) -> dict[str, Any]:
     """Return every job and every lease, as the site has them."""
-    found: dict[str, Any] = json.loads(site.manage("shell", "-c", BOOKS).splitlines()[-1])
+    found: dict[str, Any] = site.call("pool.read_pool")
     return found
 
 
