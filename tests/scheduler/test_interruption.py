@@ -318,7 +318,7 @@ def test_a_lid_is_closed_and_opened_again_after_another_has_taken_over(
     until(under_way(job, "lab", 0))
     cellar.everything(signal.SIGCONT)
     until(lambda: is_done(job))
-    until(lambda: "has lost it" in cellar.output.read_text())
+    until(lambda: "the lease is lost" in cellar.output.read_text())
     until(lambda: not list((tmp_path / "cellar" / "work").iterdir()))
     assert [lease.state for lease in job.leases.order_by("pk")] == [Lease.State.LOST, Lease.State.FINISHED]
     done = steps_done(tmp_path)

@@ -139,5 +139,5 @@ def register(agent: Agent, options: argparse.Namespace, path: Path, can_voluntee
 def describe_refusal(error: RequestRefusedError, identity: Path) -> str:
     """Explain to the sponsor that the site refuses the whole node."""
     if error.status in (401, 403) and identity.exists():
-        return f"The site does not let this node in: {error.detail} To join again, start it with a new token."
-    return f"The site refuses: {error.detail}"
+        return f"The site rejects this node: {error.detail} To join again, start it with a new token."
+    return f"The site rejects this node: {error.detail}"

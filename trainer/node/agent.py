@@ -216,5 +216,5 @@ class Agent:
             remove_folder(self.home / "work" / str(lease))
         if leases:
             jobs = f"{len(leases)} unfinished job{'s' if len(leases) > 1 else ''}"
-            log.info("Cleared away %s; handing back.", jobs)
+            log.info("Removed the files of %s; the server will requeue.", jobs)
         return tuple(leases)

@@ -60,9 +60,7 @@ class BackgroundSender(threading.Thread):
             return
         except Exception as error:
             log.exception("The %s could not be sent.", self.name)
-            self.stop_signal.error = (
-                f"The node's agent could not go on sending the {self.name} ({type(error).__name__})."
-            )
+            self.stop_signal.error = f"The node's agent could not send the {self.name} ({type(error).__name__})."
 
 
 def stop_on_refusal(error: RequestRefusedError, stop_signal: StopSignal) -> None:

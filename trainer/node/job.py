@@ -249,7 +249,7 @@ def run_handler(job: Job) -> JobOutcome:
         return JobOutcome("failed", str(error))
     except OSError as error:
         log.exception("Job %s failed.", job.spec.job)
-        return JobOutcome("failed", f"The node could not go on: {error.strerror or type(error).__name__}.")
+        return JobOutcome("failed", f"The node failed: {error.strerror or type(error).__name__}.")
     except Exception as error:
         log.exception("Job %s failed.", job.spec.job)
         return JobOutcome("failed", f"The node's agent failed ({type(error).__name__}).")
@@ -268,7 +268,7 @@ def report_outcome(job: Job, outcome: JobOutcome) -> bool:
     """Report the outcome to the server and the sponsor; return whether the server knows it."""
     files: tuple[protocol.FileRef, ...] = ()
     if job.stop_signal.server_level is StopLevel.LOST:
-        log.warning("Job %s: this node has lost it: %s Going on.", job.spec.job, job.stop_signal.reason)
+        log.warning("Job %s: the lease is lost: %s", job.spec.job, job.stop_signal.reason)
         return False
     with suppress(GaveUpError, RequestRefusedError):
         files = upload_result_files(job, outcome.files)

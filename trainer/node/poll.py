@@ -111,7 +111,7 @@ class PollLoop(threading.Thread):
         if problem and problem != self._problem:
             self._log(problem, logging.WARNING)
         elif self._problem and not problem:
-            self._log("That is cleared away. Going on.")
+            self._log("The slot is clean again.")
         self._problem = problem
 
     def _log_idle(self, reply: protocol.PollReply) -> None:

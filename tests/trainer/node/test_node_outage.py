@@ -78,7 +78,7 @@ def test_lost_lease_ends_the_job_only(site: SmallSite, node: Node) -> None:
     assert after.finish is not None
     assert after.finish.outcome == "done"
     assert held.finish is None
-    assert "has lost it: The lease has expired." in node.read_output()
+    assert "the lease is lost: The lease has expired." in node.read_output()
     assert not (node.home / "work" / str(lease)).exists()
 
 

@@ -146,7 +146,7 @@ def test_revoked_node_ends_with_a_reason(site: SmallSite, node: Node) -> None:
     wait_until_finished(site, lease)
     site.nodes.clear()
     assert node.wait() == 1
-    assert "The site does not let this node in: This node's token is not known: it was revoked." in node.read_output()
+    assert "The site rejects this node: This node's token is not known: it was revoked." in node.read_output()
 
 
 def test_unregistered_node_without_a_token_is_refused(node: Node) -> None:

@@ -167,7 +167,7 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
     cards[1].used = 0
     assert wait_until_finished(site, second).finish is not None
     assert caplog.text.count("still holds") == 1
-    assert "That is cleared away. Going on." in caplog.text
+    assert "The slot is clean again." in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
