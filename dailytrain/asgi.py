@@ -23,7 +23,7 @@ from django.urls import get_resolver  # noqa: E402
 from dailytrain.bodies import Application, BodyLimit, Receive, Scope, Send  # noqa: E402
 from leaderboard.rankings import standings  # noqa: E402
 from leaderboard.views.shared import SharedAnswers  # noqa: E402
-from scheduler.node_api.poll_endpoint import POLL, FrontDesk  # noqa: E402
+from scheduler.node_api.poll_endpoint import POLL_PATH, PollEndpoint  # noqa: E402
 
 logger = logging.getLogger(__name__)
 NODES = "/api/node/"
@@ -84,7 +84,7 @@ class Site:
     def __init__(self) -> None:
         self.pages = SharedAnswers(PagesHandler())
         self.nodes = NodesHandler()
-        self.front_desk = FrontDesk(otherwise=self.nodes)
+        self.poll_endpoint = PollEndpoint()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -95,8 +95,8 @@ class Site:
     def door(self, scope: Scope) -> Application:
         if scope["type"] != "http" or not scope["path"].startswith(NODES):
             return self.pages
-        if scope["method"] == "POST" and scope["path"] == POLL:
-            return self.front_desk
+        if scope["method"] == "POST" and scope["path"] == POLL_PATH:
+            return self.poll_endpoint
         return self.nodes
 
 

@@ -10,4 +10,4 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 
 app = Celery("dailytrain")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["scheduler", "leaderboard"])
+app.autodiscover_tasks()

@@ -127,7 +127,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 elif pool := int(text("DATABASE_POOL", "0")):
     # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
     # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    # The threads of `scheduler.node_api.poll_threads` keep eight more.
+    # The threads of `scheduler.node_api.poll_endpoint` use up to eight more.
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]

@@ -29,8 +29,8 @@ def convert_to_h100_hours(accelerator: str, gpu_seconds: float) -> float:
     return gpu_seconds / 3600 * (get_relative_speed(accelerator) or 0.0)
 
 
-def describe_slot_gpus(hardware: Mapping[str, Any], lane: int, lanes: int) -> tuple[int, str]:
-    """Return (GPUs, their name) of a lane. Of different ones the slowest counts for all: a job waits for it."""
+def describe_slot_gpus(hardware: Mapping[str, Any], slot: int, slots: int) -> tuple[int, str]:
+    """Return (GPUs, their name) of a slot. Of different GPUs the slowest one counts for all: a job waits for it."""
     names = [str(gpu.get("name", "")) for gpu in hardware.get("gpu_details") or ()]
-    mine = protocol.split_evenly(names or [str(name) for name in hardware.get("gpus") or ()], lane, lanes)
+    mine = protocol.split_evenly(names or [str(name) for name in hardware.get("gpus") or ()], slot, slots)
     return len(mine), min(mine, key=lambda name: get_relative_speed(name) or 0.0)[:80] if mine else ""

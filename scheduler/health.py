@@ -1,4 +1,4 @@
-"""What nodes say of their own state: kept on their row, and told to their owners when something begins to go wrong."""
+"""What nodes report about their own health: stored on their row, with an Event when something begins to go wrong."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ WARNINGS = {
 }
 
 
-def record_health(node: Node, health: protocol.Health | None) -> dict[str, Any]:
-    """Return what is to be written to the node's row, with its Events; nothing where an older agent says nothing, or
-    what the row says already."""
-    said = node.health if health is None else health.model_dump(mode="json")
-    if said == node.health:
-        return {}
-    for sentence in find_new_warnings(node.health, said):
-        Event.record(f"node:{node.name}", node, sentence.format(name=node.name, trouble=said["trouble"]))
-    node.health = said
-    return {"health": said}
+def record_health(node: Node, health: protocol.Health | None) -> bool:
+    """Set the node's health and record Events of new warnings; return whether it changed. The caller saves the node."""
+    report = node.health if health is None else health.model_dump(mode="json")
+    if report == node.health:
+        return False
+    for message in find_new_warnings(node.health, report):
+        Event.record(f"node:{node.name}", node, message.format(name=node.name, trouble=report["trouble"]))
+    node.health = report
+    return True
 
 
 def find_new_warnings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the sentences about what begins to go wrong now."""
-    return [sentence for what, sentence in WARNINGS.items() if now[what] and now[what] != before.get(what)]
+    return [message for name, message in WARNINGS.items() if now[name] and now[name] != before.get(name)]

@@ -1,15 +1,14 @@
-"""What the queue asks of a kind of job. It leases jobs without knowing what they are for.
+"""Job kinds: handlers of what a job is for, which the queue does not know.
 
-`settings.JOB_KINDS = {kind: dotted path of a Kind}`: the owner of the purpose (the leaderboard, for training and
-scoring) brings the handler.
+`settings.JOB_KINDS = {kind: dotted path of a JobKind}`. The leaderboard has those of training and scoring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from django.conf import settings
 from django.utils.module_loading import import_string
@@ -20,26 +19,27 @@ from trainer import protocol
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What a job was for and what came of it, for the sponsor whose node did it."""
+    """A job's purpose and outcome, for the sponsor whose node ran it."""
 
     title: str
     url: str = ""
-    """Of its page; empty where it has none."""
+    """Of its page; empty if it has none."""
     outcome: str = ""
-    """Few words: "1.0412 bits per byte, scored"."""
+    """For example "1.0412 bits per byte, scored"."""
 
 
-class JobKind(Protocol):
-    """Every method is called inside the transaction that changes the job, and may start nothing slower than a row."""
+class JobKind:
+    """Base class of the kinds. Hooks run inside the transaction that changes the job, and must be fast."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
-        """Return what the node is asked to do; `resume` is the job's last checkpoint."""
+        """Return what the node has to do. `resume`: the job's last checkpoint."""
+        raise NotImplementedError
 
     def leased(self, job: Job, lease: Lease) -> None:
-        """A node has taken the job."""
+        """A node has claimed the job."""
 
     def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        """Lines of `metrics.jsonl` have come; a step may come again after a resume, with the same values."""
+        """Lines of `metrics.jsonl` have arrived. After a resume a step may arrive again, with the same values."""
 
     def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
         """A checkpoint has been uploaded."""
@@ -57,7 +57,12 @@ class JobKind(Protocol):
         """The job was cancelled."""
 
     def about(self, jobs: Sequence[Job]) -> Mapping[int, JobSummary]:
-        """Return, by job id, what these jobs of this kind were for. For pages: as few queries for many as for one."""
+        """Return summaries of jobs of this kind, by job id, with a fixed number of queries."""
+        return {}
+
+    def estimate_seconds_left(self, jobs: Sequence[Job]) -> Mapping[int, float]:
+        """Return the seconds that running jobs of this kind still need, by job id, where their progress is known."""
+        return {}
 
 
 def get_job_kind(job: Job) -> JobKind:
@@ -66,15 +71,28 @@ def get_job_kind(job: Job) -> JobKind:
 
 
 def summarize_jobs(jobs: Iterable[Job]) -> dict[int, JobSummary]:
-    """Return, by job id, what the jobs were for. A kind that is no longer configured leaves its name."""
+    """Return summaries by job id. A job of a kind that is no longer configured is summarized by its name."""
     found: dict[int, JobSummary] = {}
-    for name, group in groupby(sorted(jobs, key=lambda job: job.kind), key=lambda job: job.kind):
-        alike = list(group)
+    for name, alike in group_by_kind(jobs):
         known = get_job_kind(alike[0]).about(alike) if name in settings.JOB_KINDS else {}
         found |= {job.pk: known.get(job.pk) or JobSummary(f"{name} job {job.pk}") for job in alike}
     return found
 
 
+def estimate_seconds_left(jobs: Iterable[Job]) -> dict[int, float]:
+    """Return the seconds that running jobs still need, by job id, where their kinds know it."""
+    found: dict[int, float] = {}
+    for name, alike in group_by_kind(jobs):
+        if name in settings.JOB_KINDS:
+            found |= get_job_kind(alike[0]).estimate_seconds_left(alike)
+    return found
+
+
+def group_by_kind(jobs: Iterable[Job]) -> Iterator[tuple[str, list[Job]]]:
+    for name, group in groupby(sorted(jobs, key=lambda job: job.kind), key=lambda job: job.kind):
+        yield name, list(group)
+
+
 def list_tracks() -> dict[str, str]:
-    """Return the words that `Job.track` can be, each with its name: what a node can be lent to alone."""
+    """Return the values of `Job.track` with their names. A node can be lent to one of them alone."""
     return import_string(settings.POOL_TRACKS)()  # type: ignore[no-any-return]

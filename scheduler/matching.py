@@ -1,7 +1,7 @@
 """Which job should this node get now? Pure: frozen facts in, a choice out.
 
-Jobs that are alike in everything that matters here wait in one **line**, and only the one that has waited longest
-competes. So the choice costs as much as there are different lines, however many jobs wait in each.
+Jobs that are alike in everything that matters here wait in one **group**, and only the one that has waited longest
+competes. So the choice costs as much as there are different groups, however many jobs wait in each.
 
 The order: priority, then impact, then the fewest GPUs left idle, then shorter, then the author who had less lately,
 then age. Age also lifts: each
@@ -107,12 +107,12 @@ class JobGroup:
     excluded_owners: tuple[int, ...] = ()
     kind: str = "train"
     waiting_since: datetime
-    """When the first of the line was queued."""
+    """When the first of the group was queued."""
     jobs: int = 1
     """How many wait in it."""
 
     @property
-    def stretch(self) -> float:
+    def min_seconds(self) -> float:
         """Seconds of work after which something is left of it that another node can go on from."""
         return min(self.checkpoint_seconds or math.inf, self.expected_seconds)
 
@@ -126,7 +126,7 @@ class JobGroup:
         """Everything that decides who may serve it."""
         return (
             *(self.needs_labels, self.needs_trusted, self.needs_sandbox, self.needs_disk_bytes, self.needs_gpus),
-            *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.stretch),
+            *(self.needs_gpu_memory_bytes, self.needs_memory_bytes, self.track, self.from_core, self.min_seconds),
             *(self.excluded_nodes, self.excluded_owners, self.kind),
         )
 
@@ -176,17 +176,17 @@ def has_label(node: NodeSlot, name: str) -> bool:
 
 Rank = tuple[int, int, int, float, datetime, str, float]
 QueueEntry = tuple[Rank, int, JobGroup]
-"""A line where it stands; the number decides between equals."""
+"""A group where it stands; the number decides between equals."""
 
 
 class JobQueue:
-    """The lines in their order, which is the same for every node, kept apart by what they need.
+    """The groups in their order, which is the same for every node, kept apart by what they need.
 
     What a node may serve is asked once for each need, and then only the fronts of those are looked at. Several threads
     may use one: what a look misses, because another thread is just moving it, the next look finds.
     """
 
-    def __init__(self, lines: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
+    def __init__(self, groups: Iterable[JobGroup], used: Mapping[str, float], now: datetime) -> None:
         """`used`: seconds each author had lately."""
         self.read_at = now
         self.jobs = 0
@@ -194,117 +194,117 @@ class JobQueue:
         self.used = dict(used)
         self._as_of = now
         self._numbers = count()
-        self._places: dict[tuple[object, ...], list[QueueEntry]] = {}
+        self._entries: dict[tuple[object, ...], list[QueueEntry]] = {}
         self._lock = Lock()
-        self.add(lines, now)
+        self.add(groups, now)
 
-    def add(self, lines: Iterable[JobGroup], now: datetime) -> None:
-        """Let more lines stand in it, as of now. One that stands there already may do so twice."""
+    def add(self, groups: Iterable[JobGroup], now: datetime) -> None:
+        """Let more groups stand in it, as of now. One that stands there already may do so twice."""
         touched = []
         with self._lock:
-            for line in lines:
-                places = self._places.setdefault(line.needs, [])
-                places.append(self._place(line))
-                touched.append(places)
-                self.jobs += line.jobs
-            for places in {id(places): places for places in touched}.values():
-                places.sort()
+            for group in groups:
+                entries = self._entries.setdefault(group.needs, [])
+                entries.append(self._build_entry(group))
+                touched.append(entries)
+                self.jobs += group.jobs
+            for entries in {id(entries): entries for entries in touched}.values():
+                entries.sort()
             self.read_at = now
 
-    def _place(self, line: JobGroup) -> QueueEntry:
-        return rank_group(line, self.used.get(line.author, 0.0), self._as_of), next(self._numbers), line
+    def _build_entry(self, group: JobGroup) -> QueueEntry:
+        return rank_group(group, self.used.get(group.author, 0.0), self._as_of), next(self._numbers), group
 
-    def fitting(self, node: NodeSlot) -> Iterator[JobGroup]:
-        """Yield the lines that this node may serve, best first."""
+    def find_fitting(self, node: NodeSlot) -> Iterator[JobGroup]:
+        """Yield the groups that this node may serve, best first."""
         mine = (
-            rank_for_slot(places, count_idle_gpus(front, node))
-            for places, front in self._fronts()
+            rank_for_slot(entries, count_idle_gpus(front, node))
+            for entries, front in self._fronts()
             if find_obstacle(front, node) is None
         )
-        return (line for _, _, line in merge(*mine))
+        return (group for _, _, group in merge(*mine))
 
-    def forget(self, line: JobGroup) -> None:
-        """Nobody waits in this line any more, nor in what is left of it."""
+    def remove_group(self, group: JobGroup) -> None:
+        """Nobody waits in this group any more, nor in what is left of it."""
         with self._lock:
-            if not self._leave(line) and (rest := self._rest(line)):
-                self._leave(rest)
+            if not self._remove(group) and (rest := self._find_rest(group)):
+                self._remove(rest)
 
-    def served(self, line: JobGroup) -> bool:
-        """A job of this line is taken: its author has had that much more, and the others come first. Say so before it
+    def reserve_job(self, group: JobGroup) -> bool:
+        """A job of this group is taken: its author has had that much more, and the others come first. Say so before it
         is claimed, and those who look meanwhile find another. Return whether it still stood there: another thread may
         have been faster."""
         with self._lock:
-            if not self._leave(line):
+            if not self._remove(group):
                 return False
-            self.used[line.author] = self.used.get(line.author, 0.0) + line.expected_seconds
-            if line.jobs > 1:
-                self._stand(replace(line, jobs=line.jobs - 1))
+            self.used[group.author] = self.used.get(group.author, 0.0) + group.expected_seconds
+            if group.jobs > 1:
+                self._insert(replace(group, jobs=group.jobs - 1))
             return True
 
-    def unserved(self, line: JobGroup) -> None:
-        """After all no job of this line was taken: it stands where it stood."""
+    def cancel_reservation(self, group: JobGroup) -> None:
+        """After all no job of this group was taken: it stands where it stood."""
         with self._lock:
-            self.used[line.author] -= line.expected_seconds
-            rest = self._rest(line)
+            self.used[group.author] -= group.expected_seconds
+            rest = self._find_rest(group)
             if rest:
-                self._leave(rest)
-            self._stand(replace(line, jobs=1 + (rest.jobs if rest else 0)))
+                self._remove(rest)
+            self._insert(replace(group, jobs=1 + (rest.jobs if rest else 0)))
 
-    def _stand(self, line: JobGroup) -> None:
-        insort(self._places[line.needs], self._place(line))
+    def _insert(self, group: JobGroup) -> None:
+        insort(self._entries[group.needs], self._build_entry(group))
 
-    def _rest(self, line: JobGroup) -> JobGroup | None:
-        return next((found for _, _, found in self._places[line.needs] if found.is_alike(line)), None)
+    def _find_rest(self, group: JobGroup) -> JobGroup | None:
+        return next((found for _, _, found in self._entries[group.needs] if found.is_alike(group)), None)
 
-    def _leave(self, line: JobGroup) -> bool:
-        places = self._places[line.needs]
-        index = next((index for index, place in enumerate(places) if place[2] is line), None)
+    def _remove(self, group: JobGroup) -> bool:
+        entries = self._entries[group.needs]
+        index = next((index for index, place in enumerate(entries) if place[2] is group), None)
         if index is None:
             return False
-        del places[index]
+        del entries[index]
         return True
 
-    def why_idle(self, node: NodeSlot) -> str:
+    def explain_idle(self, node: NodeSlot) -> str:
         return explain_idle([front for _, front in self._fronts()], node)
 
     def _fronts(self) -> list[tuple[list[QueueEntry], JobGroup]]:
-        """Return the lines of each need, with the first of them."""
-        fronts = ((places, places[:1]) for places in list(self._places.values()))  # another thread may empty one
-        return [(places, front[0][2]) for places, front in fronts if front]
+        """Return the groups of each need, with the first of them."""
+        fronts = ((entries, entries[:1]) for entries in list(self._entries.values()))  # another thread may empty one
+        return [(entries, front[0][2]) for entries, front in fronts if front]
 
 
-def rank_for_slot(places: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tuple[object, ...], int, JobGroup]]:
-    """Yield lines of one need as they stand on a node of which they would leave so many GPUs idle."""
-    for (get_lifted_priority, impact, *rest), number, line in places:
-        yield (get_lifted_priority, impact, idle, *rest), number, line
+def rank_for_slot(entries: Iterable[QueueEntry], idle: int) -> Iterator[tuple[tuple[object, ...], int, JobGroup]]:
+    """Yield groups of one need as they stand on a node of which they would leave so many GPUs idle."""
+    for (get_lifted_priority, impact, *rest), number, group in entries:
+        yield (get_lifted_priority, impact, idle, *rest), number, group
 
 
-def count_idle_gpus(line: JobGroup, node: NodeSlot) -> int:
-    return node.gpus - max(line.needs_gpus, parse_labels(line.needs_labels).gpus)
+def count_idle_gpus(group: JobGroup, node: NodeSlot) -> int:
+    return node.gpus - max(group.needs_gpus, parse_labels(group.needs_labels).gpus)
 
 
 def sort_fitting_groups(
-    lines: Iterable[JobGroup], node: NodeSlot, used: Mapping[str, float], now: datetime
+    groups: Iterable[JobGroup], node: NodeSlot, used: Mapping[str, float], now: datetime
 ) -> list[JobGroup]:
-    """Return the lines that this node may serve, best first. `used`: seconds each author had lately."""
-    return list(JobQueue(lines, used, now).fitting(node))
+    """Return the groups that this node may serve, best first. `used`: seconds each author had lately."""
+    return list(JobQueue(groups, used, now).find_fitting(node))
 
 
-def rank_group(line: JobGroup, used_seconds: float, now: datetime) -> Rank:
-    """Return the place of a line; lower goes first. Its last parts only settle what was queued at the same moment."""
+def rank_group(group: JobGroup, used_seconds: float, now: datetime) -> Rank:
+    """Return the place of a group; lower goes first. Its last parts only settle what was queued at the same moment."""
     place = (
-        get_lifted_priority(line, now),
-        -line.impact,
-        get_duration_class(line.expected_seconds),
+        get_lifted_priority(group, now),
+        -group.impact,
+        get_duration_class(group.expected_seconds),
         used_seconds,
-        line.waiting_since,
+        group.waiting_since,
     )
-    return (*place, line.author, line.expected_seconds)
+    return (*place, group.author, group.expected_seconds)
 
 
-def get_lifted_priority(line: JobGroup, now: datetime) -> int:
+def get_lifted_priority(group: JobGroup, now: datetime) -> int:
     """Return the priority as lifted by age."""
-    return line.priority - PRIORITY_STEP * max(0, math.floor((now - line.waiting_since) / LIFT_PERIOD))
+    return group.priority - PRIORITY_STEP * max(0, math.floor((now - group.waiting_since) / LIFT_PERIOD))
 
 
 def get_duration_class(seconds: float) -> int:
@@ -315,46 +315,46 @@ def get_duration_class(seconds: float) -> int:
 # --- who may serve whom ----------------------------------------------------------------------------------------------
 
 
-def find_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
-    """Return why this node may not serve the line, as the rest of a sentence ("waits for a node ..."), or None."""
-    if node.kinds is not None and line.kind not in node.kinds:
+def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
+    """Return why this node may not serve the group, as the rest of a sentence ("waits for a node ..."), or None."""
+    if node.kinds is not None and group.kind not in node.kinds:
         return "that does more than take seats" if node.kinds == {SEAT_KIND} else "whose agent is up to date"
-    if line.needs_trusted and not node.trusted:
+    if group.needs_trusted and not node.trusted:
         return "that is trusted to score"
-    if line.needs_sandbox and not node.sandboxed:
+    if group.needs_sandbox and not node.sandboxed:
         return "with a sandbox"
-    if node.node in line.excluded_nodes or node.owner in line.excluded_owners:
+    if node.node in group.excluded_nodes or node.owner in group.excluded_owners:
         return "that has nothing to do with the people or the result to be checked"
-    return find_capability_obstacle(line, node) or find_owner_obstacle(line, node) or find_time_obstacle(line, node)
+    return find_capability_obstacle(group, node) or find_owner_obstacle(group, node) or find_time_obstacle(group, node)
 
 
-def find_capability_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
+def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return what the machine lacks."""
-    asked = parse_labels(line.needs_labels)
+    asked = parse_labels(group.needs_labels)
     if missing := sorted(name for name in asked.names if not has_label(node, name)):
         return f"labelled {', '.join(missing)}"
-    gpus = max(line.needs_gpus, asked.gpus)
-    gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
+    gpus = max(group.needs_gpus, asked.gpus)
+    gpu_memory = max(group.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
     if gpus > node.gpus or gpu_memory > node.gpu_memory_bytes:
         return describe_gpus(gpus, gpu_memory)
-    if line.needs_memory_bytes > node.memory_bytes:
-        return f"with {format_gigabytes(line.needs_memory_bytes)} of memory"
-    disk = max(line.needs_disk_bytes, asked.disk_bytes)
+    if group.needs_memory_bytes > node.memory_bytes:
+        return f"with {format_gigabytes(group.needs_memory_bytes)} of memory"
+    disk = max(group.needs_disk_bytes, asked.disk_bytes)
     return f"with {format_gigabytes(disk)} of free disk" if disk > node.disk_free_bytes else None
 
 
-def describe_needs(line: JobGroup) -> str:
+def describe_needs(group: JobGroup) -> str:
     """Return what a node must have, as the rest of a sentence ("waits for a node ...")."""
-    asked = parse_labels(line.needs_labels)
-    gpus = max(line.needs_gpus, asked.gpus)
-    gpu_memory = max(line.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
-    disk = max(line.needs_disk_bytes, asked.disk_bytes)
+    asked = parse_labels(group.needs_labels)
+    gpus = max(group.needs_gpus, asked.gpus)
+    gpu_memory = max(group.needs_gpu_memory_bytes, asked.gpu_memory_bytes)
+    disk = max(group.needs_disk_bytes, asked.disk_bytes)
     parts = [
         describe_gpus(gpus, gpu_memory) if gpus or gpu_memory else "",
         f"labelled {', '.join(asked.names)}" if asked.names else "",
-        f"with {format_gigabytes(line.needs_memory_bytes)} of memory" if line.needs_memory_bytes else "",
+        f"with {format_gigabytes(group.needs_memory_bytes)} of memory" if group.needs_memory_bytes else "",
         f"with {format_gigabytes(disk)} of free disk" if disk >= NOTABLE_DISK_BYTES else "",
-        "that is trusted to score" if line.needs_trusted else "",
+        "that is trusted to score" if group.needs_trusted else "",
     ]
     return " and ".join(part for part in parts if part) or "that fits"
 
@@ -368,21 +368,21 @@ def format_gigabytes(size: int) -> str:
     return f"{size / GB:.0f} GB"
 
 
-def find_owner_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
+def find_owner_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return which wish of the owner's stands against it."""
-    if line.kind == PACKETS_KIND and node.packets == "never":
+    if group.kind == PACKETS_KIND and node.packets == "never":
         return "whose owner lets it rephrase"
-    if line.kind == PACKETS_KIND and node.campaign and line.track != f"{PACKETS_KIND}:{node.campaign}":
+    if group.kind == PACKETS_KIND and node.campaign and group.track != f"{PACKETS_KIND}:{node.campaign}":
         return "that rephrases for this campaign too"
-    if line.kind == SEAT_KIND and node.swarm_run is not None and line.track != format_swarm_track(node.swarm_run):
+    if group.kind == SEAT_KIND and node.swarm_run is not None and group.track != format_swarm_track(node.swarm_run):
         return "that takes seats of this run too"
-    if line.kind not in (PACKETS_KIND, SEAT_KIND) and node.packets == "only":
+    if group.kind not in (PACKETS_KIND, SEAT_KIND) and node.packets == "only":
         return "that does more than rephrase"
-    if line.kind == PACKETS_KIND:
+    if group.kind == PACKETS_KIND:
         return None
-    if node.serves == "core" and not line.from_core:
+    if node.serves == "core" and not group.from_core:
         return "whose owner lends it to everyone"
-    if node.serves == "track" and node.serves_track != line.track:
+    if node.serves == "track" and node.serves_track != group.track:
         return "whose owner lends it to more than one track"
     return None
 
@@ -392,18 +392,18 @@ def format_swarm_track(run: int) -> str:
     return f"swarm:{run}"
 
 
-def find_time_obstacle(line: JobGroup, node: NodeSlot) -> str | None:
+def find_time_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
     """Return why it would be for nothing to begin: the owner wants the machine back before anything is saved."""
     left = min((seconds for seconds in (node.seconds_left, node.max_seconds) if seconds is not None), default=math.inf)
-    needed = line.stretch + LEEWAY_SECONDS
+    needed = group.min_seconds + LEEWAY_SECONDS
     return f"that is free for {math.ceil(needed / 60)} minutes at a stretch" if needed > left else None
 
 
-def explain_idle(lines: Collection[JobGroup], node: NodeSlot) -> str:
+def explain_idle(groups: Collection[JobGroup], node: NodeSlot) -> str:
     """Return a sentence for the sponsor whose node gets nothing."""
-    if not lines:
+    if not groups:
         return "The queue is empty."
-    obstacles = sorted({text for line in lines if (text := find_obstacle(line, node)) is not None})
+    obstacles = sorted({text for group in groups if (text := find_obstacle(group, node)) is not None})
     if not obstacles:
         return "What waits now goes to other nodes."
     return f"What waits needs a node {'; or one '.join(obstacles[:3])}."

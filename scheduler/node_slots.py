@@ -1,4 +1,4 @@
-"""A node as matching sees it: what it can do, what its owner lends it for, and for how much longer."""
+"""A node as matching sees it: its capabilities, its owner's settings and the time left."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from django.db.models import BigIntegerField
-
-from scheduler import windows
+from scheduler import windows as lending_windows
 from scheduler.matching import NodeSlot
 from scheduler.models import Node, Window
-from scheduler.prepared import Later, Prepared
 from trainer import protocol
 
 HOUR = 3600.0
 
 
 def build_node_slot(
-    node: Node, now: datetime, *, lane: int = 0, lanes: int | None = None, lent: Collection[Window] | None = None
+    node: Node, now: datetime, *, slot: int = 0, slots: int | None = None, windows: Collection[Window] | None = None
 ) -> NodeSlot:
-    """Return one lane of the node. The first sandbox driver that it names is the one in use.
+    """Return one slot of the node.
 
-    `lanes`: as many as it runs; None takes the owner's wish. `lent`: its windows, for whoever has them at hand;
-    otherwise they cost a query where it has any.
+    `slots`: how many the agent runs; by default as its owner set. `windows`: the node's; loaded by default.
     """
     facts = node.hardware
-    lanes = lanes or node.lanes or 1
-    gpus, least = get_slot_gpus(facts, lane, lanes)
+    slots = slots or node.slots or 1
+    gpus, least = get_slot_gpus(facts, slot, slots)
     free = int(facts.get("disk_free_bytes") or 0)
     return NodeSlot(
         labels=frozenset(node.labels),
         trusted=node.trusted,
+        # The first sandbox driver in the list is the one in use.
         sandboxed=(facts.get("sandboxes") or ["none"])[0] != "none",
         disk_free_bytes=free if node.disk_bytes is None else min(free, node.disk_bytes),
         gpus=gpus,
         gpu_memory_bytes=least,
-        memory_bytes=int(facts.get("memory_bytes") or 0) // lanes,
+        memory_bytes=int(facts.get("memory_bytes") or 0) // slots,
         kinds=None if facts.get("kinds") is None else frozenset(facts["kinds"]),
         packets=node.packets,
         models=get_models(facts),
@@ -45,49 +42,46 @@ def build_node_slot(
         swarm_run=facts.get("swarm_run"),
         serves=node.serves,
         serves_track=node.serves_track,
-        seconds_left=get_seconds_left(node, now, lent),
+        seconds_left=get_seconds_left(node, now, windows),
         max_seconds=None if node.max_hours is None else node.max_hours * HOUR,
         node=node.pk,
         owner=node.owner_id,
     )
 
 
-def get_slot_gpus(facts: dict[str, object], lane: int, lanes: int) -> tuple[int, int]:
-    """Return how many GPUs the lane has, and the memory of the smallest; 0 where an older agent does not tell it."""
+def get_slot_gpus(facts: dict[str, object], slot: int, slots: int) -> tuple[int, int]:
+    """Return how many GPUs the slot has, and the memory of the smallest one; 0 if an older agent does not send it."""
     details = facts.get("gpu_details")
     if isinstance(details, list) and details:
-        memory = [int(gpu.get("memory_bytes") or 0) for gpu in protocol.split_evenly(details, lane, lanes)]
+        memory = [int(gpu.get("memory_bytes") or 0) for gpu in protocol.split_evenly(details, slot, slots)]
         return len(memory), min(memory, default=0)
     names = facts.get("gpus")
-    return len(protocol.split_evenly(names, lane, lanes)) if isinstance(names, list) else 0, 0
+    return len(protocol.split_evenly(names, slot, slots)) if isinstance(names, list) else 0, 0
 
 
 def get_models(facts: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the language models that the node can rephrase with; None for any that a campaign asks for."""
+    """Return the language models that the node can rephrase with; None for any."""
     known = (facts.get("rephraser") or {}).get("models")
     return None if known is None else frozenset(known)
 
 
 def load_windows(node: Node) -> list[Window]:
-    """Return the node's windows, if its owner lends it in windows: then one query."""
-    return WINDOWS.rows(node=node.pk) if node.available == Node.Available.WINDOWS else []
+    """Return the node's windows if its owner lends it in windows. Then one query, unless they are prefetched."""
+    return list(node.windows.all()) if node.available == Node.Available.WINDOWS else []
 
 
-WINDOWS = Prepared(lambda: Window.objects.filter(node=Later("node", BigIntegerField())))
+def get_seconds_left(node: Node, now: datetime, windows: Collection[Window] | None = None) -> float | None:
+    """Return the seconds until the owner wants the node back: 0 if it is not lent now, None if no end is near."""
+    windows = load_windows(node) if windows is None else windows
+    return lending_windows.get_seconds_left(windows, node.available, node.available_until, node.timezone, now)
 
 
-def get_seconds_left(node: Node, now: datetime, lent: Collection[Window] | None = None) -> float | None:
-    """Return for how many seconds its owner still lends the node: 0 where he does not, None where no end is near."""
-    lent = load_windows(node) if lent is None else lent
-    return windows.get_seconds_left(lent, node.available, node.available_until, node.timezone, now)
-
-
-def find_next_opening(node: Node, now: datetime, lent: Collection[Window] | None = None) -> datetime | None:
-    """Return when a node that is not lent now will be lent again, if that is foreseen."""
-    lent = load_windows(node) if lent is None else lent
-    return windows.find_next_opening(lent, node.available, node.timezone, now)
+def find_next_opening(node: Node, now: datetime, windows: Collection[Window] | None = None) -> datetime | None:
+    """Return when a node that is not lent now will be lent again, if that is known."""
+    windows = load_windows(node) if windows is None else windows
+    return lending_windows.find_next_opening(windows, node.available, node.timezone, now)
 
 
 def get_time_zone(node: Node) -> ZoneInfo:
-    """Return its owner's time zone; UTC where nobody knows it."""
-    return windows.parse_time_zone(node.timezone) or ZoneInfo("UTC")
+    """Return its owner's time zone; UTC if it is unknown."""
+    return lending_windows.parse_time_zone(node.timezone) or ZoneInfo("UTC")

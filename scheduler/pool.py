@@ -1,17 +1,18 @@
-"""Nodes: what they are to matching, when they were heard of, and what their owners make them do."""
+"""Nodes: their reports, their states and what their owners request."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import DateTimeField, F, Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from scheduler.health import record_health
 from scheduler.models import Event, Node
 from scheduler.node_api import last_seen
-from scheduler.prepared import Later, Prepared
+from scheduler.transitions import transition
 from trainer import protocol
 
 OFFLINE_AFTER = timedelta(minutes=2)
@@ -19,77 +20,81 @@ OFFLINE_AFTER = timedelta(minutes=2)
 OFFLINE_REASON = "It has not been heard of for a while."
 """In the Event of a node that is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=5)
-"""A row is not written for every call of a busy node."""
+"""The row of a busy node is not written with every call."""
 FIRST_REST = timedelta(seconds=5)
 LONGEST_REST = timedelta(minutes=10)
 SITE = "site"
 
 
 class NodeError(ValueError):
-    """The node cannot do that; the message is a sentence."""
+    """The node cannot do that."""
 
 
 def get_actor(node: Node) -> str:
     return f"node:{node.name}"
 
 
-# --- heard of --------------------------------------------------------------------------------------------------------
+# --- reports of nodes -------------------------------------------------------------------------------------------------
 
 
 def record_poll(
     node: Node,
     hardware: protocol.Hardware,
     health: protocol.Health | None = None,
-    lanes_wished: int | None = None,
-    notes: last_seen.Notes | None = None,
+    slots_requested: int | None = None,
+    buffer: last_seen.LastSeenBuffer | None = None,
 ) -> None:
-    """The node asks for work: note what it is and how it is now, and that it is here.
+    """Record the hardware and health of a polling node, and that it is online.
 
-    In its row that stands at once; with `notes` in a moment, where it is nothing that others look for."""
+    With `buffer` the columns that change with every poll are saved a moment later. Others are saved at once.
+    """
     now = timezone.now()
-    back = node.state in (Node.State.NEW, Node.State.OFFLINE)
-    stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
+    is_back = node.state in (Node.State.NEW, Node.State.OFFLINE)
+    is_stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
     found = hardware.model_dump(mode="json")
-    labels, lanes = merge_labels(node, hardware), lanes_wished or node.lanes
-    news = {"hardware": found} if found != node.hardware else {}
-    if stale:
-        news |= record_health(node, health)
-    if (labels, lanes) != (node.labels, node.lanes):
-        Node.objects.filter(pk=node.pk).update(last_seen=now, labels=labels, lanes=lanes, **news)
-    elif news or stale:
-        word = last_seen.Word(now, {"hardware": found, "health": node.health} if news else None)
-        notes.take(node, word) if notes is not None and not back else last_seen.write({node.pk: word})
-    node.hardware, node.labels, node.lanes, node.last_seen = found, labels, lanes, now
-    if back:
-        change(node, Node.State.ONLINE, since=[Node.State.NEW, Node.State.OFFLINE], by=get_actor(node), why="")
+    labels, slots = merge_labels(node, hardware), slots_requested or node.slots
+    is_redivided = (labels, slots) != (node.labels, node.slots)
+    is_changed = found != node.hardware
+    node.hardware, node.labels, node.slots, node.last_seen = found, labels, slots, now
+    if is_stale:
+        record_health(node, health)
+    if is_redivided:
+        node.save(update_fields=["last_seen", "hardware", "health", "labels", "slots"])
+    elif is_changed or is_stale:
+        if buffer is None or is_back:
+            last_seen.save_last_seen([node])
+        else:
+            buffer.add(node)
+    if is_back:
+        set_online(node, since=[Node.State.NEW, Node.State.OFFLINE])
 
 
 def merge_labels(node: Node, hardware: protocol.Hardware) -> list[str]:
-    """Return the node's labels where what it finds out about itself has changed: its owner's own stay."""
-    before = set(node.hardware.get("found_labels") or ()) - set(node.wished_labels)
-    return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.wished_labels))
+    """Return the node's labels with those that its agent found now; the owner's own labels stay."""
+    before = set(node.hardware.get("found_labels") or ()) - set(node.owner_labels)
+    return sorted((set(node.labels) - before) | set(hardware.found_labels) | set(node.owner_labels))
 
 
 def record_heartbeat(node: Node, now: datetime, health: protocol.Health | None = None) -> None:
-    """The node is alive, whatever it does."""
+    """Record that the node is alive."""
     if node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL:
-        Node.objects.filter(pk=node.pk).update(last_seen=now, **record_health(node, health))
+        record_health(node, health)
+        Node.objects.filter(pk=node.pk).update(last_seen=now, health=node.health)
     if node.state == Node.State.OFFLINE:
-        change(node, Node.State.ONLINE, since=[Node.State.OFFLINE], by=get_actor(node), why="")
+        set_online(node, since=[Node.State.OFFLINE])
 
 
-def mark_silent_nodes_offline(now: datetime) -> int:
-    """Say so of nodes that have not been heard of for a while; return how many. One that drained stays drained."""
-    silent = SILENT.rows(before=now - OFFLINE_AFTER)
-    return sum(
-        change(node, Node.State.OFFLINE, since=[Node.State.ONLINE], by=SITE, why=OFFLINE_REASON) for node in silent
-    )
+def set_online(node: Node, since: Collection[Node.State]) -> None:
+    set_node_state(node, Node.State.ONLINE, get_actor(node), "", since=since)
 
 
-SILENT = Prepared(lambda: Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=Later("before", DateTimeField())))
+def mark_silent_nodes_offline(now: datetime) -> None:
+    """Mark online nodes that have been silent for `OFFLINE_AFTER` as offline."""
+    for node in Node.objects.filter(state=Node.State.ONLINE, last_seen__lt=now - OFFLINE_AFTER):
+        set_node_state(node, Node.State.OFFLINE, SITE, OFFLINE_REASON, since=[Node.State.ONLINE])
 
 
-# --- what its owner asks ---------------------------------------------------------------------------------------------
+# --- requests of owners -----------------------------------------------------------------------------------------------
 
 
 def drain_node(node: Node, by: str, why: str = "") -> bool:
@@ -103,21 +108,22 @@ def pause_node(node: Node, by: str, why: str = "") -> bool:
 
 
 def ban_node(node: Node, by: str, why: str = "") -> bool:
-    """Refuse the node from now on; its job goes back when its lease has run out."""
+    """Reject the node's calls from now on. Its job is requeued when its lease has expired."""
     return set_node_state(node, Node.State.BANNED, by, why or "It was banned by a maintainer.")
 
 
 def resume_node(node: Node, by: str, why: str = "", *, lifts_ban: bool = True) -> bool:
-    """Let a drained or paused node work again, and forget what went badly. Its owner may not lift a ban."""
+    """Let a drained or paused node work again and reset its failures. Its owner may not lift a ban."""
     stopped = [Node.State.DRAINING, Node.State.PAUSED, *([Node.State.BANNED] if lifts_ban else [])]
-    Node.objects.filter(pk=node.pk, state__in=stopped).update(failures=0, rest_until=None)
-    return change(
+    return transition(
         node,
-        Node.State.OFFLINE,  # online with its next question
+        Node.State.OFFLINE,  # online with its next poll
         since=stopped,
-        by=by,
-        why=why,
-        sentence=f"{node.name} may work again.",
+        actor=by,
+        message=f"{node.name} may work again.",
+        reason=why[:500],
+        failures=0,
+        rest_until=None,
     )
 
 
@@ -132,41 +138,35 @@ def distrust_node(node: Node, by: str, why: str = "") -> bool:
 
 
 @transaction.atomic
-def set_trust(node: Node, trusted: bool, by: str, sentence: str) -> bool:
+def set_trust(node: Node, trusted: bool, by: str, message: str) -> bool:
     changed = Node.objects.filter(pk=node.pk, trusted=not trusted).update(trusted=trusted)
     node.refresh_from_db()
     if changed:
-        Event.record(by, node, sentence)
+        Event.record(by, node, message)
     return changed == 1
 
 
-def set_node_state(node: Node, to: Node.State, by: str, why: str) -> bool:
-    """From any other state; a ban stays a ban whatever else is asked."""
-    since: list[Node.State] = [state for state in Node.State if state not in (to, Node.State.BANNED)]
-    return change(node, to, since=since, by=by, why=why)
+def set_node_state(
+    node: Node, to: Node.State, by: str, why: str, *, since: Collection[Node.State] | None = None, message: str = ""
+) -> bool:
+    """Change the node's state; return whether it changed. Without `since` from any other state except a ban."""
+    if since is None:
+        since = [state for state in Node.State if state not in (to, Node.State.BANNED)]
+    message = message or f"{node.name} is {to.value}{': ' + why if why else '.'}"
+    return transition(node, to, since=since, actor=by, message=message, reason=why[:500])
 
 
-@transaction.atomic
-def change(node: Node, to: Node.State, *, since: list[Node.State], by: str, why: str, sentence: str = "") -> bool:
-    """Change the state if it is one of `since`, and say so; return whether it changed."""
-    changed = Node.objects.filter(pk=node.pk, state__in=since).update(state=to, reason=why[:500])
-    node.refresh_from_db()
-    if changed:
-        Event.record(by, node, sentence or f"{node.name} is {to.value}{': ' + why if why else '.'}")
-    return changed == 1
-
-
-# --- how it does -----------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def record_job_success(node: Node) -> None:
-    """A job came to its end here, be it the model's own failure: the machine is sound."""
+    """Reset the node's failures: a job ended here, perhaps by a failure of the model."""
     if node.failures or node.rest_until:
         Node.objects.filter(pk=node.pk).update(failures=0, rest_until=None)
 
 
 def record_node_failure(node: Node) -> None:
-    """A job failed here for reasons of the machine. From the second in a row on it rests, twice as long each time."""
+    """Count a failure of the machine. From the second in a row on the node rests, twice as long each time."""
     Node.objects.filter(pk=node.pk).update(failures=F("failures") + 1)
     node.refresh_from_db()
     if node.failures < 2:

@@ -1,7 +1,7 @@
-"""Making room: a nightly that waits gets the place of a playground run, at that run's next checkpoint.
+"""Preemption: a waiting nightly gets the slot of a preemptible run at that run's next checkpoint.
 
-Only where it would be next there, and only of as many runs as there are nightlies without a place. Whoever has been
-asked already is counted on, so nobody is asked twice, and no second one for the same nightly.
+Only if the nightly would be next there, and only as many runs as there are nightlies without a slot. Runs that were
+asked before count, so no run is asked twice and no second run is asked for the same nightly.
 """
 
 from __future__ import annotations
@@ -19,78 +19,78 @@ from scheduler.models import Checkpoint, Job, Lease, Node
 
 SITE = "site"
 FREE_SLOT_GRACE = timedelta(minutes=1)
-"""So long a nightly is left to nodes that seem free; if none has taken it by then, something keeps them from it."""
+"""A nightly waits so long for nodes that seem free before a run is preempted."""
 MAX_NIGHTLIES = 20
-"""Nightlies that are looked after in one go."""
+"""In one call."""
 
 
 @dataclass
 class OccupiedSlot:
-    """A lane of a node at work, and what it does."""
+    """A slot of an online node, and its lease."""
 
     node: Node
-    seeker: NodeSlot
+    node_slot: NodeSlot
     lease: Lease | None
     saved_at: datetime | None = None
-    """When the last checkpoint of its job came."""
-    promised: bool = False
-    """To a nightly that comes before."""
+    """Time of its job's last checkpoint."""
+    reserved: bool = False
+    """For a nightly that comes earlier in the queue."""
 
     @property
-    def is_asked(self) -> bool:
+    def is_stopping(self) -> bool:
         job = self.lease.job if self.lease else None
         return job is not None and job.preemptible and job.stop_requested == "finish" and not job.hold_requested
 
-    def gives_way_to(self, line: JobGroup, now: datetime) -> bool:
-        """Whether its job may be asked back, and would then come after the line."""
+    def can_yield_to(self, group: JobGroup, now: datetime) -> bool:
+        """Return whether its job may be preempted and would then come after the group."""
         job = self.lease.job if self.lease else None
         if job is None or not job.preemptible or job.stop_requested:
             return False
-        return matching.get_lifted_priority(line, now) < matching.get_lifted_priority(
+        return matching.get_lifted_priority(group, now) < matching.get_lifted_priority(
             job_groups.build_group_from_job(job), now
         )
 
-    def at_stake(self, now: datetime) -> timedelta:
-        """Return how much work would be done again if its last checkpoint went wrong."""
-        assert self.lease is not None, "only who works has something to lose"
+    def get_unsaved_time(self, now: datetime) -> timedelta:
+        """Return how much work is not yet in a checkpoint."""
+        assert self.lease is not None, "the slot has a lease"
         return now - max(self.saved_at or self.lease.started_at, self.lease.started_at)
 
 
 def make_room(now: datetime | None = None) -> int:
-    """Ask for the runs back whose places the waiting nightlies need; return how many were asked. Safe to repeat."""
+    """Ask preemptible runs to yield to waiting nightlies; return how many were asked. Idempotent."""
     now = now or timezone.now()
     nightlies = Job.objects.filter(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY).order_by("queued_at", "pk")
     waiting = list(nightlies[:MAX_NIGHTLIES])
     if not waiting:
         return 0
-    lanes = list(load_slots(now))
-    return sum(make_room_for(job, lanes, now) for job in waiting)
+    slots = list(load_slots(now))
+    return sum(make_room_for(job, slots, now) for job in waiting)
 
 
-def make_room_for(job: Job, lanes: Collection[OccupiedSlot], now: datetime) -> bool:
-    """Promise the nightly a lane; return whether somebody was asked for it."""
-    line = job_groups.build_group_from_job(job)
-    fitting = [lane for lane in lanes if not lane.promised and matching.find_obstacle(line, lane.seeker) is None]
-    free = (lane for lane in fitting if lane.lease is None and now - job.state_since < FREE_SLOT_GRACE)
-    coming = next(free, None) or next((lane for lane in fitting if lane.is_asked), None)
+def make_room_for(job: Job, slots: Collection[OccupiedSlot], now: datetime) -> bool:
+    """Reserve a slot for the nightly; return whether a run was asked to yield."""
+    group = job_groups.build_group_from_job(job)
+    fitting = [slot for slot in slots if not slot.reserved and matching.find_obstacle(group, slot.node_slot) is None]
+    free = (slot for slot in fitting if slot.lease is None and now - job.state_since < FREE_SLOT_GRACE)
+    coming = next(free, None) or next((slot for slot in fitting if slot.is_stopping), None)
     if coming:
-        coming.promised = True
+        coming.reserved = True
         return False
-    giving = [lane for lane in fitting if lane.gives_way_to(line, now)]
-    if not giving:
+    candidates = [slot for slot in fitting if slot.can_yield_to(group, now)]
+    if not candidates:
         return False
-    least = min(giving, key=lambda lane: lane.at_stake(now))
-    assert least.lease is not None, "whoever gives way has a lease"
-    least.promised = True
+    least = min(candidates, key=lambda slot: slot.get_unsaved_time(now))
+    assert least.lease is not None, "a slot that yields has a lease"
+    least.reserved = True
     return transitions.request_hand_back(
         least.lease.job, SITE, "Tonight's train needs its node; it goes on when one is free."
     )
 
 
 def load_slots(now: datetime) -> Iterator[OccupiedSlot]:
-    """Yield the lanes of all nodes that take jobs just now. Four queries, however many there are."""
+    """Yield the slots of all nodes that take jobs now. Four queries, however many there are."""
     active = Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job")
-    leases = {(lease.node_id, lease.lane): lease for lease in active}
+    leases = {(lease.node_id, lease.slot): lease for lease in active}
     saved = dict(
         Checkpoint.objects.filter(job__in=[lease.job_id for lease in leases.values() if lease.job.preemptible])
         .order_by()
@@ -100,7 +100,7 @@ def load_slots(now: datetime) -> Iterator[OccupiedSlot]:
     for node in Node.objects.filter(state=Node.State.ONLINE).prefetch_related("windows"):
         if node.rest_until and node.rest_until > now:
             continue
-        for lane in range(max(node.lanes, 1)):
-            lease = leases.get((node.pk, lane))
-            seeker = node_slots.build_node_slot(node, now, lane=lane, lent=list(node.windows.all()))
-            yield OccupiedSlot(node, seeker, lease, saved.get(lease.job_id) if lease else None)
+        for slot in range(max(node.slots, 1)):
+            lease = leases.get((node.pk, slot))
+            node_slot = node_slots.build_node_slot(node, now, slot=slot, windows=list(node.windows.all()))
+            yield OccupiedSlot(node, node_slot, lease, saved.get(lease.job_id) if lease else None)

@@ -1,65 +1,75 @@
-"""What people ask of a job, and how a job changes state: by conditional UPDATE, with an Event, in one transaction."""
+"""State changes. `transition` makes them all: one conditional UPDATE and an Event. The others are those of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Collection
 from typing import Any
 
-from django.db import transaction
-from django.db.models import BigIntegerField
+from django.db import models, transaction
 from django.utils import timezone
 
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Event, Job
-from scheduler.prepared import Later, PreparedUpdate
 from trainer import protocol
 
 WAITING_STATES = (Job.State.HELD, Job.State.QUEUED)
 FINAL_STATES = (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
-NO_STOP_REQUEST = {"stop_requested": "", "stop_reason": "", "hold_requested": False}
+NO_STOP_REQUEST: dict[str, Any] = {"stop_requested": "", "stop_reason": "", "hold_requested": False}
 
 
-def change(job: Job, to: Job.State, *, since: Sequence[Job.State], actor: str, sentence: str, **fields: Any) -> bool:
-    """Change the state if it is one of `since`, and say so; return whether it changed. Bring a transaction."""
-    now = timezone.now()
-    if to in FINAL_STATES:
-        fields["finished_at"] = now
-    fields |= {"state": to, "state_since": now}
-    values = {name: value.pk if isinstance(value, Blob) else value for name, value in fields.items()}
-    if not changing(tuple(since), tuple(fields)).run(job=job.pk, **values):
-        job.refresh_from_db()
-        return False
-    for name, value in fields.items():  # the row is ours until the transaction ends
-        setattr(job, name, value)
-    Event.record(actor, job, sentence)
+def transition(
+    row: models.Model,
+    to: str,
+    *,
+    since: Collection[str],
+    actor: str,
+    message: str,
+    where: models.Q | None = None,
+    **fields: Any,
+) -> bool:
+    """Change the row's `state` if it is one of `since`, and record an Event; return whether it changed.
+
+    `fields`: other columns to set, values or expressions. `where`: a further condition. An empty `message` records no
+    Event: the caller records the change on another row.
+    """
+    fields["state"] = to
+    with transaction.atomic(savepoint=False):
+        rows = type(row)._default_manager.filter(where or models.Q(), pk=row.pk, state__in=since)
+        if not rows.update(**fields):
+            row.refresh_from_db()
+            return False
+        for name, value in fields.items():
+            if not hasattr(value, "resolve_expression"):
+                setattr(row, name, value)
+        if expressions := [name for name, value in fields.items() if hasattr(value, "resolve_expression")]:
+            row.refresh_from_db(fields=expressions)
+        if message:
+            Event.record(actor, row, message)
     return True
 
 
-@cache
-def changing(since: tuple[Job.State, ...], names: tuple[str, ...]) -> PreparedUpdate:
-    """Return the UPDATE of these fields of a job that is in one of these states. There are a dozen of them."""
-    values = {name: Later(name, Job._meta.get_field(name)) for name in names}
-    return PreparedUpdate(lambda: (Job.objects.filter(pk=Later("job", BigIntegerField()), state__in=since), values))
+def change_job_state(
+    job: Job, to: Job.State, *, since: Collection[Job.State], actor: str, message: str, **fields: Any
+) -> bool:
+    """Change a job's state by `transition`, with its times. Requires a transaction."""
+    now = timezone.now()
+    if to in FINAL_STATES:
+        fields["finished_at"] = now
+    return transition(job, to, since=since, actor=actor, message=message, state_since=now, **fields)
 
 
-# --- what people ask -----------------------------------------------------------------------------------------------
+# --- requests by people -----------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def cancel_job(job: Job, actor: str, reason: str) -> bool:
     """Cancel a job; return whether there was anything to cancel.
 
-    One that waits is cancelled now. One that a node works on is cancelled when the node has heard of it with its
-    next heartbeat, or when its lease ends without a word.
+    A waiting job is cancelled now. A running job is cancelled when its node has received the request with a heartbeat,
+    or when its lease ends.
     """
-    if change(
-        job,
-        Job.State.CANCELLED,
-        since=WAITING_STATES,
-        actor=actor,
-        sentence=f"Cancelled: {reason}",
-        reason=reason[:500],
+    if change_job_state(
+        job, Job.State.CANCELLED, since=WAITING_STATES, actor=actor, message=f"Cancelled: {reason}", reason=reason[:500]
     ):
         get_job_kind(job).cancelled(job, reason)
         return True
@@ -68,12 +78,12 @@ def cancel_job(job: Job, actor: str, reason: str) -> bool:
 
 @transaction.atomic
 def request_hand_back(job: Job, actor: str, reason: str, *, hold: bool = False) -> bool:
-    """Ask the node to keep its next checkpoint and hand the job back; with `hold` it is not queued again."""
+    """Ask the node to save a checkpoint and hand the job back. With `hold` the job is held afterwards."""
     return request_stop(job, "finish", actor, reason, hold=hold)
 
 
 def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = False) -> bool:
-    """Leave word for the node that works on the job; a cancellation is never softened. Return whether it was left."""
+    """Record a stop request for the job's node; return whether it is recorded. `cancel` is never replaced."""
     leased = Job.objects.filter(pk=job.pk, state=Job.State.LEASED).exclude(stop_requested__in=["cancel", how])
     asked = leased.update(stop_requested=how, stop_reason=reason[:500], hold_requested=hold)
     job.refresh_from_db()
@@ -85,9 +95,9 @@ def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = Fa
 
 @transaction.atomic
 def hold_job(job: Job, actor: str, reason: str) -> bool:
-    """Keep a job back until `queue`; a node that works on it hands it back after its next checkpoint."""
-    if change(
-        job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, sentence=f"Held: {reason}", reason=reason[:500]
+    """Hold a job until `queue_job`. A node that runs it hands it back after its next checkpoint."""
+    if change_job_state(
+        job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, message=f"Held: {reason}", reason=reason[:500]
     ):
         return True
     return request_hand_back(job, actor, reason, hold=True)
@@ -95,13 +105,13 @@ def hold_job(job: Job, actor: str, reason: str) -> bool:
 
 @transaction.atomic
 def queue_job(job: Job, actor: str) -> bool:
-    """Let a held job go on."""
-    return change(
+    """Queue a held job again."""
+    return change_job_state(
         job,
         Job.State.QUEUED,
         since=[Job.State.HELD],
         actor=actor,
-        sentence="Queued again.",
+        message="Queued again.",
         reason="",
         queued_at=timezone.now(),
     )
@@ -109,7 +119,7 @@ def queue_job(job: Job, actor: str) -> bool:
 
 @transaction.atomic
 def raise_priority(job: Job, actor: str) -> bool:
-    """Move a job that is not over one step up, at most to where the nightly is; return whether it moved."""
+    """Raise an unfinished job's priority by one step, at most to that of the nightly; return whether it rose."""
     to = max((step for step in Job.Priority if Job.Priority.NIGHTLY <= step < job.priority), default=None)
     if to is None:
         return False
@@ -122,19 +132,19 @@ def raise_priority(job: Job, actor: str) -> bool:
 
 @transaction.atomic
 def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
-    """Put a job that failed through no fault of its model back into the queue; it goes on from its last checkpoint.
+    """Queue a job again that infrastructure failed; it resumes from its last checkpoint.
 
-    For the owner of its purpose, who has to bring his own rows along. A model's own failure is final.
+    The job kind's own rows are the caller's business. A failure of the model is final.
     """
     if job.cause == "model":
         return False
     fresh = {"release": release} if release else {}
-    return change(
+    return change_job_state(
         job,
         Job.State.QUEUED,
         since=[Job.State.FAILED],
         actor=actor,
-        sentence="Queued again.",
+        message="Queued again.",
         reason="",
         cause="",
         failures=0,
@@ -145,17 +155,17 @@ def retry_job(job: Job, actor: str, *, release: Blob | None = None) -> bool:
     )
 
 
-# --- what leases make of a job, inside their transaction -------------------------------------------------------------
+# --- the end of a lease, inside its transaction -----------------------------------------------------------------------
 
 
 def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
-    """The node has done all of it."""
-    done = change(
+    """Mark a job as done."""
+    done = change_job_state(
         job,
         Job.State.DONE,
         since=[Job.State.LEASED],
         actor=actor,
-        sentence="Done.",
+        message="Done.",
         reason="",
         result=result,
         **NO_STOP_REQUEST,
@@ -166,15 +176,15 @@ def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
 
 
 def fail_job(
-    job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Sequence[Job.State] = (Job.State.LEASED,)
+    job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Collection[Job.State] = (Job.State.LEASED,)
 ) -> bool:
-    """It has failed for good."""
-    failed = change(
+    """Mark a job as failed for good."""
+    failed = change_job_state(
         job,
         Job.State.FAILED,
         since=since,
         actor=actor,
-        sentence=f"Failed: {reason}",
+        message=f"Failed: {reason}",
         reason=reason[:500],
         cause=cause,
         **NO_STOP_REQUEST,
@@ -185,9 +195,9 @@ def fail_job(
 
 
 def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
-    """Its lease is over and it is not finished: cancel it, hold it, give up, or queue it to go on.
+    """Cancel, hold, fail or queue an unfinished job whose lease has ended.
 
-    `counts`: the lease was lost or failed; too many of those without a new checkpoint and the job fails.
+    `counts`: the lease was lost or failed. After `max_attempts` of those without a new checkpoint the job fails.
     """
     job.refresh_from_db()
     if job.stop_requested == "cancel":
@@ -199,13 +209,13 @@ def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
             job, actor, "infrastructure", f"Given up after {failures} attempts without progress. The last: {reason}"
         )
     to = Job.State.HELD if job.hold_requested else Job.State.QUEUED
-    sentence = f"Held: {job.stop_reason}" if job.hold_requested else f"Back in the queue: {reason}"
-    back = change(
+    message = f"Held: {job.stop_reason}" if job.hold_requested else f"Back in the queue: {reason}"
+    back = change_job_state(
         job,
         to,
         since=[Job.State.LEASED],
         actor=actor,
-        sentence=sentence,
+        message=message,
         reason=reason[:500],
         failures=failures,
         **NO_STOP_REQUEST,
@@ -216,13 +226,14 @@ def requeue_job(job: Job, actor: str, reason: str, *, counts: bool) -> bool:
 
 
 def finish_cancellation(job: Job, actor: str) -> bool:
+    """Cancel a leased job whose cancellation was requested."""
     reason = job.stop_reason
-    cancelled = change(
+    cancelled = change_job_state(
         job,
         Job.State.CANCELLED,
         since=[Job.State.LEASED],
         actor=actor,
-        sentence=f"Cancelled: {reason}",
+        message=f"Cancelled: {reason}",
         reason=reason,
         **NO_STOP_REQUEST,
     )

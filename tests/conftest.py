@@ -120,4 +120,4 @@ def site_url(transactional_db: None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
-        poll_endpoint.rest()
+        poll_endpoint.LAST_SEEN.clear()

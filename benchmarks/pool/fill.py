@@ -115,7 +115,7 @@ def queries_of_a_poll(said: list[dict[str, object]]) -> dict[str, int]:
         one = next(node for node in said if node["able"] is able)
         message = protocol.Poll(hardware=protocol.Hardware.model_validate(one["hardware"]), wait_seconds=0, lanes=1)
         with override_settings(QUEUE_READ_SECONDS=0), CaptureQueriesContext(connection) as captured:
-            polls.Question(auth.get_node_by_token(str(one["token"])), message).first(last_seen.Notes())
+            polls.PollSession(auth.get_node_by_token(str(one["token"])), message).check(last_seen.LastSeenBuffer())
         counts["job" if able else "none"] = len(captured)
     return counts
 

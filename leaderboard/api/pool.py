@@ -83,7 +83,7 @@ def node_dict(node: Node) -> NodeDict:
         "gpus": node.hardware.get("gpus", []),
         "cpus": node.hardware.get("cpus"),
         "memory_bytes": node.hardware.get("memory_bytes"),
-        "lanes": node.lanes,
+        "lanes": node.slots,
         "serves": node.serves,
         "available": node.available,
         "sponsor": sponsor.name if sponsor else "",

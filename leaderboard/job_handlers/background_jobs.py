@@ -37,7 +37,7 @@ class Errand:
     """Of that one; None where none waits."""
 
 
-def errands(outlook: QueueEstimates) -> list[Errand]:
+def errands(queue_estimates: QueueEstimates) -> list[Errand]:
     """Return what runs or waits, in the order of `NAMES`. Two queries."""
     rows = {
         row["kind"]: row
@@ -51,10 +51,10 @@ def errands(outlook: QueueEstimates) -> list[Errand]:
         )
     }
     first = Job.objects.in_bulk([row["first"] for row in rows.values() if row["first"]])
-    return [errand(kind, rows[kind], first.get(rows[kind]["first"]), outlook) for kind in NAMES if kind in rows]
+    return [errand(kind, rows[kind], first.get(rows[kind]["first"]), queue_estimates) for kind in NAMES if kind in rows]
 
 
-def errand(kind: str, row: Mapping[str, Any], first: Job | None, outlook: QueueEstimates) -> Errand:
+def errand(kind: str, row: Mapping[str, Any], first: Job | None, queue_estimates: QueueEstimates) -> Errand:
     name, what = NAMES[kind]
     return Errand(
         name,
@@ -62,5 +62,5 @@ def errand(kind: str, row: Mapping[str, Any], first: Job | None, outlook: QueueE
         row["running"],
         row["waiting"],
         first.queued_at if first else None,
-        outlook.of(first) if first else None,
+        queue_estimates.get_estimate(first) if first else None,
     )

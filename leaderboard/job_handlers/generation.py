@@ -23,7 +23,7 @@ from leaderboard.sanitize import plain_text
 from scheduler import rate_limits, storage
 from scheduler import transitions as jobs
 from scheduler.estimates import QueueEstimates, StartEstimate
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Blob, Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -83,7 +83,7 @@ def best(track: Track | None) -> Run | None:
 
 def prospect_of(run: Run) -> StartEstimate:
     """Return what could be said of a prompt for this run, were it asked now."""
-    return QueueEstimates(timezone.now()).if_queued(Job(**job_fields(run, None)))
+    return QueueEstimates(timezone.now()).estimate_if_queued(Job(**job_fields(run, None)))
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def give_up_old() -> None:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Generating:
+class Generating(JobKind):
     """Jobs of kind `generate`. A row may be forgotten before its job is over: then what comes is for nobody."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.GenerateOrder:

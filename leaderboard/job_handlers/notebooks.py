@@ -20,7 +20,7 @@ from leaderboard.models import Entry, NotebookPart, Run
 from leaderboard.sanitize import plain_text
 from leaderboard.submissions.notebook_cells import MOST_BYTES, Cell, NotebookError, cells
 from scheduler import storage
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, JobFile, Lease
 from trainer import protocol
 from trainer.accounting.budget import Budget
@@ -57,7 +57,7 @@ def left(job: Job) -> list[protocol.FileRef]:
     return [storage.build_file_reference(file.blob, file.path.removeprefix(MODEL)) for file in files]
 
 
-class Executing:
+class Executing(JobKind):
     """Jobs of kind `notebook`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.NotebookOrder:

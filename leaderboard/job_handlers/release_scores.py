@@ -19,7 +19,7 @@ from leaderboard.publishing import publications
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_text
 from scheduler import storage
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 
@@ -43,7 +43,7 @@ def queue(kept: Publication) -> bool:
     return ours == 1
 
 
-class ScoringRelease:
+class ScoringRelease(JobKind):
     """Jobs of kind `score` that are about a release."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:

@@ -29,7 +29,7 @@ from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from leaderboard.sanitize import plain_text
 from scheduler import checkpoints, node_vetting
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
 from trainer import protocol
 
@@ -131,7 +131,7 @@ def replay_job(run: Run, stretch: Stretch, first: int) -> dict[str, object]:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Replaying:
+class Replaying(JobKind):
     """Jobs of kind `replay`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ReplayOrder:

@@ -17,7 +17,7 @@ def handler(job: Job) -> JobKind:
     return ScoringRelease() if Publication.objects.filter(score_job=job).exists() else Scoring()
 
 
-class Scorings:
+class Scorings(JobKind):
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         return handler(job).order(job, resume)
 

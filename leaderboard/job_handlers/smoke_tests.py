@@ -19,7 +19,7 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import matching, storage
 from scheduler import transitions as jobs
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease
 from trainer import protocol
 from trainer.accounting import peak_flops
@@ -110,7 +110,7 @@ def cancel(entry: Entry, reason: str, actor: str) -> None:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-class Smoking:
+class Smoking(JobKind):
     """Jobs of kind `smoke`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.SmokeOrder:

@@ -10,7 +10,7 @@ from leaderboard.job_handlers import swarm_runs
 from leaderboard.job_handlers.train import Training
 from leaderboard.models import Run, Seat
 from scheduler import transitions as jobs
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -49,7 +49,7 @@ class Coordinating(Training):
         swarm_runs.call_off(Run.objects.get(job=job), "The run was cancelled.")
 
 
-class Seats:
+class Seats(JobKind):
     """Places in a swarm. One that is lost is given up, and another is queued."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:

@@ -19,7 +19,7 @@ from leaderboard.rankings import budget_charges, speed_probes, trust
 from leaderboard.rankings.score_validation import Verdict
 from leaderboard.sanitize import plain_json, plain_text
 from scheduler import storage
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Event, Job, JobFile, Lease
 from trainer import protocol
 
@@ -35,7 +35,7 @@ def node_class(lease: Lease) -> str:
     if lease.gpus:
         return plain_text(f"{lease.gpus} x {lease.accelerator}", 120)
     cpus = lease.node.hardware.get("cpus", "?")
-    share = cpus // lease.node.lanes if isinstance(cpus, int) else cpus
+    share = cpus // lease.node.slots if isinstance(cpus, int) else cpus
     return plain_text(f"{share} CPU cores", 120)
 
 
@@ -46,7 +46,7 @@ def temperature_of(job: Job) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-class Training:
+class Training(JobKind):
     """Jobs of kind `train`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
@@ -130,11 +130,17 @@ class Training:
     def cancelled(self, job: Job, reason: str) -> None:
         stop(Run.objects.get(job=job), reason)
 
+    def estimate_seconds_left(self, jobs: Sequence[Job]) -> dict[int, float]:
+        runs = Run.objects.filter(job__in=jobs, fraction__gt=0, seconds__gt=0).only(
+            "job", "state", "fraction", "seconds"
+        )
+        return {run.job_id: left for run in runs if run.job_id and (left := run.seconds_left) is not None}
+
     def about(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
         return sponsor_outcomes.of_training(jobs)
 
 
-class Scoring:
+class Scoring(JobKind):
     """Jobs of kind `score`."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.ScoreOrder:

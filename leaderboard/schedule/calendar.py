@@ -182,13 +182,13 @@ def tonight(due: Sequence[Due], nights: Sequence[Night], now: datetime) -> list[
     for one in due:
         if one.what == "nightly":
             first.setdefault(one.track.pk, one)
-    lanes = estimates.QueueEstimates(now).lanes if first else []
-    return [next_departure(one, lanes, nights) for one in first.values()]
+    slots = estimates.QueueEstimates(now).slots if first else []
+    return [next_departure(one, slots, nights) for one in first.values()]
 
 
-def next_departure(due: Due, lanes: Sequence[estimates.SlotSchedule], nights: Sequence[Night]) -> Tonight:
+def next_departure(due: Due, slots: Sequence[estimates.SlotSchedule], nights: Sequence[Night]) -> Tonight:
     line = job_groups.build_group_from_job(nightly_job(due.track))
-    fitting = {lane.seeker.node for lane in lanes if matching.find_obstacle(line, lane.seeker) is None}
+    fitting = {slot.node_slot.node for slot in slots if matching.find_obstacle(line, slot.node_slot) is None}
     last = next((night for night in nights if night.track_id == due.track.pk), None)
     held = nightly.unfinished(due.track)
     return Tonight(due, matching.describe_needs(line), len(fitting), held, last.problem if last else "")

@@ -1,4 +1,4 @@
-"""When will what waits leave? The queue's own outlook, told for the runs of a page."""
+"""When will what waits leave? The queue's own queue_estimates, told for the runs of a page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Departure:
     """When the first of the nodes is free that it waits for: the end of the reason's last sentence."""
 
 
-def departures(waiting: Sequence[Run], now: datetime, outlook: QueueEstimates | None = None) -> list[Departure]:
+def departures(waiting: Sequence[Run], now: datetime, queue_estimates: QueueEstimates | None = None) -> list[Departure]:
     """Return a line for each waiting run, taken with its entry and job. As many queries for one as for a hundred.
 
     Whoever has looked at the queue already brings that along.
     """
-    if outlook is None and any(in_queue(run) for run in waiting):
-        outlook = QueueEstimates(now)
-    return [departure(run, outlook) for run in waiting]
+    if queue_estimates is None and any(in_queue(run) for run in waiting):
+        queue_estimates = QueueEstimates(now)
+    return [departure(run, queue_estimates) for run in waiting]
 
 
 def departure_of(run: Run) -> Departure | None:
@@ -47,11 +47,11 @@ def in_queue(run: Run) -> bool:
     return run.job is not None and run.job.state == Job.State.QUEUED
 
 
-def departure(run: Run, outlook: QueueEstimates | None) -> Departure:
+def departure(run: Run, queue_estimates: QueueEstimates | None) -> Departure:
     if run.state == Run.State.WAITING:
         return Departure(run, None, run.reason or f"A maintainer has to approve commit {run.entry.sha[:8]} first.")
-    if run.job is None or outlook is None:
+    if run.job is None or queue_estimates is None:
         return Departure(run, None, run.reason)
-    prospect = outlook.of(run.job)
+    prospect = queue_estimates.get_estimate(run.job)
     reason = run.reason if run.job.state == Job.State.HELD else prospect.reason
     return Departure(run, prospect.begins_at, reason, prospect.position, prospect.ends_at, prospect.next_free)

@@ -65,24 +65,24 @@ class Estimate:
         return {**asdict(self), **moments}
 
 
-def estimate(entry: Entry, outlook: QueueEstimates | None = None) -> Estimate | None:
+def estimate(entry: Entry, queue_estimates: QueueEstimates | None = None) -> Estimate | None:
     """Return it for the entry's whole run; None before a smoke run has counted its size.
 
-    `entry` should have its `track__season`. Without `outlook` it looks at the queue itself.
+    `entry` should have its `track__season`. Without `queue_estimates` it looks at the queue itself.
     """
     parameters = entry.smoke.get("parameters")
     if not isinstance(parameters, int | float):
         return None
-    outlook = outlook or QueueEstimates(timezone.now())
+    queue_estimates = queue_estimates or QueueEstimates(timezone.now())
     job = job_of(entry)
-    prospect = outlook.of(job) if job.pk else outlook.if_queued(job)
+    prospect = queue_estimates.get_estimate(job) if job.pk else queue_estimates.estimate_if_queued(job)
     flops = number(entry, "flops_per_token")
     return Estimate(
         parameters=parameters,
         parameters_embedding=number(entry, "parameters_embedding"),
         flops_per_token=flops,
         tokens=tokens(entry.track, flops, number(entry, "tokens_per_step")),
-        seconds=outlook.durations.of(job).total_seconds(),
+        seconds=queue_estimates.durations.get_duration(job).total_seconds(),
         begins_at=prospect.begins_at,
         ends_at=prospect.ends_at,
         waits=prospect.reason,

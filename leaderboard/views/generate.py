@@ -129,7 +129,7 @@ def found(token: str) -> Generation:
 
 def prospect(asked: Generation) -> StartEstimate | None:
     """Return what can be said of one that waits for a node."""
-    return QueueEstimates(timezone.now()).of(asked.job) if asked.job.state == Job.State.QUEUED else None
+    return QueueEstimates(timezone.now()).get_estimate(asked.job) if asked.job.state == Job.State.QUEUED else None
 
 
 @require_safe

@@ -28,12 +28,12 @@ ARRIVALS = 8
 def timetable() -> dict[str, Any]:
     """Return what runs and what waits, on all tracks, and what nodes do beside that."""
     now = timezone.now()
-    outlook = QueueEstimates(now)
+    queue_estimates = QueueEstimates(now)
     waiting = list(with_job(Run.objects.waiting()))
     return {
         "live": list(with_job(Run.objects.live())),
-        "departures": departures(waiting, now, outlook),
-        "errands": errands(outlook),
+        "departures": departures(waiting, now, queue_estimates),
+        "errands": errands(queue_estimates),
         "online": online_nodes(),
     }
 
@@ -73,7 +73,7 @@ def queue_live(request: HttpRequest) -> JsonResponse:
 
 def nodes_at_work() -> QuerySet[Node]:
     """Return all nodes that may work, with `node.now`: their active leases."""
-    active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("lane")
+    active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("slot")
     active = active.select_related("job__run", "job__scored_run")
     come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
     return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))

@@ -7,13 +7,13 @@ from ninja import Router
 
 from scheduler import signing
 from scheduler.campaigns import assignment, join_tokens, submission
-from scheduler.node_api.routes import REFUSALS, Asked, LeaseToken
+from scheduler.node_api.routes import ERRORS, LeaseToken, NodeRequest
 from trainer import protocol
 
 router = Router()
 
 
-@router.post("/volunteer", response={200: protocol.RegisterReply, **REFUSALS})
+@router.post("/volunteer", response={200: protocol.RegisterReply, **ERRORS})
 def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer) -> protocol.RegisterReply:
     """Register a machine without an account, for packets only."""
     node, token = join_tokens.register_volunteer(request.META.get("REMOTE_ADDR", ""), message)
@@ -23,10 +23,10 @@ def register_volunteer(request: HttpRequest, message: protocol.RegisterVolunteer
 @router.post(
     "/leases/{int:lease_id}/packets/take",
     auth=LeaseToken(),
-    response={200: protocol.TakePacketsReply, **REFUSALS},
+    response={200: protocol.TakePacketsReply, **ERRORS},
     exclude_none=True,
 )
-def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -> protocol.TakePacketsReply:
+def take_packets(request: NodeRequest, lease_id: int, message: protocol.TakePackets) -> protocol.TakePacketsReply:
     """Return the next packets, and those that the lease holds but the volunteer does not name."""
     return assignment.take_packets(request.auth, message)
 
@@ -34,9 +34,9 @@ def take_packets(request: Asked, lease_id: int, message: protocol.TakePackets) -
 @router.post(
     "/leases/{int:lease_id}/packets/submit",
     auth=LeaseToken(),
-    response={200: protocol.SubmitPacketsReply, **REFUSALS},
+    response={200: protocol.SubmitPacketsReply, **ERRORS},
     exclude_none=True,
 )
-def submit_packets(request: Asked, lease_id: int, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
+def submit_packets(request: NodeRequest, lease_id: int, message: protocol.SubmitPackets) -> protocol.SubmitPacketsReply:
     """Check rephrased packets and return verdicts. Each packet counts once; a repeat gets the same verdict."""
     return submission.submit_packets(request.auth, message)

@@ -15,7 +15,7 @@ from scheduler import storage, transitions
 from scheduler.campaigns import messages, release
 from scheduler.campaigns.models import Campaign, Packet, RephraseSession
 from scheduler.errors import NotFoundError
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Blob, Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -95,7 +95,7 @@ def cancel_sessions(campaign: Campaign, actor: str, reason: str) -> None:
         transitions.cancel_job(job, actor, reason)
 
 
-class RephraseSessionHandler:
+class RephraseSessionHandler(JobKind):
     """Handles jobs of kind `rephrase` (`settings.JOB_KINDS`)."""
 
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.RephraseOrder:

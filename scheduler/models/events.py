@@ -5,8 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.utils import timezone
 
-from scheduler.prepared import PreparedInsert
-
 
 class EventQuerySet(models.QuerySet["Event"]):
     def about(self, target: models.Model) -> EventQuerySet:
@@ -45,13 +43,6 @@ class Event(models.Model):
 
     @classmethod
     def record(cls, actor: str, target: models.Model, sentence: str) -> Event:
-        return ADD.add(cls.of(actor, target, sentence))
-
-    @classmethod
-    def of(cls, actor: str, target: models.Model, sentence: str) -> Event:
-        """Return it unwritten, for who writes it together with other rows (`ADD`)."""
+        """Write an Event about the target."""
         kind = target._meta.model_name or ""
-        return cls(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500])
-
-
-ADD = PreparedInsert(lambda: Event)
+        return cls.objects.create(actor=actor, target_kind=kind, target_id=target.pk, sentence=sentence[:500])

@@ -8,7 +8,6 @@ from django.db import models
 from django.utils import timezone
 
 from scheduler.models.pool import Node
-from scheduler.prepared import Later
 
 
 class Blob(models.Model):
@@ -121,15 +120,14 @@ class Job(models.Model):
 
 
 class LeaseQuerySet(models.QuerySet["Lease"]):
-    def active(self, lease: Lease | Later) -> LeaseQuerySet:
-        """Return this lease, or that whose number is told later, if it has not ended: what its changes are conditional
-        on."""
-        return self.filter(pk=lease.pk if isinstance(lease, Lease) else lease, state=Lease.State.ACTIVE)
+    def active(self, lease: Lease) -> LeaseQuerySet:
+        """Return this lease if it is active: the condition of its changes."""
+        return self.filter(pk=lease.pk, state=Lease.State.ACTIVE)
 
     def held_by(self, node: Node) -> LeaseQuerySet:
         return self.filter(node=node, state=Lease.State.ACTIVE)
 
-    def expired(self, now: datetime | Later) -> LeaseQuerySet:
+    def expired(self, now: datetime) -> LeaseQuerySet:
         return self.filter(state=Lease.State.ACTIVE, expires_at__lt=now)
 
 
@@ -150,10 +148,9 @@ class Lease(models.Model):
     started_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
-    lane = models.PositiveSmallIntegerField(default=0)
-    """Which of the node's lanes works on it."""
+    slot = models.PositiveSmallIntegerField(default=0, help_text="Which of the node's slots runs the job.")
     gpus = models.PositiveSmallIntegerField(default=0)
-    """GPUs of that lane."""
+    """GPUs of that slot."""
     accelerator = models.CharField(max_length=80, blank=True)
     """What they are, for the credit: a node's hardware may change, what was lent does not."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
@@ -189,7 +186,7 @@ class Lease(models.Model):
                 fields=["job"], condition=models.Q(state="active"), name="one_active_lease_per_job"
             ),
             models.UniqueConstraint(
-                fields=["node", "lane"], condition=models.Q(state="active"), name="one_active_lease_per_lane"
+                fields=["node", "slot"], condition=models.Q(state="active"), name="one_active_lease_per_slot"
             ),
         ]
 

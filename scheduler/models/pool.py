@@ -71,9 +71,9 @@ class Node(models.Model):
     disk_bytes = models.BigIntegerField(null=True, blank=True)
     """What its owner lends of the disk; null lends all that is free."""
     shown = models.BooleanField(default=True, help_text="By name on the public pages; otherwise counted, not named.")
-    lanes = models.PositiveSmallIntegerField(default=1)
+    slots = models.PositiveSmallIntegerField(default=1)
     """Jobs at a time: 1 gives every job all GPUs, more share them out evenly."""
-    wished_labels = models.JSONField(default=list, blank=True)
+    owner_labels = models.JSONField(default=list, blank=True)
     """The owner's own labels; `labels` are those and what the node found out about itself."""
 
     # How it is.

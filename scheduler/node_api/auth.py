@@ -1,7 +1,7 @@
-"""Who is asking? Tokens of nodes, of leases, and those with which nodes join.
+"""Tokens of nodes and leases, and the join tokens with which nodes register.
 
-A token is shown once and kept as its SHA-256. It has 256 random bits, so a plain hash is enough and is looked up by
-an index: a guess learns nothing from the time that the look-up takes.
+A token is shown once and stored as its SHA-256. It has 256 random bits, so a plain hash is enough. It is looked up by
+an index, whose timing tells a guess nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Literal
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
-from django.db.models import BigIntegerField, CharField, Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
+from scheduler import rate_limits
 from scheduler.errors import ForbiddenError, UnauthorizedError
 from scheduler.models import Event, JoinToken, Lease, Node
-from scheduler.prepared import Later, Prepared
 from trainer import protocol
 
 TokenKind = Literal["join", "node", "lease"]
@@ -110,11 +110,11 @@ def find_free_name(wanted: str) -> str:
 def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) -> str:
     """Give the node its token; whatever token it had is worth nothing from now on."""
     token = generate_token("node")
-    wished = sorted({*node.wished_labels, *join.labels, *message.labels})
+    wished = sorted({*node.owner_labels, *join.labels, *message.labels})
     Node.objects.filter(pk=node.pk).update(
         token_hash=hash_token(token),
         labels=sorted({*wished, *message.hardware.found_labels}),
-        wished_labels=wished,
+        owner_labels=wished,
         hardware=message.hardware.model_dump(mode="json"),
     )
     node.refresh_from_db()
@@ -123,20 +123,27 @@ def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) ->
     return token
 
 
-# --- asking --------------------------------------------------------------------------------------------------------
+# --- authentication ---------------------------------------------------------------------------------------------------
 
 
-HELD = Lease.objects.filter(node=OuterRef("pk"), state=Lease.State.ACTIVE)
-OF_TOKEN = Prepared(
-    lambda: Node.objects.filter(token_hash=Later("token_hash", CharField())).annotate(holds=Exists(HELD)).order_by()
-)
+def authenticate_node(token: str) -> Node:
+    """Return the node of this token. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
+    node = get_node_by_token(token)
+    rate_limits.check_rate_limit("poll", str(node.pk))
+    return node
+
+
+def authenticate_lease(token: str, lease_id: int) -> Lease:
+    """Return the lease of this token. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
+    lease = get_lease_by_token(token, lease_id)
+    rate_limits.check_rate_limit("lease", str(lease.pk))
+    return lease
 
 
 def get_node_by_token(token: str) -> Node:
-    """Return the node whose token this is; raise Unknown or Forbidden with a sentence.
-
-    It has an attribute more: whether it `holds` a lease."""
-    node = OF_TOKEN.first(token_hash=hash_token(token))
+    """Return the node of this token, with the annotation `has_lease`. Raises UnauthorizedError or ForbiddenError."""
+    active = Lease.objects.filter(node=OuterRef("pk"), state=Lease.State.ACTIVE)
+    node = Node.objects.filter(token_hash=hash_token(token)).annotate(has_lease=Exists(active)).first()
     if node is None:
         if token.startswith("dtn_lease_"):
             raise ForbiddenError("This is the token of a lease, and this call needs the node's own.")
@@ -149,15 +156,10 @@ def get_node_by_token(token: str) -> Node:
     return node
 
 
-OF_NUMBER = Prepared(
-    lambda: Lease.objects.select_related("node", "job").filter(pk=Later("lease", BigIntegerField())).order_by()
-)
-
-
 def get_lease_by_token(token: str, lease_id: int) -> Lease:
-    """Return the lease whose token this is, active or not; raise Unknown or Forbidden with a sentence."""
+    """Return the lease of this token, active or not. Raises UnauthorizedError or ForbiddenError."""
     hashed = hash_token(token)
-    lease = OF_NUMBER.first(lease=lease_id)
+    lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
             raise ForbiddenError("This call needs the token of the lease, not the node's.")
@@ -181,7 +183,7 @@ def check_not_banned(node: Node) -> None:
         raise ForbiddenError(f"This node is banned: {node.reason or 'ask the people of the site why'}")
 
 
-# --- the owner's word ----------------------------------------------------------------------------------------------
+# --- revocation -------------------------------------------------------------------------------------------------------
 
 
 @transaction.atomic

@@ -1,165 +1,133 @@
-"""Where nodes ask for work, many at once: `POST /api/node/v1/poll`, answered without what Django and ninja would add.
+"""`POST /api/node/v1/poll` as an ASGI application: an open poll waits on the event loop, not in a thread.
 
-A question takes one of a few threads while it is looked at (`clerks`), and none while it is held open (`lobby`). What
-is not in order (an unknown token, a message that cannot be read, a database that is down) is answered where all other
-calls of nodes are, by `node_api`, which says why.
+Database work runs in a small thread pool of the process, so that many polls at once queue up instead of competing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.db import close_old_connections
 
-from scheduler.node_api import last_seen, polls, routes
-from scheduler.node_api.poll_threads import CLERKS
-from scheduler.node_api.poll_waiters import LOBBY
+from scheduler.errors import UnauthorizedError
+from scheduler.node_api import auth, messages
+from scheduler.node_api.error_replies import NOT_AUTHENTICATED, build_error_reply
+from scheduler.node_api.last_seen import FLUSH_SECONDS, LastSeenBuffer
+from scheduler.node_api.poll_waiters import PollWaiters
+from scheduler.node_api.polls import PollSession
 from trainer import protocol
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Result = TypeVar("Result")
 
-POLL = "/api/node/v1/poll"
-NOTES = last_seen.Notes()
-"""Of this process."""
+POLL_PATH = "/api/node/v1/poll"
+THREADS = 8
+"""With 4 the fsync of PostgreSQL limits the rate: some threads wait for it while another computes."""
+EXECUTOR = ThreadPoolExecutor(THREADS, thread_name_prefix="poll")
+LAST_SEEN = LastSeenBuffer()
 
 
-class FrontDesk:
-    def __init__(self, otherwise: Application) -> None:
-        """`otherwise`: what answers a question that is not in order."""
-        self._otherwise = otherwise
-        self._writing: asyncio.Task[None] | None = None
+class ClientDisconnectedError(Exception):
+    """The node closed the connection before its request was complete."""
+
+
+class PollEndpoint:
+    """The ASGI application. One per process."""
+
+    def __init__(self) -> None:
+        self._waiters = PollWaiters(run_in_thread)
+        self._flush: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def asked(token: str, body: bytes) -> protocol.PollReply:
-            came = asyncio.get_running_loop().time()
-            question, action = await CLERKS.do(partial(hear, token, body))
-            self._write_soon()
-            return action or await held_open(question, came + question.message.wait_seconds, receive)
+        try:
+            reply = await self._answer(scope, receive)
+        except ClientDisconnectedError:
+            return
+        except Exception as error:
+            status, detail, headers = build_error_reply(error)
+            await send_json(send, status, protocol.ErrorDetail(detail=detail), headers)
+        else:
+            await send_json(send, 200, reply)
 
-        await in_order(asked, self._otherwise, scope, receive, send)
-
-    def _write_soon(self) -> None:
-        """See to what has been noted of nodes being written down."""
-        if NOTES and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(write_soon())
-
-
-async def write_soon() -> None:
-    await asyncio.sleep(last_seen.WRITTEN_EVERY)
-    if NOTES:
-        await CLERKS.do(NOTES.write)
-
-
-def said(body: bytes) -> dict[str, Any]:
-    """Return what a node has said; raise ValueError where it is too long, or cannot be read."""
-    if len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
-        raise ValueError("No message is so long.")
-    return routes.plain_json(body)
-
-
-def hear(token: str, body: bytes) -> tuple[polls.Question, protocol.PollReply | None]:
-    """Look once, in a thread."""
-    node = routes.admitted(token)
-    question = polls.Question(node, protocol.Poll.model_validate(said(body)))
-    return question, question.first(NOTES)
+    async def _answer(self, scope: Scope, receive: Receive) -> protocol.PollReply:
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        session, reply = await run_in_thread(start_poll, scope["headers"], await read_body(receive))
+        if LAST_SEEN and (self._flush is None or self._flush.done()):
+            self._flush = asyncio.create_task(flush_last_seen())
+        timeout = arrived + session.message.wait_seconds - loop.time()
+        if reply is None and timeout > 0:
+            disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
+            try:
+                reply = await self._waiters.wait(session, timeout, disconnected)
+            finally:
+                disconnected.cancel()
+        return reply or session.build_no_job_reply()
 
 
-async def held_open(question: polls.Question, deadline: float, receive: Receive) -> protocol.PollReply:
-    """Wait for an answer until the deadline, or until the node hangs up: then nothing may be given to it."""
-    loop = asyncio.get_running_loop()
-    if deadline <= loop.time():
-        return question.nothing()
-    gone = asyncio.ensure_future(hung_up(receive))
+async def run_in_thread(function: Callable[..., Result], *args: Any) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(EXECUTOR, run_with_connection, function, *args)
+
+
+def run_with_connection(function: Callable[..., Result], *args: Any) -> Result:
+    """Run a function and return its thread's connection to the pool."""
     try:
-        while not gone.done() and (left := deadline - loop.time()) > 0:
-            place = LOBBY.hold(question)
-            coming = asyncio.wrap_future(place)
-            await asyncio.wait((coming, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if place.cancel():  # otherwise it has its answer, or is just being given one
-                break
-            if action := await coming:
-                return action
+        return function(*args)
     finally:
-        gone.cancel()
-    return question.nothing()
+        close_old_connections()
 
 
-# --- HTTP ------------------------------------------------------------------------------------------------------------
+def start_poll(headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[PollSession, protocol.PollReply | None]:
+    """Authenticate and check a poll once. Raises ApiError or ValidationError."""
+    scheme, _, token = dict(headers).get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer":
+        raise UnauthorizedError(NOT_AUTHENTICATED)
+    node = auth.authenticate_node(token)
+    session = PollSession(node, protocol.Poll.model_validate(messages.parse_message(body)))
+    return session, session.check(LAST_SEEN)
 
 
-async def in_order(
-    asked: Callable[[str, bytes], Awaitable[protocol.Message]],
-    otherwise: Application,
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-) -> None:
-    """Answer with what `asked` makes of token and body, and what is not in order by `otherwise`."""
-    body = await whole(receive)
-    if body is None:
-        return
-    try:
-        message = await asked(token_of(scope), body)
-    except Exception:  # said, and logged, over there
-        await otherwise(scope, once_more(body, receive), send)
-        return
-    await answer(send, message.model_dump_json(exclude_none=True).encode())
+async def flush_last_seen() -> None:
+    await asyncio.sleep(FLUSH_SECONDS)
+    await run_in_thread(LAST_SEEN.flush)
 
 
-async def whole(receive: Receive) -> bytes | None:
-    """Return the body of a request; None where its sender has hung up."""
-    body = b""
+# --- ASGI -------------------------------------------------------------------------------------------------------------
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the body. Raises RequestDataTooBig once all of a too large one has arrived, ClientDisconnectedError."""
+    body, size = b"", 0
     while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += bytes(message.get("body", b""))
-        if not message.get("more_body"):
-            return body
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        size += len(event.get("body", b""))
+        body = body + event.get("body", b"") if size <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE else b""
+        if not event.get("more_body"):
+            break
+    if size > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        raise RequestDataTooBig
+    return body
 
 
-async def hung_up(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def once_more(body: bytes, receive: Receive) -> Receive:
-    """Return what lets somebody else read a body that has been read."""
-    unread = [body]
-
-    async def first_the_body() -> Mapping[str, Any]:
-        return {"type": "http.request", "body": unread.pop()} if unread else await receive()
-
-    return first_the_body
-
-
-def token_of(scope: Scope) -> str:
-    """Return the bearer token; raise ValueError where there is none."""
-    header: str = dict(scope["headers"])[b"authorization"].decode("latin-1")
-    scheme, _, token = header.partition(" ")
-    if scheme.lower() != "bearer":
-        raise ValueError("This is no bearer token.")
-    return token
-
-
-async def answer(send: Send, body: bytes) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"x-content-type-options", b"nosniff"),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+async def send_json(
+    send: Send, status: int, message: protocol.Message, headers: Mapping[str, str] | None = None
+) -> None:
+    body = message.model_dump_json(exclude_none=True).encode()
+    fields = {"content-type": "application/json", "content-length": str(len(body)), "x-content-type-options": "nosniff"}
+    pairs = [(name.encode(), value.encode()) for name, value in {**fields, **(headers or {})}.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
-
-
-def rest() -> None:
-    """Send away who waits, and let threads and connections go; the next question has new ones."""
-    LOBBY.close()
-    CLERKS.rest()
-    NOTES.clear()

@@ -1,111 +1,115 @@
-"""Where questions wait that are held open: each is a coroutine, and costs no thread and no query of its own.
-
-Once in `TICK_SECONDS` one thread looks for all of a process: at the nodes that wait (did an owner pause one?) and for
-what has come into the queue. Only those for which matching has something are let in to claim it, who has waited longest
-first.
-"""
+"""Polls that wait for a job. A waiting poll is a coroutine: it holds no thread and no database connection."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from scheduler.models import Job, Node
-from scheduler.node_api.poll_threads import settle
-from scheduler.node_api.polls import Question
+from scheduler.node_api.polls import PollSession
 from trainer import protocol
 
 logger = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
-NOTICED = ("state", "reason", "token_hash", "rest_until", "lanes", "quota")
-"""Of a node that waits: when one of these has changed, the answer may have."""
-IN_ONE_QUERY = 1000
+CHECK_SECONDS = 1.0
+WATCHED_COLUMNS = ("state", "reason", "token_hash", "rest_until", "slots", "quota")
+"""Of a waiting node: a change of one of these may change the reply."""
+NODES_PER_QUERY = 1000
 
-Place = Future[protocol.PollReply | None]
-"""Comes true with the answer, or with None: nothing after all, wait again. Cancel it when nobody waits any more."""
+RunInThread = Callable[..., Awaitable[Any]]
 
 
-class Lobby:
-    def __init__(self) -> None:
-        self._places: dict[Place, Question] = {}
-        self._lock = threading.Lock()
-        self._watch: threading.Thread | None = None
-        self._closing = threading.Event()
+@dataclass(eq=False)
+class Waiter:
+    session: PollSession
+    reply: asyncio.Future[protocol.PollReply]
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a job may be claimed for this poll."""
 
-    def hold(self, question: Question) -> Place:
-        """Let the question wait. The thread begins with the first one, and ends after the last."""
-        place: Place = Future()
-        with self._lock:
-            self._places[place] = question
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._look_on, daemon=True)
-                self._watch.start()
-        return place
 
-    def close(self) -> None:
-        """Send everybody away, and end."""
-        watch = self._watch
-        for place, _ in self._waiting():
-            place.cancel()
-        self._closing.set()
-        if watch is not None:
-            watch.join()
-        self._closing.clear()
+class PollWaiters:
+    """The waiting polls of a process. While there are any, a task checks once a second which can be answered."""
 
-    def _look_on(self) -> None:
+    def __init__(self, run_in_thread: RunInThread) -> None:
+        """`run_in_thread`: awaits a function that uses the database."""
+        self._run_in_thread = run_in_thread
+        self._waiters: list[Waiter] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    async def wait(
+        self, session: PollSession, timeout: float, disconnected: asyncio.Future[None]
+    ) -> protocol.PollReply | None:
+        """Return the reply, or None after the timeout or when the node has disconnected: then no job is claimed."""
+        waiter = Waiter(session, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._check_until_empty())
         try:
-            while self._anybody():
-                self._closing.wait(TICK_SECONDS)
-                try:
-                    self.look_round()
-                except DatabaseError:  # who waits asks again at the end of the wait, and is told then
-                    logger.exception("Nobody could be looked after who waits for a job")
-                    connections.close_all()
+            await asyncio.wait((waiter.reply, disconnected), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            connections.close_all()
+            self._waiters.remove(waiter)
+        async with waiter.lock:  # a check under way ends first: its reply may hold a lease
+            return waiter.reply.result() if waiter.reply.done() else None
 
-    def _anybody(self) -> bool:
-        with self._lock:
-            self._places = {place: question for place, question in self._places.items() if not place.done()}
-            if not self._places:
-                self._watch = None
-            return bool(self._places)
+    async def _check_until_empty(self) -> None:
+        while self._waiters:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                await self.check_all()
+            except DatabaseError:  # the nodes poll again after their timeouts, and get the error then
+                logger.exception("The waiting polls could not be checked")
 
-    def _waiting(self) -> list[tuple[Place, Question]]:
-        with self._lock:
-            return [(place, question) for place, question in self._places.items() if not place.done()]
+    async def check_all(self) -> None:
+        """Answer the polls that have an answer now, those first that have waited longest."""
+        waiters = list(self._waiters)
+        sessions = await self._run_in_thread(find_answerable, [waiter.session for waiter in waiters])
+        answerable = set(map(id, sessions))
+        for waiter in waiters:
+            if id(waiter.session) not in answerable:
+                continue
+            async with waiter.lock:
+                if waiter in self._waiters and not waiter.reply.done():
+                    await self._check(waiter)
 
-    def look_round(self) -> None:
-        """Answer those that have an answer now."""
-        waiting = self._waiting()
-        changed = set(those_changed([question.node for _, question in waiting]))
-        newest = newest_in_queue()
-        for place, question in waiting:
-            if question.node in changed or question.may_hope(newest):
-                settle(place, question.again)
-
-
-def those_changed(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the nodes whose rows are not any more what they were. One query for many nodes."""
-    for begin in range(0, len(nodes), IN_ONE_QUERY):
-        some = nodes[begin : begin + IN_ONE_QUERY]
-        rows = Node.objects.filter(pk__in={node.pk for node in some}).order_by().values_list("pk", *NOTICED)
-        found = {pk: facts for pk, *facts in rows}
-        for node in some:
-            if found.get(node.pk) != [getattr(node, name) for name in NOTICED]:
-                yield node
+    async def _check(self, waiter: Waiter) -> None:
+        try:
+            reply = await self._run_in_thread(waiter.session.check_again)
+        except Exception as error:  # the request's own handler answers it
+            waiter.reply.set_exception(error)
+        else:
+            if reply is not None:
+                waiter.reply.set_result(reply)
 
 
-def newest_in_queue() -> datetime | None:
-    """Return when the last job came into the queue that is still in it. One query, by an index."""
+def find_answerable(sessions: Sequence[PollSession]) -> list[PollSession]:
+    """Return the polls whose node has changed or for which matching finds a job. Two queries for up to 1,000 polls."""
+    changed = find_changed_nodes([session.node for session in sessions])
+    newest = get_newest_queued_time()
+    return [session for session in sessions if session.node.pk in changed or session.may_have_job(newest)]
+
+
+def find_changed_nodes(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of nodes whose `WATCHED_COLUMNS` differ from their rows."""
+    changed = set()
+    for start in range(0, len(nodes), NODES_PER_QUERY):
+        batch = nodes[start : start + NODES_PER_QUERY]
+        rows = Node.objects.filter(pk__in={node.pk for node in batch}).order_by().values_list("pk", *WATCHED_COLUMNS)
+        found = {pk: values for pk, *values in rows}
+        known = {node.pk: [getattr(node, name) for name in WATCHED_COLUMNS] for node in batch}
+        changed |= {pk for pk, values in known.items() if found.get(pk) != values}
+    return changed
+
+
+def get_newest_queued_time() -> datetime | None:
+    """Return when the newest waiting job was queued. One query, by an index."""
     waiting = Job.objects.filter(state=Job.State.QUEUED).order_by("-state_since")
     return waiting.values_list("state_since", flat=True).first()
-
-
-LOBBY = Lobby()

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BigIntegerField, Q, Sum
+from django.db.models import Q, Sum
 
 from scheduler import storage
 from scheduler.checkpoints import delete_superseded
@@ -16,7 +16,6 @@ from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedErro
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
 from scheduler.node_api import resumable_uploads
-from scheduler.prepared import Later, Prepared
 from trainer import protocol
 
 MAX_FILES = 256
@@ -170,19 +169,9 @@ def iterate_file_references(message: Any) -> Iterator[protocol.FileRef]:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-ACTIVE = Prepared(
-    lambda: (
-        Lease.objects.filter(pk=Later("lease", BigIntegerField()), state=Lease.State.ACTIVE)
-        .order_by()
-        .select_for_update()
-        .values_list("pk")
-    )
-)
-
-
 def lock_active_lease(lease: Lease) -> None:
-    """Raise Over when the lease has ended. Bring a transaction: the row is locked, where the database can."""
-    if not ACTIVE.tuples(lease=lease.pk):
+    """Lock the lease's row. Raises LeaseEndedError. Requires a transaction."""
+    if not Lease.objects.active(lease).select_for_update().values_list("pk").first():
         raise LeaseEndedError
 
 

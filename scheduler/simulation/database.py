@@ -1,4 +1,4 @@
-"""A database in memory, for this thread, until the simulation is over. The site's own is not opened."""
+"""A throwaway database in memory for this thread. The site's own database is not opened."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from django.db.models import Model
 from django.db.utils import load_backend
 from django.test.utils import override_settings
 
-from scheduler import job_groups
-from scheduler.node_api import polls
+from scheduler import job_groups, lease_sweeper
 
 KIND = "scheduler.simulation.job_kind.SimulatedJobKind"
 SETTINGS = {
@@ -27,33 +26,33 @@ SETTINGS = {
     "LEASE_SECONDS": 60.0,
     "QUEUE_READ_SECONDS": 180.0,
 }
-"""Those of a real site, but for the last: its nodes ask more often in a second than these in minutes."""
+"""As on a real site, except the last: real nodes poll more often in a second than these in minutes."""
 REFRESH_PER_JOB = timedelta(seconds=5)
-"""As in `lines.Reader`; so a whole queue is read about once in a simulated hour."""
+"""See `job_groups.QueueCache`: the whole queue is read about once in a simulated hour."""
 
 
 @contextmanager
 def throwaway_database() -> Iterator[None]:
-    """Let every query of this thread go to a new SQLite database in memory with the site's tables."""
+    """Send all queries of this thread to a new SQLite database in memory."""
     address = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
     configured = connections.configure_settings(address)["default"]
     own = connections["default"]
     fresh = load_backend(configured["ENGINE"]).DatabaseWrapper(configured, "default")
     connections["default"] = fresh
-    reader, job_groups.QUEUE_CACHE = job_groups.QUEUE_CACHE, job_groups.QueueCache(REFRESH_PER_JOB)
-    patrol, polls.PATROL = polls.PATROL, polls.Patrol()
+    queue_cache, job_groups.QUEUE_CACHE = job_groups.QUEUE_CACHE, job_groups.QueueCache(REFRESH_PER_JOB)
+    sweeper, lease_sweeper.SWEEPER = lease_sweeper.SWEEPER, lease_sweeper.LeaseSweeper()
     try:
         with TemporaryDirectory() as folder, override_settings(**SETTINGS, SIGNING_KEY=Path(folder) / "signing.key"):
             create_tables(fresh)
             yield
     finally:
         connections["default"] = own
-        job_groups.QUEUE_CACHE, polls.PATROL = reader, patrol
+        job_groups.QUEUE_CACHE, lease_sweeper.SWEEPER = queue_cache, sweeper
         fresh.close()
 
 
 def create_tables(database: BaseDatabaseWrapper) -> None:
-    """Make what the pool's rows need, as the models say: the migrations of the whole site would take seconds."""
+    """Create the tables from the models: the migrations of the whole site would take seconds."""
     with database.schema_editor() as editor:
         models: list[type[Model]] = [ContentType, Permission, Group, User]
         for model in (*models, *apps.get_app_config("scheduler").get_models()):

@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass
 
 from scheduler.models import Blob, Job
-from scheduler.prepared import PreparedInsert
 from scheduler.simulation.clock import VirtualClock
 from scheduler.simulation.nodes import DAY, GB, HOUR
 
@@ -81,9 +80,6 @@ class SimulatedJob:
     finished: bool = False
 
 
-QUEUE = PreparedInsert(lambda: Job)
-
-
 class JobGenerator:
     """Makes the jobs of the simulation."""
 
@@ -106,7 +102,7 @@ class JobGenerator:
         """Queue a job of this class."""
         work = sort.hours * HOUR * self.draw.lognormvariate(0, sort.spread)
         author = "site" if sort.core else self.author()
-        row = Job(
+        row = Job.objects.create(
             kind="score" if sort.trusted else "train",
             priority=sort.priority,
             impact=self.draw.choice(sort.impacts),
@@ -125,7 +121,6 @@ class JobGenerator:
             queued_at=VirtualClock.at(now),
             state_since=VirtualClock.at(now),
         )
-        QUEUE.add(row)
         breaks = self.draw.uniform(0, work) if self.draw.random() < 0.02 else None
         self.asked[row.pk] = made = SimulatedJob(row.pk, sort, author, now, work, breaks)
         self.waiting[sort.name] += 1

@@ -218,8 +218,8 @@ class WishesForm(forms.Form):
             max_hours=data["max_hours"],
             disk_bytes=data["disk"] * GIGABYTE if data["disk"] else None,
             shown=data["shown"] == "name",
-            lanes=self.lanes_wanted(),
-            wished_labels=data["labels"],
+            slots=self.lanes_wanted(),
+            owner_labels=data["labels"],
             windows=self.windows() if data["available"] == Node.Available.WINDOWS else (),
         )
 
@@ -307,8 +307,8 @@ def rows(stretches: list[tuple[list[int], time, time]]) -> dict[str, Any]:
 def told(node: Node) -> dict[str, Any]:
     until = node.available_until.astimezone(ZoneInfo(node.timezone)) if node.available_until else None
     return {
-        "lanes": "each" if node.lanes > 1 else "together",
-        "labels": " ".join(node.wished_labels),
+        "lanes": "each" if node.slots > 1 else "together",
+        "labels": " ".join(node.owner_labels),
         "available": node.available,
         "timezone": node.timezone,
         **({"available_until": until.replace(tzinfo=None)} if until else {}),

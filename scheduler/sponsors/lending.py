@@ -39,14 +39,14 @@ class Wishes:
     max_hours: float | None
     disk_bytes: int | None
     shown: bool
-    lanes: int
-    wished_labels: tuple[str, ...]
+    slots: int
+    owner_labels: tuple[str, ...]
     windows: tuple[tuple[int, time, time], ...]
     """Weekday (0 is Monday), start, end."""
 
     def columns(self) -> dict[str, object]:
         values = {name: value for name, value in vars(self).items() if name != "windows"}
-        return values | {"wished_labels": list(self.wished_labels)}
+        return values | {"owner_labels": list(self.owner_labels)}
 
 
 # --- lending -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node,
     if Node.objects.filter(owner=owner.pk, token_hash=None, last_seen=None).count() >= WAITING_NODES:
         raise TooManyNodes
     told = {"gpus": gpus} if gpus else {}  # until the node has looked for itself
-    node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.wished_labels))
+    node = Node(name=name, owner=owner, hardware=told, labels=list(wishes.owner_labels))
     set_wishes(node, wishes)
     Event.record(owner.get_username(), node, f"{owner.get_username()} lends {name}; it has yet to join.")
     return node, auth.create_join_token(renews=node, owner=owner)
@@ -67,8 +67,8 @@ def lend(owner: User, name: str, gpus: list[str], wishes: Wishes) -> tuple[Node,
 @transaction.atomic
 def change_wishes(node: Node, wishes: Wishes, by: str) -> None:
     """Note new wishes; they hold from the node's next question on, the end of its time at once."""
-    found = set(node.labels) - set(node.wished_labels)
-    node.labels = sorted({*found, *wishes.wished_labels})
+    found = set(node.labels) - set(node.owner_labels)
+    node.labels = sorted({*found, *wishes.owner_labels})
     set_wishes(node, wishes)
     Event.record(by, node, f"{by} changed what {node.name} is lent for.")
 
@@ -125,7 +125,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 def words(node: Node, token: str) -> list[str]:
     """Return what the agent is told, however it is started."""
-    labels = [word for label in node.wished_labels for word in ("--label", label)]
+    labels = [word for label in node.owner_labels for word in ("--label", label)]
     return ["--server", settings.SITE_URL, "--name", node.name, *labels, "--token", token]
 
 

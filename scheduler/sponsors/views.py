@@ -219,7 +219,7 @@ def joining(node: Node, token: str) -> dict[str, Any]:
 
 
 def at_work(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
-    leases = list(Lease.objects.held_by(node).select_related("job").order_by("lane"))
+    leases = list(Lease.objects.held_by(node).select_related("job").order_by("slot"))
     about = job_kinds.summarize_jobs(lease.job for lease in leases)
     return [(lease, about[lease.job_id]) for lease in leases]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from io import StringIO
 
 import pytest
+from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.utils.module_loading import import_string
 
-from scheduler import tasks
+from dailytrain.schedule import AT, EVERY
 from scheduler.models import JoinToken, Node
 from scheduler.node_api import auth
 from tests.support.pool import Agent, make_node
@@ -52,6 +56,15 @@ def test_a_node_that_is_not_there_is_one_clear_line() -> None:
         run("node_state", "x", "drain")
 
 
-def test_the_tasks_of_the_beat_schedule_exist_and_can_run() -> None:
-    tasks.expire_leases()
-    tasks.retention()
+def test_worker_registers_every_scheduled_task() -> None:
+    names = [task for task, _ in (*EVERY.values(), *AT.values())]
+    script = "from dailytrain.celery import app; app.loader.import_default_modules(); print(*app.tasks)"
+    registered = subprocess.run(
+        [sys.executable, "-c", script], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True
+    )
+    assert set(names) <= set(registered.stdout.split())
+
+
+@pytest.mark.parametrize("name", [task for task, _ in EVERY.values() if task.startswith("scheduler.")])
+def test_scheduled_task_runs_on_an_empty_site(name: str) -> None:
+    import_string(name)()

@@ -50,9 +50,9 @@ def test_where_a_node_is_free_the_first_goes_at_once_and_the_second_when_it_is_d
     online("one")
     first, second = make_job(expected_seconds=7200), make_job(expected_seconds=7200)
     now = timezone.now()
-    outlook = QueueEstimates(now)
-    assert outlook.of(first) == StartEstimate(1, "The next free node takes it.", now, now + 2 * HOUR)
-    assert outlook.of(second) == StartEstimate(
+    queue_estimates = QueueEstimates(now)
+    assert queue_estimates.get_estimate(first) == StartEstimate(1, "The next free node takes it.", now, now + 2 * HOUR)
+    assert queue_estimates.get_estimate(second) == StartEstimate(
         2, "Waits for a node that fits; others go before it.", now + 2 * HOUR, now + 4 * HOUR
     )
 
@@ -66,7 +66,9 @@ def test_what_it_waits_for_how_many_are_in_use_and_when_the_next_is_free() -> No
     job = make_job(needs_labels=["1x24gb"], expected_seconds=3600)
     now = timezone.now().replace(hour=1, minute=40, second=0, microsecond=0)
     prospect = estimate_start(job, now)
-    assert prospect.sentence(now) == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
+    assert (
+        prospect.format_reason(now) == "Waits for a node with a GPU of 24 GB; 2 are in use, next free about 03:40 UTC."
+    )
     assert about(prospect.begins_at, 2, now)
     assert about(prospect.ends_at, 3, now)
 
@@ -82,8 +84,10 @@ def test_how_long_it_takes_is_learned_from_what_such_jobs_took() -> None:
             )  # fmt: skip
     now = timezone.now()
     slow, other = make_job(track="small", expected_seconds=3600), make_job(track="other", expected_seconds=3600)
-    outlook = QueueEstimates(now)
-    lengths = [outlook.of(job).ends_at - outlook.of(job).begins_at for job in (slow, other)]  # type: ignore[operator]
+    queue_estimates = QueueEstimates(now)
+    lengths = [
+        queue_estimates.get_estimate(job).ends_at - queue_estimates.get_estimate(job).begins_at for job in (slow, other)
+    ]  # type: ignore[operator]
     assert lengths == [2 * HOUR, HOUR]
 
 
@@ -95,7 +99,7 @@ def test_what_no_node_here_can_do_is_said_so() -> None:
     )
 
 
-def test_wishes_count_for_the_outlook_too() -> None:
+def test_wishes_count_for_the_queue_estimates_too() -> None:
     online("core", serves="core")
     now = timezone.now()
     assert estimate_start(make_job(), now).begins_at is None
@@ -116,8 +120,14 @@ def test_the_order_is_that_of_the_queue_with_fair_shares_between_authors() -> No
     mine = [make_job(author="ada", expected_seconds=3600) for _ in range(3)]
     hers = make_job(author="bob", expected_seconds=3600)
     tonight = make_job(author="", priority=Job.Priority.NIGHTLY)
-    outlook = QueueEstimates(timezone.now())
-    assert [outlook.of(job).position for job in (tonight, mine[0], hers, mine[1], mine[2])] == [1, 2, 3, 4, 5]
+    queue_estimates = QueueEstimates(timezone.now())
+    assert [queue_estimates.get_estimate(job).position for job in (tonight, mine[0], hers, mine[1], mine[2])] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_what_does_not_wait_has_its_reason() -> None:
@@ -154,8 +164,8 @@ def test_what_a_free_node_takes_next_is_what_was_foretold(db: None, gpus: int, q
         online("free", *[24] * gpus)
         for fields in queue:
             make_job(queued_at=now - fields["age"] * HOUR, **{name: fields[name] for name in fields if name != "age"})
-        outlook = QueueEstimates(now)
-        foretold = [pk for pk, found in outlook.prospects.items() if found.begins_at and found.begins_at <= now]
+        queue_estimates = QueueEstimates(now)
+        foretold = [pk for pk, found in queue_estimates.estimates.items() if found.begins_at and found.begins_at <= now]
         granted = leases.claim_job(Node.objects.get(name="free"))
         taken = [Lease.objects.get(pk=granted.lease).job_id] if granted else []
         assert foretold == taken
@@ -166,17 +176,17 @@ def test_a_machine_of_many_gpus_is_foretold_for_what_needs_many() -> None:
     online("large", *[24] * 4)
     single, whole = make_job(needs_gpus=1, expected_seconds=3600), make_job(needs_gpus=4, expected_seconds=7200)
     now = timezone.now()
-    outlook = QueueEstimates(now)
-    assert outlook.of(whole).begins_at == now
-    assert outlook.of(single).begins_at == now + 2 * HOUR
+    queue_estimates = QueueEstimates(now)
+    assert queue_estimates.get_estimate(whole).begins_at == now
+    assert queue_estimates.get_estimate(single).begins_at == now + 2 * HOUR
 
 
 @pytest.mark.parametrize("size", [1, 30])
-def test_an_outlook_takes_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+def test_an_queue_estimates_takes_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(size):
         online(f"node-{number}", 24)
         make_job(author=f"author-{number}", track=f"track-{number}", needs_labels=["1x24gb"])
     rows = list(Job.objects.all())
     with django_assert_num_queries(6):
-        outlook = QueueEstimates(timezone.now())
-        assert all(outlook.of(job).position for job in rows)
+        queue_estimates = QueueEstimates(timezone.now())
+        assert all(queue_estimates.get_estimate(job).position for job in rows)

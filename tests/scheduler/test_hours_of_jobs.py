@@ -56,7 +56,7 @@ def test_others_go_on_meanwhile() -> None:
     assert free.state == Job.State.LEASED
 
 
-def test_its_outlook_says_for_what_it_waits() -> None:
+def test_its_queue_estimates_says_for_what_it_waits() -> None:
     make_node()
     opens = timezone.now() + 30 * HOUR
     job = make_job(not_before=opens, not_after=opens + HOUR)

@@ -210,7 +210,7 @@ class Machine:
         self.name = folder.name
         self.output = folder.with_suffix(".stderr")
         words = ["--server", site, "--home", str(folder), "--name", self.name, "--sandbox", "none"]
-        node = Node.objects.create(name=self.name, lanes=lanes)  # as the form "Lend a GPU" does
+        node = Node.objects.create(name=self.name, slots=lanes)  # as the form "Lend a GPU" does
         token = auth.create_join_token(renews=node)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -345,7 +345,7 @@ def test_an_owner_who_wishes_two_lanes_gets_two_jobs_at_once(machine: Start, job
     cellar = machine("cellar", lanes=2)
     active = Lease.objects.filter(state=Lease.State.ACTIVE, seconds__gt=0)
     until(lambda: active.count() == 2)
-    assert sorted(active.values_list("lane", flat=True)) == [0, 1]
+    assert sorted(active.values_list("slot", flat=True)) == [0, 1]
     cellar.process.send_signal(signal.SIGTERM)
     assert cellar.process.wait(20) == 0
     assert list(Lease.objects.values_list("state", "reason").distinct()) == [

@@ -59,7 +59,7 @@ class World:
     def __init__(self) -> None:
         CALLS.clear()
         self.nodes = [
-            make_node(f"node-{number}", lanes=LANES, state=Node.State.ONLINE, last_seen=timezone.now())[0]
+            make_node(f"node-{number}", slots=LANES, state=Node.State.ONLINE, last_seen=timezone.now())[0]
             for number in range(NODES)
         ]
         self.jobs = [
@@ -93,7 +93,7 @@ class World:
         if granted := leases.claim_job(row, lane):
             self.held[number, lane] = granted.lease
             lease = Lease.objects.select_related("job").get(pk=granted.lease)
-            assert lease.lane == lane
+            assert lease.slot == lane
             assert row.available == Node.Available.ALWAYS, "who is wanted back in a minute begins nothing"
             assert row.serves == Node.Serves.EVERYONE or lease.job.from_core
 
@@ -133,7 +133,7 @@ class World:
             assert before != Lease.State.ACTIVE
 
     def check(self) -> None:
-        active = list(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("job", "node", "lane"))
+        active = list(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("job", "node", "slot"))
         held = [job for job, _, _ in active]
         assert len(held) == len(set(held)), "no job is held twice"
         lanes = [(node, lane) for _, node, lane in active]

@@ -257,9 +257,9 @@ def test_what_would_save_nothing_before_the_window_ends_is_not_begun() -> None:
 
 def test_an_emptied_line_is_passed_over() -> None:
     queue = matching.JobQueue([LINE, replace(LINE, author="bob", priority=0)], {}, NOW)
-    first_line = next(queue.fitting(ANY_NODE))
-    queue.forget(first_line)
-    assert [line.author for line in queue.fitting(ANY_NODE)] == ["ada"]
+    first_line = next(queue.find_fitting(ANY_NODE))
+    queue.remove_group(first_line)
+    assert [line.author for line in queue.find_fitting(ANY_NODE)] == ["ada"]
 
 
 def test_what_a_job_waits_for_in_words() -> None:

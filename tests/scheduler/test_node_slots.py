@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def agent() -> Agent:
-    made = Agent(make_node(lanes=2)[1])
+    made = Agent(make_node(slots=2)[1])
     made.hardware = TWO
     return made
 
@@ -44,7 +44,7 @@ def test_each_lane_has_a_job_with_its_own_gpus(agent: Agent) -> None:
         make_job()
     actions = [agent.ask(lane=lane, lanes=2).action for lane in (0, 1, 0, 1)]
     assert actions == ["job", "job", "idle", "idle"], "one each"
-    assert list(Lease.objects.order_by("lane").values_list("lane", "gpus", "accelerator")) == [
+    assert list(Lease.objects.order_by("slot").values_list("slot", "gpus", "accelerator")) == [
         (0, 1, "NVIDIA H100 80GB HBM3"),
         (1, 1, "NVIDIA GeForce RTX 3090"),
     ]
@@ -71,7 +71,7 @@ def test_a_node_that_runs_another_number_is_told_and_gets_no_job_before(agent: A
 
 def test_the_sponsors_command_line_is_the_owners_wish(agent: Agent) -> None:
     assert agent.ask(lanes=3, lanes_wished=3).lanes is None
-    assert node().lanes == 3
+    assert node().slots == 3
 
 
 def test_an_agent_that_knows_no_lanes_gets_no_word_of_them(agent: Agent) -> None:
@@ -87,7 +87,7 @@ def test_labels_are_the_owners_and_what_the_node_found() -> None:
     token = auth.create_join_token(labels=["cellar"])
     joined, _ = auth.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO))
     assert joined.labels == ["3090", "cellar", "h100", "warm"]
-    assert joined.wished_labels == ["cellar", "warm"]
+    assert joined.owner_labels == ["cellar", "warm"]
 
 
 def test_a_card_that_was_taken_out_takes_its_labels_along(agent: Agent) -> None:
@@ -100,7 +100,7 @@ def test_a_card_that_was_taken_out_takes_its_labels_along(agent: Agent) -> None:
 
 
 def test_a_label_that_its_owner_wished_stays_whatever_the_node_finds(agent: Agent) -> None:
-    Node.objects.update(labels=["h100"], wished_labels=["h100"])
+    Node.objects.update(labels=["h100"], owner_labels=["h100"])
     agent.ask(lanes=2)
     agent.hardware = HARDWARE
     agent.ask(lanes=2)

@@ -27,7 +27,7 @@ NODE = matching.NodeSlot(labels=frozenset(), trusted=True, sandboxed=True, disk_
 
 def queries(node: Node) -> int:
     with CaptureQueriesContext(connection) as captured:
-        polls.Question(Node.objects.get(pk=node.pk), protocol.Poll(hardware=HARDWARE, wait_seconds=0)).first()
+        polls.PollSession(Node.objects.get(pk=node.pk), protocol.Poll(hardware=HARDWARE, wait_seconds=0)).check()
     return len(captured)
 
 
@@ -55,37 +55,37 @@ def reader(settings: Settings) -> lines.QueueCache:
 
 
 def authors(queue: matching.JobQueue) -> list[str]:
-    return [line.author for line in queue.fitting(NODE)]
+    return [line.author for line in queue.find_fitting(NODE)]
 
 
 def test_questions_of_one_moment_share_a_look(reader: lines.QueueCache) -> None:
     make_job(author="ada")
     now = timezone.now()
-    first = reader.queue(now)
+    first = reader.get_queue(now)
     with CaptureQueriesContext(connection) as captured:
-        assert reader.queue(now + timedelta(seconds=0.9)) is first
+        assert reader.get_queue(now + timedelta(seconds=0.9)) is first
     assert len(captured) == 0
-    assert reader.queue(now + timedelta(seconds=1.1)) is not first
+    assert reader.get_queue(now + timedelta(seconds=1.1)) is not first
 
 
 def test_a_long_queue_is_not_read_again_for_what_has_just_come(settings: Settings) -> None:
     settings.QUEUE_READ_SECONDS = 1
-    reader = lines.QueueCache(job_lasts=timedelta(seconds=10))
+    reader = lines.QueueCache(refresh_per_job=timedelta(seconds=10))
     make_job(author="ada")
     now = timezone.now()
-    first = reader.queue(now)
+    first = reader.get_queue(now)
     make_job(author="bob", priority=Job.Priority.NIGHTLY, state_since=now + timedelta(seconds=1))
-    later = reader.queue(now + timedelta(seconds=2))
+    later = reader.get_queue(now + timedelta(seconds=2))
     assert later is first
     assert authors(later)[0] == "bob", "the nightly goes first, as if all had been read"
     assert set(authors(later)) == {"ada", "bob"}
-    assert reader.queue(now + timedelta(minutes=1)) is not first, "in the end all of it is read"
+    assert reader.get_queue(now + timedelta(minutes=1)) is not first, "in the end all of it is read"
 
 
 def test_a_clock_that_is_set_back_does_not_keep_an_old_look(reader: lines.QueueCache) -> None:
     now = timezone.now()
-    first = reader.queue(now)
-    assert reader.queue(now - timedelta(hours=1)) is not first
+    first = reader.get_queue(now)
+    assert reader.get_queue(now - timedelta(hours=1)) is not first
 
 
 def test_within_one_look_authors_take_turns() -> None:
@@ -120,8 +120,8 @@ def test_a_machine_of_many_gpus_takes_what_needs_many_before_what_is_short() -> 
     make_job(author="big", expected_seconds=36000, needs_gpus=4)
     make_job(author="night", expected_seconds=80000, needs_gpus=1, priority=Job.Priority.NIGHTLY)
     queue = lines.load_queue(timezone.now())
-    assert [line.author for line in queue.fitting(replace(NODE, gpus=4))] == ["night", "big", "small"]
-    assert [line.author for line in queue.fitting(replace(NODE, gpus=1))] == ["night", "small"]
+    assert [line.author for line in queue.find_fitting(replace(NODE, gpus=4))] == ["night", "big", "small"]
+    assert [line.author for line in queue.find_fitting(replace(NODE, gpus=1))] == ["night", "small"]
 
 
 # --- the queue by itself ---------------------------------------------------------------------------------------------
@@ -140,7 +140,9 @@ some_lines = st.builds(
     jobs=st.integers(1, 3),
     waiting_since=st.integers(0, 10**6).map(lambda seconds: NOW - timedelta(seconds=seconds)),
 )
-changes = st.lists(st.tuples(st.sampled_from(["add", "served", "forget"]), some_lines, st.integers(0, 9)), max_size=12)
+changes = st.lists(
+    st.tuples(st.sampled_from(["add", "reserve_job", "remove_group"]), some_lines, st.integers(0, 9)), max_size=12
+)
 
 
 @given(lines=st.lists(some_lines, max_size=10), changes=changes, used=st.dictionaries(st.just("ada"), st.just(100.0)))
@@ -150,15 +152,15 @@ def test_whatever_is_added_taken_and_gone_the_order_is_that_of_the_rank(
     queue = matching.JobQueue(lines, used, NOW)
     waiting = sum((jobs_of(line) for line in lines), Counter[matching.JobGroup]())
     for what, line, number in changes:
-        seen = list(queue.fitting(NODE))
+        seen = list(queue.find_fitting(NODE))
         if what == "add":
             queue.add([line], NOW)
             waiting += jobs_of(line)
         elif seen:
             chosen = seen[number % len(seen)]
             getattr(queue, what)(chosen)
-            waiting -= jobs_of(chosen) if what == "forget" else Counter({replace(chosen, jobs=1): 1})
-    seen = list(queue.fitting(NODE))
+            waiting -= jobs_of(chosen) if what == "remove_group" else Counter({replace(chosen, jobs=1): 1})
+    seen = list(queue.find_fitting(NODE))
     fits = Counter({line: jobs for line, jobs in waiting.items() if matching.find_obstacle(line, NODE) is None})
     assert sum((jobs_of(line) for line in seen), Counter[matching.JobGroup]()) == fits
     levels = [matching.rank_group(line, 0.0, NOW)[:3] for line in seen]
@@ -177,26 +179,26 @@ def line(author: str, jobs: int) -> matching.JobGroup:
 
 def test_what_one_is_just_claiming_the_next_does_not_try() -> None:
     queue = matching.JobQueue([line("ada", 1), line("bob", 2)], {}, NOW)
-    first = next(queue.fitting(NODE))
-    assert queue.served(first)
-    assert not queue.served(first), "it stands there no more"
-    assert [(line.author, line.jobs) for line in queue.fitting(NODE)] == [("bob", 2)]
+    first = next(queue.find_fitting(NODE))
+    assert queue.reserve_job(first)
+    assert not queue.reserve_job(first), "it stands there no more"
+    assert [(line.author, line.jobs) for line in queue.find_fitting(NODE)] == [("bob", 2)]
 
 
 def test_a_claim_that_came_to_nothing_leaves_the_queue_as_it_was() -> None:
     queue = matching.JobQueue([line("ada", 2), line("bob", 1)], {}, NOW)
-    before = list(queue.fitting(NODE))
+    before = list(queue.find_fitting(NODE))
     for chosen in before:
-        assert queue.served(chosen)
+        assert queue.reserve_job(chosen)
     for chosen in before:
-        queue.unserved(chosen)
-    assert list(queue.fitting(NODE)) == before
+        queue.cancel_reservation(chosen)
+    assert list(queue.find_fitting(NODE)) == before
 
 
 def test_with_a_line_goes_what_is_left_of_it() -> None:
     queue = matching.JobQueue([line("ada", 3)], {}, NOW)
-    chosen = next(queue.fitting(NODE))
-    assert queue.served(chosen)
-    queue.unserved(chosen)
-    queue.forget(chosen)
-    assert list(queue.fitting(NODE)) == []
+    chosen = next(queue.find_fitting(NODE))
+    assert queue.reserve_job(chosen)
+    queue.cancel_reservation(chosen)
+    queue.remove_group(chosen)
+    assert list(queue.find_fitting(NODE)) == []

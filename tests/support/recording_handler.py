@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.job_kinds import JobSummary
+from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
@@ -13,7 +13,7 @@ PIN = protocol.DatasetPin(corpus="python-library", tokenizer="bpe:512", hash="0"
 CALLS: list[tuple[str, Any]] = []
 
 
-class Recorder:
+class Recorder(JobKind):
     def order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.TrainOrder:
         if job.author == "nobody":
             raise LookupError("this job's run is gone")

@@ -46,8 +46,8 @@ def told(entry: Entry, result: dict[str, Any]) -> Entry:
     """Let its smoke run end so."""
     entry.refresh_from_db()
     assert entry.smoke_job is not None
-    assert transitions.change(
-        entry.smoke_job, Job.State.DONE, since=[Job.State.QUEUED, Job.State.LEASED], actor="site", sentence="Done."
+    assert transitions.change_job_state(
+        entry.smoke_job, Job.State.DONE, since=[Job.State.QUEUED, Job.State.LEASED], actor="site", message="Done."
     )
     get_job_kind(entry.smoke_job).done(entry.smoke_job, result)
     entry.refresh_from_db()
@@ -179,8 +179,8 @@ def test_approving_while_it_runs_waits_for_it(idea: Entry, maintainer: User) -> 
     (run,) = intake.approve(idea, idea.sha, maintainer)
     assert run.state == Run.State.WAITING
     assert idea.smoke_job is not None
-    assert transitions.change(
-        idea.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", sentence="On."
+    assert transitions.change_job_state(
+        idea.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", message="On."
     )
     transitions.fail_job(idea.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
     run.refresh_from_db()

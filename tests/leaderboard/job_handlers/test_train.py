@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
+
+from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Run
 from scheduler import leases, storage, transitions
+from scheduler.estimates import estimate_start
 from scheduler.models import Blob, Job, Lease, Node
 from scheduler.node_api import job_reports, uploads
 from tests.leaderboard.conftest import VERDICT, train_row
@@ -89,3 +93,15 @@ def test_a_run_that_gave_up_goes_on_from_its_checkpoint(run: Run, able: Node) ->
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.resume
     assert (spec.order.resume.step, spec.order.config["seed"]) == (10, run.seed)
+
+
+def test_queue_estimate_uses_the_progress_of_the_running_job(run: Run, able: Node) -> None:
+    take(able)
+    assert run.job
+    Job.objects.filter(pk=run.job_id).update(expected_seconds=3600)
+    Run.objects.filter(pk=run.pk).update(fraction=0.9, seconds=9 * 420)  # 420 s left at this pace
+    waiting = Job.objects.create(kind="train", author="ada", release=run.job.release, expected_seconds=60)
+    now = timezone.now()
+    estimate = estimate_start(waiting, now)
+    assert estimate.next_free == now + timedelta(seconds=420)
+    assert estimate.begins_at == estimate.next_free

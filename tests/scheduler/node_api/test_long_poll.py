@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 from scheduler import pool
 from scheduler.models import Job, Lease, Node
 from scheduler.node_api import auth
-from scheduler.node_api.polls import Question
+from scheduler.node_api.polls import PollSession
 from tests.support.pool import HARDWARE, ROOT, Agent, bearer, make_job, make_node, reference
 from trainer import protocol
 
@@ -130,15 +130,15 @@ def test_a_whole_job_over_the_socket(http: httpx.Client) -> None:
 def test_the_queries_of_a_poll_do_not_grow_with_the_queue(
     agent: Agent, django_assert_num_queries: DjangoAssertNumQueries, length: int
 ) -> None:
-    """Pinned: token, with whether it holds a lease; expired leases; the queue as lines, shares; and the claim: its
-    beginning, job, lease and Event (on PostgreSQL one statement), the kind's, its end."""
+    """The token, with whether the node has a lease; expired leases; groups and shares; and the claim: BEGIN, the oldest
+    job, its UPDATE, the lease, its spec, the Event, the kind's, COMMIT."""
     for number in range(length):
         make_job(author=f"author-{number % 5}")
     agent.ask(hardware=HARDWARE, abandoned=())  # the first of a node's questions also says that it is online
     Lease.objects.update(state=Lease.State.LOST)
     Job.objects.filter(state=Job.State.LEASED).update(state=Job.State.QUEUED)
     Node.objects.update(last_seen=timezone.now())
-    with django_assert_num_queries(9 if connection.vendor == "postgresql" else 10):
+    with django_assert_num_queries(12):
         assert agent.ask().action == "job"
 
 
@@ -146,7 +146,7 @@ def test_while_nothing_is_queued_a_look_costs_two_queries(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     node, _ = make_node()
-    question = Question(node, protocol.Poll(hardware=HARDWARE))
-    assert question.first() is None
+    session = PollSession(node, protocol.Poll(hardware=HARDWARE))
+    assert session.check() is None
     with django_assert_num_queries(2):
-        assert question.again() is None
+        assert session.check_again() is None

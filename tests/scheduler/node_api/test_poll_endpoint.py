@@ -1,4 +1,4 @@
-"""The door of questions: what is in order is answered there, all else where the other calls are, in the same words."""
+"""The poll endpoint: errors, waiting polls and threads."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
-from django.db import connection
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import OperationalError, connection
 from pytest_django import DjangoAssertNumQueries
 
 from scheduler import pool, transitions
 from scheduler.models import Job, Lease
 from scheduler.node_api import poll_waiters
-from scheduler.node_api.poll_threads import AT_ONCE, Clerks, settle
-from scheduler.node_api.poll_waiters import Lobby
-from scheduler.node_api.polls import Question
+from scheduler.node_api.poll_endpoint import THREADS
+from scheduler.node_api.poll_waiters import PollWaiters
+from scheduler.node_api.polls import PollSession
 from tests.support.pool import HARDWARE, ROOT, Agent, bearer, make_job, make_node, sentence
 from trainer import protocol
 
@@ -34,7 +35,7 @@ def body(**fields: object) -> bytes:
     return protocol.encode_message(protocol.Poll(hardware=HARDWARE, **fields)).encode()  # type: ignore[arg-type]
 
 
-# --- both doors say the same -----------------------------------------------------------------------------------------
+# --- errors of requests ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def body(**fields: object) -> bytes:
         json.dumps({"version": 1, "hardware": HARDWARE.model_dump(mode="json"), "colour": "red"}).encode(),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_the_same_words(http: httpx.Client, sent: bytes) -> None:
+def test_unreadable_poll_gets_the_error_of_other_calls(http: httpx.Client, sent: bytes) -> None:
     token = make_node()[1]
     answer = http.post("/poll", content=sent, headers=bearer(token))
     usual = Agent(token).call("/poll", sent.decode())
@@ -56,18 +57,18 @@ def test_what_cannot_be_read_is_refused_in_the_same_words(http: httpx.Client, se
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Basic abc"}, bearer("dtn_node_nobody")])
-def test_who_has_no_token_is_told_so(http: httpx.Client, header: dict[str, str]) -> None:
+def test_poll_without_a_valid_token_gets_401(http: httpx.Client, header: dict[str, str]) -> None:
     answer = http.post("/poll", content=body(), headers=header)
     assert answer.status_code == 401
     assert "token" in answer.json()["detail"]
 
 
-def test_a_question_that_is_too_long_is_refused(http: httpx.Client) -> None:
+def test_poll_that_is_too_large_gets_413(http: httpx.Client) -> None:
     answer = http.post("/poll", content=b" " * (5 * 2**20), headers=bearer(make_node()[1]))
     assert answer.status_code == 413
 
 
-def test_a_node_that_is_banned_while_it_waits_hears_why(http: httpx.Client) -> None:
+def test_waiting_node_that_is_banned_gets_403_with_the_reason(http: httpx.Client) -> None:
     node, token = make_node()
 
     def ban() -> None:
@@ -81,7 +82,7 @@ def test_a_node_that_is_banned_while_it_waits_hears_why(http: httpx.Client) -> N
     assert (answer.status_code, "It sent garbage." in answer.json()["detail"]) == (403, True)
 
 
-def test_at_the_usual_door_nothing_is_held_open(agent: Agent) -> None:
+def test_poll_through_django_is_not_held_open(agent: Agent) -> None:
     began = time.monotonic()
     action = agent.ask(wait_seconds=20)
     assert (action.action, action.wait_seconds) == ("idle", 5)
@@ -89,7 +90,7 @@ def test_at_the_usual_door_nothing_is_held_open(agent: Agent) -> None:
     assert sentence(Agent("dtn_node_nobody").poll())
 
 
-def test_questions_that_are_held_open_take_no_threads(http: httpx.Client) -> None:
+def test_waiting_polls_hold_no_threads(http: httpx.Client) -> None:
     tokens = [make_node(f"node-{number}")[1] for number in range(40)]
 
     async def hold_open() -> tuple[int, list[str]]:
@@ -105,125 +106,118 @@ def test_questions_that_are_held_open_take_no_threads(http: httpx.Client) -> Non
     before = threading.active_count()
     threads, answers = asyncio.run(hold_open())
     assert answers == ["idle"] * 40
-    assert threads <= before + AT_ONCE + 2, "those that look, the one that looks on"
+    assert threads <= before + THREADS + 1
 
 
-# --- who waits -------------------------------------------------------------------------------------------------------
+# --- waiting polls ---------------------------------------------------------------------------------------------------
 
 
-def waiting(count: int) -> Lobby:
-    """Return a lobby where so many nodes wait that have looked already; nobody looks on but the test."""
-    quiet = Lobby()
-    quiet._watch = threading.current_thread()
-    for number in range(count):
-        question = Question(make_node(f"node-{number}")[0], protocol.Poll(hardware=HARDWARE))
-        assert question.first() is None
-        quiet.hold(question)
-    return quiet
+async def run_inline(function: Callable[..., Any], *args: Any) -> Any:
+    return await sync_to_async(function)(*args)
+
+
+class WaitingPolls:
+    """Polls that have been checked once and wait; a test calls `check_all` itself."""
+
+    def __init__(self, count: int) -> None:
+        self.waiters = PollWaiters(run_inline)
+        self.sessions = [
+            PollSession(make_node(f"node-{number}")[0], protocol.Poll(hardware=HARDWARE)) for number in range(count)
+        ]
+        assert all(session.check() is None for session in self.sessions)
+
+    def check_all(self, timeout: float = 0.1, hang_up: bool = False) -> list[protocol.PollReply | None]:
+        """Let all polls wait, check them once, and return their replies after the timeout."""
+
+        async def run() -> list[protocol.PollReply | None]:
+            disconnected = asyncio.get_running_loop().create_future()
+            waits = [asyncio.create_task(self.waiters.wait(one, timeout, disconnected)) for one in self.sessions]
+            await asyncio.sleep(0)
+            assert len(self.waiters) == len(self.sessions)
+            if hang_up:
+                disconnected.set_result(None)
+                await asyncio.gather(*waits)
+            await self.waiters.check_all()
+            return list(await asyncio.gather(*waits))
+
+        return async_to_sync(run)()
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_a_round_costs_two_queries_however_many_wait(
+def test_check_costs_two_queries_however_many_polls_wait(
     db: None, count: int, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    quiet = waiting(count)
+    waiting = WaitingPolls(count)
     with django_assert_num_queries(2):
-        quiet.look_round()
-    assert len(quiet._waiting()) == count
+        assert waiting.check_all() == [None] * count
 
 
-def test_of_many_who_wait_the_first_gets_the_job_and_the_others_go_on_waiting(db: None) -> None:
-    quiet = waiting(5)
-    first = next(iter(quiet._places))
+def test_first_of_many_waiting_polls_gets_the_job(db: None) -> None:
+    waiting = WaitingPolls(5)
     make_job()
-    quiet.look_round()
-    action = first.result(timeout=0)
-    assert action is not None
-    assert action.lease is not None
-    assert len(quiet._waiting()) == 4
+    first, *others = waiting.check_all()
+    assert first is not None
+    assert first.lease is not None
+    assert others == [None] * 4
     assert Lease.objects.count() == 1
 
 
-def test_only_those_are_let_in_for_whom_there_is_something(
+def test_check_only_claims_for_polls_with_a_fitting_job(
     db: None, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    quiet = waiting(6)
+    waiting = WaitingPolls(6)
     make_job(needs_gpus=8)
-    with django_assert_num_queries(2 + 6 * 2):  # with QUEUE_READ_SECONDS=0 each has a look of its own, of two queries
-        quiet.look_round()
-    (question, *_) = quiet._places.values()
-    assert "8 GPUs" in question.nothing().reason
+    with django_assert_num_queries(2 + 6 * 2):  # with QUEUE_READ_SECONDS=0 each reads the queue, with two queries
+        waiting.check_all()
+    assert "8 GPUs" in waiting.sessions[0].build_no_job_reply().reason
 
 
-def test_who_has_gone_is_given_nothing(db: None) -> None:
-    quiet = waiting(1)
-    (place,) = quiet._places
-    assert place.cancel()
+def test_disconnected_poll_gets_no_job(db: None) -> None:
+    waiting = WaitingPolls(1)
     make_job()
-    quiet.look_round()
+    assert waiting.check_all(hang_up=True) == [None]
     assert Job.objects.get().state == Job.State.QUEUED
 
 
-def test_a_job_that_is_cancelled_at_once_leaves_everybody_waiting(db: None) -> None:
-    quiet = waiting(2)
+def test_poll_whose_timeout_ends_during_a_claim_gets_the_lease(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = WaitingPolls(1)
+    make_job()
+    check_again = PollSession.check_again
+
+    def check_slowly(session: PollSession) -> protocol.PollReply | None:
+        time.sleep(0.3)
+        return check_again(session)
+
+    monkeypatch.setattr(PollSession, "check_again", check_slowly)
+    (reply,) = waiting.check_all(timeout=0.1)
+    assert reply is not None
+    assert reply.lease is not None
+
+
+def test_job_cancelled_at_once_leaves_all_polls_waiting(db: None) -> None:
+    waiting = WaitingPolls(2)
     transitions.cancel_job(make_job(), "ada", "A mistake.")
-    quiet.look_round()
-    assert len(quiet._waiting()) == 2
+    assert waiting.check_all() == [None, None]
 
 
-def test_rows_that_have_changed_are_found_in_one_query_for_many(
-    db: None, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_changed_nodes_are_found_in_one_query(db: None, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     nodes = [make_node(f"node-{number}")[0] for number in range(4)]
     pool.pause_node(type(nodes[0]).objects.get(pk=nodes[1].pk), "ada", "Lunch.")
-    gone = nodes[3].pk
-    type(nodes[0]).objects.filter(pk=gone).delete()
+    type(nodes[0]).objects.filter(pk=nodes[3].pk).delete()
     with django_assert_num_queries(1):
-        assert [node.name for node in poll_waiters.those_changed(nodes)] == ["node-1", "node-3"]
+        assert poll_waiters.find_changed_nodes(nodes) == {nodes[1].pk, nodes[3].pk}
 
 
-# --- the threads -----------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_are_looked_at_than_there_are_threads() -> None:
-    clerks, at_once, most = Clerks(2), 0, 0
-    lock = threading.Lock()
+def test_database_error_is_answered_as_json(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OperationalError("the database is down")
 
-    def work() -> None:
-        nonlocal at_once, most
-        with lock:
-            at_once += 1
-            most = max(most, at_once)
-        time.sleep(0.02)
-        with lock:
-            at_once -= 1
-
-    async def many() -> None:
-        await asyncio.gather(*(clerks.do(work) for _ in range(10)))
-
-    asyncio.run(many())
-    clerks.rest()
-    assert most == 2
-
-
-def test_what_goes_wrong_is_raised_where_it_is_waited_for_and_the_threads_go_on() -> None:
-    clerks = Clerks(1)
-
-    def fail() -> None:
-        raise LookupError("no such thing")
-
-    async def both() -> str:
-        with pytest.raises(LookupError):
-            await clerks.do(fail)
-        return await clerks.do(lambda: "well")
-
-    assert asyncio.run(both()) == "well"
-    clerks.rest()
-    assert asyncio.run(clerks.do(lambda: "again")) == "again"
-    clerks.rest()
-
-
-def test_work_that_nobody_waits_for_is_not_begun() -> None:
-    place: Future[None] = Future()
-    assert place.cancel()
-    settle(place, lambda: pytest.fail("it was begun"))
+    monkeypatch.setattr(PollSession, "check", fail)
+    reply = http.post("/poll", content=body(), headers=bearer(make_node()[1]))
+    assert (reply.status_code, reply.json()["detail"]) == (
+        500,
+        "The site failed to answer this call. Try again later.",
+    )

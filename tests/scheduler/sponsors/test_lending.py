@@ -119,8 +119,8 @@ def test_what_was_wished_is_what_the_node_carries(client: Client, ada: User) -> 
     )
 
     assert (node.name, node.owner, node.state, node.token_hash) == ("loco", ada, Node.State.NEW, None)
-    assert (node.serves, node.disk_bytes, node.max_hours, node.lanes) == ("core", 200 * 10**9, 12.0, 2)
-    assert (node.timezone, node.shown, node.wished_labels) == ("Europe/Berlin", True, ["lab-cluster", "quiet"])
+    assert (node.serves, node.disk_bytes, node.max_hours, node.slots) == ("core", 200 * 10**9, 12.0, 2)
+    assert (node.timezone, node.shown, node.owner_labels) == ("Europe/Berlin", True, ["lab-cluster", "quiet"])
     windows = [(window.weekday, window.start, window.end) for window in node.windows.all()]
     assert windows == [(0, time(19), time(7)), (4, time(19), time(7)), (5, time(0), time(0))]
     assert node.hardware["gpus"] == ["RTX 3090", "RTX 3090"]

@@ -63,7 +63,7 @@ def test_two_nodes_with_different_labels_and_wishes_get_only_what_they_may(db: N
     make_job(author="rack", needs_labels=["rack-4"], from_core=True)
     make_job(author="huge", needs_labels=["8x80gb"], from_core=True)
     pair = machine(24, 24)
-    for_core = lend("cellar", pair, serves="core", labels=["rack-4"], wished_labels=["rack-4"])
+    for_core = lend("cellar", pair, serves="core", labels=["rack-4"], owner_labels=["rack-4"])
     for_small = lend("attic", machine(24), serves="track", serves_track="small")
     assert all_of(for_core) == {"core", "core-small", "rack"}
     assert all_of(for_small) == {"small"}
@@ -83,7 +83,7 @@ def test_lent_disk_and_memory_count_and_not_all_that_is_there(db: None) -> None:
     small = lend("small", disk_bytes=10 * GIB)
     assert all_of(small) == {"memory"}
     assert "of free disk" in what(small)
-    halves = lend("halves", lanes=2)
+    halves = lend("halves", slots=2)
     assert halves.ask(lanes=2, lane=0).action == "job"
     assert Job.objects.get(state=Job.State.LEASED).author == "disk"
 

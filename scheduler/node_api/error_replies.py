@@ -1,0 +1,45 @@
+"""The one mapping of exceptions to error replies, for the django-ninja routes and the poll endpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+from django.core.exceptions import RequestDataTooBig
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+
+from scheduler import rate_limits
+from scheduler.errors import ApiError, TooLargeError, UnauthorizedError
+
+logger = logging.getLogger(__name__)
+
+NOT_AUTHENTICATED = "This call needs a token: Authorization: Bearer <token>."
+
+
+def build_error_reply(error: Exception) -> tuple[int, str, dict[str, str]]:
+    """Return the HTTP status, the message and further headers."""
+    if isinstance(error, HttpError) and isinstance(error.__cause__, Exception):  # raised by the body's parser
+        error = error.__cause__
+    if isinstance(error, ApiError):
+        headers = {"Retry-After": str(rate_limits.get_retry_after())} if error.status == 429 else {}
+        return error.status, str(error), headers
+    if isinstance(error, RequestDataTooBig):
+        return TooLargeError.status, "The message is larger than the site takes: send less at a time.", {}
+    if isinstance(error, AuthenticationError):
+        return UnauthorizedError.status, NOT_AUTHENTICATED, {}
+    if isinstance(error, ValidationError):
+        return 422, describe_validation_error(error.errors), {}
+    if isinstance(error, pydantic.ValidationError):
+        return 422, describe_validation_error(error.errors()), {}
+    logger.error("A node's call failed", exc_info=error)
+    return 500, "The site failed to answer this call. Try again later.", {}
+
+
+def describe_validation_error(errors: Sequence[Any]) -> str:
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "path", "message"))
+    if first["type"] == "extra_forbidden":
+        return f"The message says {where}, which this site does not know: is the agent newer?"
+    return f"The message cannot be right at {where or 'its root'}: {first['msg']}."
