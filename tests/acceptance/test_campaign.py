@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(4 * SECONDS + 500)
-def test_every_chunk_is_published_once_whatever_volunteers_do(tmp_path: Path) -> None:
+def test_campaign_with_faulty_volunteers_publishes_each_chunk_once(tmp_path: Path) -> None:
     with database(tmp_path) as address, hub_server.running() as hub:
         site = LiveSite(tmp_path, address)
         documents = make_sources(tmp_path / "files", BOOKS, SLICES)

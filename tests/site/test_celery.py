@@ -19,6 +19,8 @@ print(json.dumps(list(app.tasks)))
 
 def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     # A new process: other tests have imported the modules of the tasks.
-    done = subprocess.run([sys.executable, "-c", LIST_TASKS], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_TASKS], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     scheduled = {task for task, _ in (*schedule.EVERY.values(), *schedule.AT.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""A campaign in the middle of its work: what the tests of its pages look at."""
+"""A half-finished campaign for the tests of pages."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ REASONS = {"too_short": 31, "copied": 12, "meaning": 9, "cut_off": 6, "refusal":
 DONE, WAITING, ASIDE, HELD = 26, 9, 2, 3
 
 
-def campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
-    """Return one with a volunteer who has signed in, one who has not, one who was barred, and one at work."""
-    began = timezone.now() - timedelta(hours=3)
+def create_campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
+    """Create a campaign with a volunteer with an account, one without and a banned one."""
+    started_at = timezone.now() - timedelta(hours=3)
     values: dict[str, Any] = {
         "name": "Everyday words",
-        "about": "Four tellings of what the web says, for small models that learn from little text.",
+        "about": "Web text in four styles, for small models.",
         "state": Campaign.State.RUNNING,
         "dataset": "c4/*.jsonl.gz",
         "hub_name": "everyday-words",
-        "started_at": began,
+        "started_at": started_at,
         "rows_read": 61,
         "packet_count": DONE + WAITING + ASIDE + HELD,
         "chunk_count": 90,
@@ -57,38 +57,40 @@ def campaign(slug: str = "everyday-words", **fields: Any) -> Campaign:
         "files": ["c4/a.jsonl.gz"],
         "is_exhausted": True,
     }
-    made = Campaign.objects.create(slug=slug, **{**values, **fields})
+    campaign = Campaign.objects.create(slug=slug, **{**values, **fields})
     states = [*["done"] * DONE, *["waiting"] * WAITING, *["set_aside"] * ASIDE, *["assigned"] * HELD]
     packets = Packet.objects.bulk_create(
-        Packet(campaign=made, row=row, document=f"c4/a.jsonl.gz:{row}", chunks=[SOURCE], state=state)
+        Packet(campaign=campaign, row=row, document=f"c4/a.jsonl.gz:{row}", chunks=[SOURCE], state=state)
         for row, state in enumerate(states)
     )
-    ada, number, bad = people(slug)
-    share(made, ada, accepted=212, tokens=61_430, rejected=14, rejection_reasons=REASONS)
-    share(made, number, accepted=87, tokens=20_118, rejected=9, rejection_reasons={"too_short": 9})
-    share(made, bad, accepted=0, tokens=0, rejected=37, withdrawn=4, rejection_reasons={"echo": 37})
-    held = assignments(made, ada, packets)
-    write(made, packets[0], held[0], ada)
-    return made
+    ada, anonymous, banned = create_volunteers(slug)
+    create_contribution(campaign, ada, accepted=212, tokens=61_430, rejected=14, rejection_reasons=REASONS)
+    create_contribution(campaign, anonymous, accepted=87, tokens=20_118, rejected=9, rejection_reasons={"too_short": 9})
+    create_contribution(
+        campaign, banned, accepted=0, tokens=0, rejected=37, withdrawn=4, rejection_reasons={"echo": 37}
+    )
+    assignments = create_assignments(campaign, ada, packets)
+    create_rephrasings(campaign, packets[0], assignments[0], ada)
+    return campaign
 
 
-def people(slug: str) -> tuple[Volunteer, Volunteer, Volunteer]:
+def create_volunteers(slug: str) -> tuple[Volunteer, Volunteer, Volunteer]:
     user, _ = User.objects.get_or_create(username="ada")
     ada, _ = Volunteer.objects.get_or_create(user=user, defaults={"name": "ada", "state": Volunteer.State.TRUSTED})
-    number = Volunteer.objects.create(name="a-secret-host-name")
-    return ada, number, Volunteer.objects.create(name="echo", state=Volunteer.State.BANNED, reason="It echoed.")
+    anonymous = Volunteer.objects.create(name="a-secret-host-name")
+    return ada, anonymous, Volunteer.objects.create(name="echo", state=Volunteer.State.BANNED, reason="It echoed.")
 
 
-def share(made: Campaign, volunteer: Volunteer, **counts: Any) -> None:
-    Contribution.objects.create(campaign=made, volunteer=volunteer, packets=1 + counts["accepted"] // 8, **counts)
+def create_contribution(campaign: Campaign, volunteer: Volunteer, **counts: Any) -> None:
+    Contribution.objects.create(campaign=campaign, volunteer=volunteer, packets=1 + counts["accepted"] // 8, **counts)
 
 
-def assignments(made: Campaign, volunteer: Volunteer, packets: list[Packet]) -> list[Assignment]:
-    """Give a volunteer what is held, and what it has handed in first."""
+def create_assignments(campaign: Campaign, volunteer: Volunteer, packets: list[Packet]) -> list[Assignment]:
+    """Assign the assigned packets to the volunteer, after one that is submitted; return all assignments."""
     release, _ = Blob.objects.get_or_create(sha256="ab" * 32, defaults={"size": 100_000})
     job = Job.objects.create(kind="rephrase", release=release, author="", state=Job.State.LEASED)
-    RephraseSession.objects.create(job=job, campaign=made)
-    node = Node.objects.create(name=f"card-{made.slug}", state=Node.State.PAUSED, owner=volunteer.user)
+    RephraseSession.objects.create(job=job, campaign=campaign)
+    node = Node.objects.create(name=f"card-{campaign.slug}", state=Node.State.PAUSED, owner=volunteer.user)
     lease = Lease.objects.create(
         job=job, node=node, attempt=1, token_hash=f"{job.pk:064x}", expires_at=timezone.now() + timedelta(minutes=1)
     )
@@ -99,10 +101,10 @@ def assignments(made: Campaign, volunteer: Volunteer, packets: list[Packet]) -> 
     return Assignment.objects.bulk_create(rows)
 
 
-def write(made: Campaign, packet: Packet, assignment: Assignment, volunteer: Volunteer) -> None:
+def create_rephrasings(campaign: Campaign, packet: Packet, assignment: Assignment, volunteer: Volunteer) -> None:
     Rephrasing.objects.bulk_create(
         Rephrasing(
-            campaign=made,
+            campaign=campaign,
             packet=packet,
             assignment=assignment,
             volunteer=volunteer,

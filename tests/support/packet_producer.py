@@ -1,4 +1,4 @@
-"""Make packets or shards of a campaign in a process that tests kill at any moment.
+"""Creates packets or shards of a campaign, in a process that tests kill.
 
 `python -m tests.support.packet_producer produce 7`
 """
@@ -14,7 +14,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 
 
-def main(what: str, pk: int) -> None:
+def main(action: str, pk: int) -> None:
     django.setup()
     from django.conf import settings
     from django.db import connections
@@ -24,16 +24,16 @@ def main(what: str, pk: int) -> None:
     connections.databases["default"]["NAME"] = os.environ["TEST_DATABASE"]
     settings.REPHRASE_FILES = os.environ["REPHRASE_FILES"]
     producer.ROWS_PER_BATCH = 2
-    look = source_filters.build_document
+    build_document = source_filters.build_document
 
-    def slowly(*args: object) -> object:
+    def build_slowly(*args: object) -> object:
         time.sleep(0.01)
-        return look(*args)  # type: ignore[arg-type]
+        return build_document(*args)  # type: ignore[arg-type]
 
-    source_filters.build_document = slowly  # type: ignore[assignment]
+    source_filters.build_document = build_slowly  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    if what == "produce":
+    if action == "produce":
         producer.produce_campaign(pk)
     else:
         shards.update_campaign_shards(pk)

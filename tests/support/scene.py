@@ -215,7 +215,7 @@ def night() -> dict[str, Any]:
         wide, seed=2, state=Run.State.FAILED, cause="model", finished_at=timezone.now() - timedelta(days=1),
         started_at=timezone.now() - timedelta(days=1), reason="The loss became NaN at step 212.",
     )  # fmt: skip
-    swarm = campaign_scene.campaign()
+    swarm = campaign_scene.create_campaign()
     return {
         "track": three_minutes,
         "main": main,

@@ -1,7 +1,6 @@
-"""Campaigns of real text, and volunteers who take packets and hand them in: honest ones and others.
+"""Campaigns and volunteers that take and submit packets through the node API.
 
-An honest volunteer's paraphrases are made by rule: words are replaced, sentences turned round. The checks take them, as
-they take a model's.
+Honest volunteers paraphrase by rule: they replace words and rotate sentences. The checks accept these texts.
 """
 
 from __future__ import annotations
@@ -19,41 +18,29 @@ from scheduler.models import Node
 from tests.support.pool import HARDWARE, Agent, Work, make_node
 from trainer import protocol
 
-NOUNS = (
-    "river",
-    "garden",
-    "letter",
-    "winter",
-    "captain",
-    "teacher",
-    "window",
-    "forest",
-    "bridge",
-    "kitchen",
-    "village",
-)
+NOUNS = ("river", "garden", "letter", "winter", "captain", "teacher", "window", "forest", "bridge", "kitchen", "barn")
 VERBS = ("carried", "followed", "painted", "watched", "crossed", "repaired", "remembered", "measured", "described")
 ENDS = ("in the early morning", "before the storm came", "after a long journey", "near the old mill")
 OTHER_WORDS = {"the": "this", "in": "during", "after": "following", "near": "close to", "without": "and never"}
 
 
-def sentence(seed: int) -> str:
-    """Return an English sentence that no other seed has."""
+def build_sentence(seed: int) -> str:
+    """Return an English sentence that is unique to this seed."""
     drawn = hashlib.sha256(str(seed).encode()).digest()
     one, two, three = (NOUNS[drawn[place] % len(NOUNS)] for place in range(3))
     verb, end = VERBS[drawn[3] % len(VERBS)], ENDS[drawn[4] % len(ENDS)]
     return f"The {one} of number {seed} {verb} the {two} and the {three} {end}."
 
 
-def document(number: int, sentences: int = 12) -> str:
+def build_document(number: int, sentences: int = 12) -> str:
     """Return a document of one paragraph; any two differ in every sentence."""
-    return " ".join(sentence(1000 * number + index) for index in range(sentences))
+    return " ".join(build_sentence(1000 * number + index) for index in range(sentences))
 
 
-def paraphrase(text: str, style: str, salt: str = "") -> str:
-    """Return what an honest volunteer writes: other words, the same things. `salt` tells volunteers apart."""
+def paraphrase_text(text: str, style: str, salt: str = "") -> str:
+    """Return an honest paraphrase. `salt`: makes the texts of volunteers differ."""
     sentences = re.findall(r"[^.]+\.", text)
-    turned = [reworded(one, style + salt) for one in sentences]
+    turned = [reword_sentence(one, style + salt) for one in sentences]
     if style == "qa":
         half = max(len(turned) // 2, 1)
         parts = " ".join(turned[:half]), " ".join(turned[half:]) or turned[0]
@@ -64,7 +51,7 @@ def paraphrase(text: str, style: str, salt: str = "") -> str:
     return f"It is said {style}{salt} that what follows is so. " + " ".join(turned)
 
 
-def reworded(one: str, salt: str) -> str:
+def reword_sentence(one: str, salt: str) -> str:
     words = one.strip().rstrip(".").split()
     kept = [OTHER_WORDS.get(word.lower(), word) for word in words]
     turn = 3 + len(salt) % 3
@@ -82,7 +69,7 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
     settings.REPHRASE_FILES = folder / "files"
     settings.HOME = folder
     settings.JOB_KINDS = {**settings.JOB_KINDS, "rephrase": "scheduler.campaigns.sessions.RephraseSessionHandler"}
-    write_source(folder / "files", documents if documents is not None else [document(n) for n in range(4)])
+    write_source(folder / "files", documents if documents is not None else [build_document(n) for n in range(4)])
     defaults: dict[str, Any] = {
         "slug": "small",
         "name": "Small",
@@ -97,24 +84,23 @@ def make_campaign(settings: Any, folder: Path, documents: list[str] | None = Non
         "known_answer_rate": 0.0,
         "quarantine_minutes": 0.0,
         "rows_per_shard": 10,
-        # The language of sentences made by rule is nobody's.
-        "language": "",
+        "language": "",  # of sentences made by rule, the classifier is unsure
     }
     campaign = Campaign.objects.create(**{**defaults, **fields})
     transitions.start_campaign(campaign, "ada")
     return campaign
 
 
-def produced(campaign: Campaign) -> Campaign:
-    """Let the campaign be read to its end, or to its high mark."""
+def fill_campaign(campaign: Campaign) -> Campaign:
+    """Create packets to the end of the source or to the high mark; return the fresh row."""
     producer.produce_campaign(campaign.pk)
     campaign.refresh_from_db()
     return campaign
 
 
 @dataclass
-class Volunteer:
-    """A machine that rephrases."""
+class VolunteerAgent:
+    """A node with a lease on a rephrase session."""
 
     work: Work
     node: Node
@@ -128,18 +114,18 @@ class Volunteer:
         return order
 
     def take(self, count: int = 16, held: tuple[int, ...] = ()) -> tuple[protocol.Packet, ...]:
-        answer = self.work.call("/packets/take", protocol.TakePackets(count=count, held=held))
-        assert answer.status_code == 200, answer.content
-        self.last = protocol.TakePacketsReply.model_validate_json(answer.content)
+        response = self.work.call("/packets/take", protocol.TakePackets(count=count, held=held))
+        assert response.status_code == 200, response.content
+        self.last = protocol.TakePacketsReply.model_validate_json(response.content)
         return self.last.packets
 
     def result(self, packet: protocol.Packet, write: Any = None, **changes: Any) -> protocol.RephrasedPacket:
-        write = write or (lambda text, style: paraphrase(text, style, self.salt))
+        write = write or (lambda text, style: paraphrase_text(text, style, self.salt))
         outputs = tuple(
-            output(chunk, style, write(chunk.text, style)) for chunk in packet.chunks for style in chunk.styles
+            build_output(chunk, style, write(chunk.text, style)) for chunk in packet.chunks for style in chunk.styles
         )
         order = self.order
-        told = {
+        fields = {
             "packet": packet.packet,
             "prompt_version": order.prompt_version,
             "model": order.model,
@@ -148,20 +134,20 @@ class Volunteer:
             "back_end": "rules",
             "outputs": outputs,
         }
-        return protocol.RephrasedPacket(**{**told, **changes})
+        return protocol.RephrasedPacket(**{**fields, **changes})
 
-    def hand_in(self, *results: protocol.RephrasedPacket) -> list[protocol.PacketVerdict]:
-        answer = self.work.call("/packets/submit", protocol.SubmitPackets(results=results))
-        assert answer.status_code == 200, answer.content
-        return list(protocol.SubmitPacketsReply.model_validate_json(answer.content).verdicts)
+    def submit(self, *results: protocol.RephrasedPacket) -> list[protocol.PacketVerdict]:
+        response = self.work.call("/packets/submit", protocol.SubmitPackets(results=results))
+        assert response.status_code == 200, response.content
+        return list(protocol.SubmitPacketsReply.model_validate_json(response.content).verdicts)
 
-    def write(self, count: int = 16, write: Any = None) -> list[protocol.PacketVerdict]:
-        """Take packets and hand them in."""
+    def rephrase(self, count: int = 16, write: Any = None) -> list[protocol.PacketVerdict]:
+        """Take packets and submit their results."""
         packets = self.take(count)
-        return self.hand_in(*(self.result(packet, write) for packet in packets)) if packets else []
+        return self.submit(*(self.result(packet, write) for packet in packets)) if packets else []
 
 
-def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOutput:
+def build_output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOutput:
     return protocol.RephraseOutput(
         chunk=chunk.index,
         style=style,
@@ -172,19 +158,19 @@ def output(chunk: protocol.Chunk, style: Any, text: str) -> protocol.RephraseOut
     )
 
 
-def sit_down(name: str, salt: str | None = None, **fields: Any) -> Volunteer:
-    """Return a volunteer with a lease on a sitting."""
+def start_volunteer(name: str, salt: str | None = None, **fields: Any) -> VolunteerAgent:
+    """Register a node that claims a rephrase session."""
     sessions.queue_sessions()
     node, token = make_node(name, **{"packets": Node.Packets.ONLY, **fields})
     hardware = HARDWARE.model_copy(
         update={"kinds": ("rephrase",), "rephraser": protocol.Rephraser(back_end="rules", models=("tiny",))}
     )
-    return Volunteer(Agent(token, hardware=hardware).work(), node, name if salt is None else salt)
+    return VolunteerAgent(Agent(token, hardware=hardware).work(), node, name if salt is None else salt)
 
 
-def garbage(text: str, style: str) -> str:
+def write_garbage(text: str, style: str) -> str:
     return "Buy cheap watches now at our wonderful store, only today and only for you, dear friend."
 
 
-def echo(text: str, style: str) -> str:
+def copy_source(text: str, style: str) -> str:
     return text

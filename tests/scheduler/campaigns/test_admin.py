@@ -1,4 +1,4 @@
-"""Campaigns and volunteers in the admin: made, begun, paused, ended; withdrawn with one button."""
+"""Admin pages of campaigns and volunteers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.test import Client
 
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, Job, Node
-from tests.support.volunteers import echo, make_campaign, produced, sit_down
+from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
 
 PAGES = ("campaign", "volunteer", "packet", "rephrasing", "assignment", "contribution", "shard")
 
@@ -24,23 +24,23 @@ def mara(client: Client, db: None) -> Client:
 
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    return produced(make_campaign(settings, tmp_path))
+    return fill_campaign(make_campaign(settings, tmp_path))
 
 
-def act(client: Client, model: str, action: str, pk: int) -> str:
+def run_action(client: Client, model: str, action: str, pk: int) -> str:
     data = {"action": action, "_selected_action": [str(pk)]}
     return client.post(f"/admin/campaigns/{model}/", data, follow=True).content.decode()
 
 
-def test_all_pages_open(mara: Client, campaign: Campaign) -> None:
-    sit_down("ada").write(2)
+def test_admin_pages_open(mara: Client, campaign: Campaign) -> None:
+    start_volunteer("ada").rephrase(2)
     for name in PAGES:
         assert mara.get(f"/admin/campaigns/{name}/").status_code == 200, name
     assert mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").status_code == 200
     assert mara.get("/admin/campaigns/campaign/add/").status_code == 200
 
 
-def test_a_campaign_is_made_and_told_what_stands_against_it(mara: Client) -> None:
+def test_campaign_form_with_unknown_style_shows_error(mara: Client) -> None:
     page = mara.get("/admin/campaigns/campaign/add/")
     fields = {name: field for name, field in page.context["adminform"].form.initial.items() if field is not None}
     form = page.context["adminform"].form
@@ -49,35 +49,37 @@ def test_a_campaign_is_made_and_told_what_stands_against_it(mara: Client) -> Non
         if value is not None and not isinstance(value, bool):
             fields.setdefault(name, value)
     fields |= {"name": "Words", "slug": "words", "dataset": "*.jsonl", "quality_buckets": "[]"}
-    answer = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
-    assert "loud" in answer.content.decode()
+    response = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
+    assert "loud" in response.content.decode()
     assert not Campaign.objects.exists()
-    answer = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
-    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    response = mara.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
+    assert response.status_code == 302, response.context["adminform"].form.errors
     assert Campaign.objects.get().state == "draft"
 
 
-def test_what_it_is_made_with_is_fixed_once_it_has_begun(mara: Client, campaign: Campaign) -> None:
+def test_campaign_form_after_start_freezes_text_settings(mara: Client, campaign: Campaign) -> None:
     page = mara.get(f"/admin/campaigns/campaign/{campaign.pk}/change/").content.decode()
     assert 'name="low_mark"' in page
     assert 'name="model"' not in page
     assert 'name="styles"' not in page
 
 
-def test_it_is_paused_goes_on_and_is_done(mara: Client, campaign: Campaign) -> None:
-    ada = sit_down("ada")
+def test_campaign_actions_pause_resume_and_finish(mara: Client, campaign: Campaign) -> None:
+    ada = start_volunteer("ada")
     packets = ada.take(1)
-    act(mara, "campaign", "pause", campaign.pk)
+    run_action(mara, "campaign", "pause", campaign.pk)
     assert Campaign.objects.get().state == "paused"
     assert set(Job.objects.filter(kind="rephrase").values_list("state", flat=True)) == {"leased", "cancelled"}
     assert ada.take() == ()
     assert "is paused" in ada.last.done
-    assert [verdict.state for verdict in ada.hand_in(ada.result(packets[0]))] == ["taken"], "it is still taken"
+    assert [verdict.state for verdict in ada.submit(ada.result(packets[0]))] == ["taken"], (
+        "a paused campaign still accepts results"
+    )
     ada.work.finish("done")
-    assert "Started" in act(mara, "campaign", "start", campaign.pk)
-    assert len(sit_down("bob").take(1)) == 1
-    assert "Finished" in act(mara, "campaign", "finish", campaign.pk)
-    assert "Nothing to do" in act(mara, "campaign", "finish", campaign.pk)
+    assert "Started" in run_action(mara, "campaign", "start", campaign.pk)
+    assert len(start_volunteer("bob").take(1)) == 1
+    assert "Finished" in run_action(mara, "campaign", "finish", campaign.pk)
+    assert "Nothing to do" in run_action(mara, "campaign", "finish", campaign.pk)
     sentences = list(Event.objects.about(campaign).order_by("pk").values_list("sentence", flat=True))
     assert [sentence.split(":")[0] for sentence in sentences] == [
         "Small was started.",
@@ -87,31 +89,31 @@ def test_it_is_paused_goes_on_and_is_done(mara: Client, campaign: Campaign) -> N
     ]
 
 
-def test_one_button_withdraws_all_of_a_volunteers_work(mara: Client, campaign: Campaign) -> None:
-    sit_down("eve").write(3)
+def test_ban_action_withdraws_all_texts(mara: Client, campaign: Campaign) -> None:
+    start_volunteer("eve").rephrase(3)
     eve = Volunteer.objects.get()
-    assert "Banned" in act(mara, "volunteer", "ban", eve.pk)
+    assert "Banned" in run_action(mara, "volunteer", "ban", eve.pk)
     eve.refresh_from_db()
     assert (eve.state, eve.reason) == ("banned", "Banned by mara.")
     assert set(Rephrasing.objects.values_list("state", flat=True)) == {"withdrawn"}
     assert set(campaign.packets.values_list("state", flat=True)) == {"waiting"}
-    act(mara, "volunteer", "unban", eve.pk)
-    act(mara, "volunteer", "trust", eve.pk)
+    run_action(mara, "volunteer", "unban", eve.pk)
+    run_action(mara, "volunteer", "trust", eve.pk)
     assert Volunteer.objects.get().state == "trusted"
 
 
-def test_packets_that_were_set_aside_are_tried_again(mara: Client, campaign: Campaign) -> None:
+def test_retry_action_requeues_packets_set_aside(mara: Client, campaign: Campaign) -> None:
     Campaign.objects.update(max_attempts=1)
-    ada = sit_down("ada")
+    ada = start_volunteer("ada")
     [packet] = ada.take(1)
-    ada.hand_in(ada.result(packet, echo))
+    ada.submit(ada.result(packet, copy_source))
     assert "copied" in mara.get("/admin/campaigns/packet/?state=set_aside").content.decode()
-    assert "Packets to retry: 1" in act(mara, "packet", "retry", packet.packet)
+    assert "Packets to retry: 1" in run_action(mara, "packet", "retry", packet.packet)
     row = Packet.objects.get(pk=packet.packet)
     assert (row.state, row.attempts) == ("waiting", 0)
 
 
-def test_an_owner_lends_a_machine_for_packets_too(db: None, client: Client) -> None:
+def test_lending_form_stores_packet_setting(db: None, client: Client) -> None:
     from tests.scheduler.sponsors.test_lending import FORM
 
     client.force_login(User.objects.create_user("ada"))

@@ -1,4 +1,4 @@
-"""A campaign without a Hub: its dataset is downloaded from the site, and read."""
+"""Downloads of a dataset from the site, without the Hub."""
 
 from __future__ import annotations
 
@@ -13,74 +13,73 @@ from django.test import Client
 from scheduler import rate_limits
 from scheduler.campaigns import shards, transitions
 from scheduler.campaigns.models import Campaign, Rephrasing
-from tests.support.volunteers import make_campaign, produced, sit_down
+from tests.support.volunteers import fill_campaign, make_campaign, start_volunteer
 from trainer.data.corpora import open_corpus
 
 
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    """All of it written, and no Hub anywhere."""
+    """A finished campaign on a site without a Hub."""
     settings.HUB_ORGANISATION = settings.HF_TOKEN = ""
-    made = produced(make_campaign(settings, tmp_path))
-    assert Client().get(f"{made.get_absolute_url()}files/manifest.json").status_code == 404
-    ada = sit_down("ada")
-    ada.hand_in(*(ada.result(packet) for packet in ada.take(100)))
+    campaign = fill_campaign(make_campaign(settings, tmp_path))
+    assert Client().get(f"{campaign.get_absolute_url()}files/manifest.json").status_code == 404
+    ada = start_volunteer("ada")
+    ada.submit(*(ada.result(packet) for packet in ada.take(100)))
     shards.update_shards()
     transitions.finish_complete_campaigns()
-    made.refresh_from_db()
-    return made
+    campaign.refresh_from_db()
+    return campaign
 
 
-def body(answer: Any) -> bytes:
-    return b"".join(answer.streaming_content) if answer.streaming else answer.content
+def read_body(response: Any) -> bytes:
+    return b"".join(response.streaming_content) if response.streaming else response.content
 
 
-def downloaded(campaign: Campaign, client: Client, folder: Path) -> Path:
-    """Download the manifest and every file that it names, as the documentation says."""
+def download_dataset(campaign: Campaign, client: Client, folder: Path) -> Path:
+    """Download the manifest and every file in it, as `docs/campaigns.md` describes."""
     root = f"{campaign.get_absolute_url()}files/"
     shards = json.loads(client.get(f"{root}manifest.json").content)["shards"]
     hashes = {shard["name"]: shard["sha256"] for shard in shards}
     for name in ("manifest.json", "README.md", "set_aside.jsonl", *hashes):
-        answer = client.get(root + name)
-        assert answer.status_code == 200
-        content = body(answer)
+        response = client.get(root + name)
+        assert response.status_code == 200
+        content = read_body(response)
         sha256 = hashlib.sha256(content).hexdigest()
-        assert answer.headers["ETag"] == f'"{sha256}"'
+        assert response.headers["ETag"] == f'"{sha256}"'
         assert hashes.get(name, sha256) == sha256
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
 
-def test_datasets_reads_what_was_downloaded(campaign: Campaign, client: Client, tmp_path: Path) -> None:
+def test_downloaded_dataset_loads_with_datasets_and_corpora(campaign: Campaign, client: Client, tmp_path: Path) -> None:
     from datasets import load_dataset
 
-    folder = downloaded(campaign, client, tmp_path / "got")
-    told = json.loads((folder / "manifest.json").read_bytes())
+    folder = download_dataset(campaign, client, tmp_path / "got")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
     rows = list(load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache")))
     assert {row["sha256"] for row in rows} == set(Rephrasing.objects.values_list("sha256", flat=True))
-    assert len(rows) == told["rows"] > 10
-    assert told["state"] == "done"
-    # And so does a train of ours.
+    assert len(rows) == manifest["rows"] > 10
+    assert manifest["state"] == "done"
     pin = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     assert len(list(open_corpus(f"rephrased:{folder}@{pin}"))) == len(rows)
 
 
-def test_what_broke_goes_on_and_what_is_known_is_not_sent_again(campaign: Campaign, client: Client) -> None:
+def test_download_supports_ranges_and_etags(campaign: Campaign, client: Client) -> None:
     root = f"{campaign.get_absolute_url()}files/"
     path = f"{root}data/shard-00000.parquet"
     whole = client.get(path)
-    content, tag = body(whole), whole.headers["ETag"]
+    content, tag = read_body(whole), whole.headers["ETag"]
     rest = client.get(path, headers={"Range": "bytes=100-", "If-Range": tag})
-    assert (rest.status_code, body(rest)) == (206, content[100:])
+    assert (rest.status_code, read_body(rest)) == (206, content[100:])
     other = client.get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
-    assert (other.status_code, body(other)) == (200, content), "it is not the file that was begun"
+    assert (other.status_code, read_body(other)) == (200, content), "another file gets no partial response"
     assert client.get(path, headers={"If-None-Match": tag}).status_code == 304
     manifest = f"{root}manifest.json"
     assert client.get(manifest, headers={"If-None-Match": client.get(manifest).headers["ETag"]}).status_code == 304
 
 
-def test_there_is_nothing_but_its_files_and_not_too_often(
+def test_download_of_unknown_path_or_over_limit_is_refused(
     campaign: Campaign, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = f"{campaign.get_absolute_url()}files/"
@@ -92,6 +91,6 @@ def test_there_is_nothing_but_its_files_and_not_too_often(
     assert int(refused.headers["Retry-After"]) > 0
 
 
-def test_a_campaign_that_has_not_begun_shows_nothing(campaign: Campaign, client: Client) -> None:
+def test_download_from_draft_is_not_found(campaign: Campaign, client: Client) -> None:
     Campaign.objects.filter(pk=campaign.pk).update(state=Campaign.State.DRAFT)
     assert client.get(f"{campaign.get_absolute_url()}files/manifest.json").status_code == 404

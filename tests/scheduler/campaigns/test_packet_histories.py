@@ -1,4 +1,4 @@
-"""Whatever volunteers do, in any order: every chunk is written once in every style, or on its way, or set aside."""
+"""Property tests: after any sequence of events each chunk is written once in every style, missing, or set aside."""
 
 from __future__ import annotations
 
@@ -28,35 +28,42 @@ from scheduler.errors import LeaseEndedError
 from scheduler.models import Lease, Node
 from tests.support.pool import make_node
 from tests.support.recording_handler import CALLS
-from tests.support.volunteers import document, echo, make_campaign, output, paraphrase, produced
+from tests.support.volunteers import (
+    build_document,
+    build_output,
+    copy_source,
+    fill_campaign,
+    make_campaign,
+    paraphrase_text,
+)
 from trainer import protocol
 
 VOLUNTEERS = 3
-who = st.integers(0, VOLUNTEERS - 1)
+volunteer_numbers = st.integers(0, VOLUNTEERS - 1)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("take"), st.tuples(who, st.integers(1, 4))),
-        st.tuples(st.sampled_from(["write", "write", "echo", "half", "repeat", "wrong model"]), who),
-        st.tuples(st.sampled_from(["steal", "silence", "finish", "bar", "pardon"]), who),
-        st.tuples(st.sampled_from(["withdraw", "collate", "close", "pause", "start"]), st.none()),
+        st.tuples(st.just("take"), st.tuples(volunteer_numbers, st.integers(1, 4))),
+        st.tuples(st.sampled_from(["write", "write", "echo", "half", "repeat", "wrong model"]), volunteer_numbers),
+        st.tuples(st.sampled_from(["steal", "silence", "finish", "ban", "unban"]), volunteer_numbers),
+        st.tuples(st.sampled_from(["withdraw", "write shards", "finish campaign", "pause", "start"]), st.none()),
     ),
     max_size=25,
 )
 
 
-class World:
-    """Two documents, three volunteers; each remembers what it holds, and what it handed in last."""
+class CampaignWorld:
+    """A campaign of two documents and three volunteers, with what each holds and submitted last."""
 
     def __init__(self, campaign: Campaign) -> None:
         CALLS.clear()
         self.campaign = campaign
         self.nodes = [make_node(f"v-{number}", packets=Node.Packets.ONLY)[0] for number in range(VOLUNTEERS)]
-        self.people = [reputation.get_volunteer(node) for node in self.nodes]
+        self.volunteers = [reputation.get_volunteer(node) for node in self.nodes]
         self.leases: dict[int, Lease] = {}
         self.held: dict[int, dict[int, protocol.Packet]] = {number: {} for number in range(VOLUNTEERS)}
         self.last: dict[int, protocol.RephrasedPacket] = {}
 
-    def lease(self, number: int) -> Lease | None:
+    def get_lease(self, number: int) -> Lease | None:
         lease = self.leases.get(number)
         if lease is not None and Lease.objects.active(lease).exists():
             return Lease.objects.select_related("node", "job").get(pk=lease.pk)
@@ -68,34 +75,34 @@ class World:
         self.leases[number] = Lease.objects.select_related("node", "job").get(pk=granted.lease)
         return self.leases[number]
 
-    def act(self, what: str, which: Any) -> None:
+    def act(self, what: str, number: Any) -> None:
         if what == "take":
-            self.take(*which)
+            self.take(*number)
         elif what in ("write", "echo", "half", "wrong model"):
-            self.hand_in(what, which)
-        elif what == "repeat" and which in self.last and which in self.leases:
-            self.submit(which, self.last[which])
-        elif what == "steal" and self.last and which in self.leases:
-            self.submit(which, next(iter(self.last.values())))
-        elif what == "silence" and which in self.leases:
-            leases.lose_lease(Lease.objects.get(pk=self.leases[which].pk), "It fell silent.")
-        elif what == "finish" and (lease := self.leases.get(which)) and Lease.objects.active(lease).exists():
+            self.rephrase(what, number)
+        elif what == "repeat" and number in self.last and number in self.leases:
+            self.submit(number, self.last[number])
+        elif what == "steal" and self.last and number in self.leases:
+            self.submit(number, next(iter(self.last.values())))
+        elif what == "silence" and number in self.leases:
+            leases.lose_lease(Lease.objects.get(pk=self.leases[number].pk), "The node is silent.")
+        elif what == "finish" and (lease := self.leases.get(number)) and Lease.objects.active(lease).exists():
             leases.finish_lease(Lease.objects.get(pk=lease.pk), protocol.FinishLease(outcome="done"))
-        elif what == "bar":
-            reputation.ban_volunteer(Volunteer.objects.get(pk=self.people[which].pk), "ada", "for a test")
-        elif what == "pardon":
+        elif what == "ban":
+            reputation.ban_volunteer(Volunteer.objects.get(pk=self.volunteers[number].pk), "ada", "for a test")
+        elif what == "unban":
             withdrawal.withdraw_banned()
-            reputation.unban_volunteer(Volunteer.objects.get(pk=self.people[which].pk), "ada")
-        elif which is None:
-            self.site(what)
+            reputation.unban_volunteer(Volunteer.objects.get(pk=self.volunteers[number].pk), "ada")
+        elif number is None:
+            self.run_site_step(what)
 
-    def site(self, what: str) -> None:
+    def run_site_step(self, what: str) -> None:
         campaign = Campaign.objects.get(pk=self.campaign.pk)
         if what == "withdraw":
             withdrawal.withdraw_banned()
-        elif what == "collate":
+        elif what == "write shards":
             shards.update_shards()
-        elif what == "close":
+        elif what == "finish campaign":
             transitions.finish_complete_campaigns()
         elif what == "pause":
             transitions.pause_campaign(campaign, "ada")
@@ -103,7 +110,7 @@ class World:
             transitions.start_campaign(campaign, "ada")
 
     def take(self, number: int, count: int) -> None:
-        lease = self.lease(number)
+        lease = self.get_lease(number)
         if lease is None:
             return
         held = tuple(self.held[number])
@@ -111,7 +118,7 @@ class World:
             assert packet.packet not in held
             self.held[number][packet.packet] = packet
 
-    def hand_in(self, how: str, number: int) -> None:
+    def rephrase(self, manner: str, number: int) -> None:
         if not self.held[number] or number not in self.leases:
             return
         _, packet = self.held[number].popitem()
@@ -119,13 +126,13 @@ class World:
         outputs = []
         for chunk in packet.chunks:
             for place, style in enumerate(chunk.styles):
-                bad = how == "echo" or (how == "half" and place == 0)
-                text = echo(chunk.text, style) if bad else paraphrase(chunk.text, style, f" {number}")
-                outputs.append(output(chunk, style, text))
+                bad = manner == "echo" or (manner == "half" and place == 0)
+                text = copy_source(chunk.text, style) if bad else paraphrase_text(chunk.text, style, f" {number}")
+                outputs.append(build_output(chunk, style, text))
         self.last[number] = protocol.RephrasedPacket(
             packet=packet.packet,
             prompt_version=order.prompt_version,
-            model="another" if how == "wrong model" else order.model,
+            model="another" if manner == "wrong model" else order.model,
             revision=order.revision,
             sampling=order.sampling,
             outputs=tuple(outputs),
@@ -139,7 +146,7 @@ class World:
         except LeaseEndedError:
             assert lease.state != Lease.State.ACTIVE
 
-    # --- what has to be so -----------------------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         held = Assignment.objects.filter(state="active", purpose="work")
@@ -151,63 +158,62 @@ class World:
                 assert shard.rephrasings.filter(state="accepted").count() == shard.rows
         assert not Rephrasing.objects.exclude(state="accepted").exclude(shard=None).exists()
         ended = Assignment.objects.filter(state="active").exclude(lease__state="active")
-        assert not ended.exists(), "what a lease held goes back with it"
-        seconds = Assignment.objects.filter(state="active", purpose="replica").values_list("packet_id", flat=True)
+        assert not ended.exists(), "an ended lease holds no packets"
+        replicas = Assignment.objects.filter(state="active", purpose="replica").values_list("packet_id", flat=True)
         for packet in self.campaign.packets.filter(replication="assigned"):
-            assert packet.pk in seconds
+            assert packet.pk in replicas
 
     def check_packet(self, packet: Packet, writers: int) -> None:
-        there = set(packet.rephrasings.filter(state="accepted").values_list("chunk", "style"))
-        lacking = set(messages.get_missing_keys(packet, self.campaign))
-        assert there | lacking == set(messages.get_output_keys(packet, self.campaign)), "nothing is lost"
-        assert not there & lacking, "nothing is asked for twice"
+        written = set(packet.rephrasings.filter(state="accepted").values_list("chunk", "style"))
+        missing = set(messages.get_missing_keys(packet, self.campaign))
+        assert written | missing == set(messages.get_output_keys(packet, self.campaign)), "nothing is lost"
+        assert not written & missing, "no written output is requested again"
         assert writers == (packet.state == "assigned")
-        assert (packet.state == "done") == (not lacking)
+        assert (packet.state == "done") == (not missing)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=steps, seconds=st.sampled_from([0.0, 0.5]))
-def test_the_books_are_straight_after_every_step(world_of: Any, steps: list[tuple[str, Any]], seconds: float) -> None:
+@given(steps=steps, rate=st.sampled_from([0.0, 0.5]))
+def test_packet_invariants_hold_after_every_step(make_world: Any, steps: list[tuple[str, Any]], rate: float) -> None:
     with transaction.atomic():
-        world = world_of(seconds)
-        for what, which in steps:
-            world.act(what, which)
+        world = make_world(rate)
+        for what, number in steps:
+            world.act(what, number)
             world.check()
         transaction.set_rollback(True)
 
 
 @pytest.fixture
-def world_of(db: None, settings: Any, tmp_path: Path) -> Any:
-    def make(seconds: float) -> World:
-        texts = [document(number, 6) for number in range(2)]
+def make_world(db: None, settings: Any, tmp_path: Path) -> Any:
+    def make(rate: float) -> CampaignWorld:
+        texts = [build_document(number, 6) for number in range(2)]
         campaign = make_campaign(
-            settings, tmp_path, texts, replication_rate=seconds, rows_per_shard=3, chunks_per_packet=1
+            settings, tmp_path, texts, replication_rate=rate, rows_per_shard=3, chunks_per_packet=1
         )
-        return World(produced(campaign))
+        return CampaignWorld(fill_campaign(campaign))
 
     return make
 
 
-def test_a_history_to_its_end(world_of: Any) -> None:
-    """One that is barred, two that write all there is: every text once, in shards."""
-    world = world_of(0.5)
+def test_campaign_with_banned_volunteer_completes(make_world: Any) -> None:
+    world = make_world(0.5)
     world.act("take", (0, 3))
     world.act("write", 0)
     world.act("write", 0)
-    world.act("bar", 0)
-    world.site("withdraw")
+    world.act("ban", 0)
+    world.run_site_step("withdraw")
     world.check()
     for number in (1, 2, 1, 2):
         world.act("take", (number, 64))
         while world.held[number]:
             world.act("write", number)
         world.check()
-    world.site("collate")
-    world.site("close")
+    world.run_site_step("write shards")
+    world.run_site_step("finish campaign")
     world.check()
     campaign = Campaign.objects.get(pk=world.campaign.pk)
     assert (campaign.state, campaign.reason) == ("done", "Every chunk is written or set aside.")
     rows = Rephrasing.objects.filter(state="accepted")
     assert rows.count() == 2 * campaign.chunk_count == sum(campaign.shards.values_list("rows", flat=True))
-    assert not rows.filter(volunteer=world.people[0]).exists()
+    assert not rows.filter(volunteer=world.volunteers[0]).exists()
     assert release.release_ended_leases() == 0

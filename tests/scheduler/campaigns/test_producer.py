@@ -1,4 +1,4 @@
-"""The producer: what it leaves out, and that each row of the source is read once, whoever is killed."""
+"""The producer: its filters and source formats, and that an interrupted run loses and repeats no row."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from scheduler.campaigns import producer, quality, shards, sources, transitions
 from scheduler.campaigns.models import Campaign, Packet, Paragraph, Rephrasing, Shard
 from scheduler.campaigns.transitions import CampaignError
 from tests.support.paths import REPOSITORY
-from tests.support.volunteers import document, make_campaign, produced, sit_down, write_source
+from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer, write_source
 
 DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data"))
 
 
-def texts_of(campaign: Campaign) -> list[str]:
-    """Return the documents, put together again from their packets."""
+def get_documents(campaign: Campaign) -> list[str]:
+    """Return the documents, joined from their packets."""
     parts: dict[int, list[str]] = {}
     for packet in campaign.packets.order_by("row", "part"):
         assert packet.first_chunk == len(parts.setdefault(packet.row, []))
@@ -34,53 +34,55 @@ def texts_of(campaign: Campaign) -> list[str]:
     return [" ".join(chunks) for chunks in parts.values()]
 
 
-def test_every_document_becomes_its_chunks(db: None, settings: Any, tmp_path: Path) -> None:
-    documents = [document(number, 10 + number) for number in range(5)]
-    campaign = produced(make_campaign(settings, tmp_path, documents))
-    assert texts_of(campaign) == documents
+def test_produced_packets_contain_every_document(db: None, settings: Any, tmp_path: Path) -> None:
+    documents = [build_document(number, 10 + number) for number in range(5)]
+    campaign = fill_campaign(make_campaign(settings, tmp_path, documents))
+    assert get_documents(campaign) == documents
     assert (campaign.rows_read, campaign.is_exhausted, campaign.dropped_counts) == (5, True, {})
     assert campaign.packet_count == campaign.packets.count()
     assert max(len(packet.chunks) for packet in campaign.packets.all()) == 2
 
 
-def test_what_is_short_repeated_or_broken_is_left_out(db: None, settings: Any, tmp_path: Path) -> None:
-    one, other = document(1), document(2)
+def test_short_repeated_and_unreadable_documents_are_dropped(db: None, settings: Any, tmp_path: Path) -> None:
+    one, other = build_document(1), build_document(2)
     campaign = make_campaign(settings, tmp_path, [one, "Short.", one.upper(), f"{one}\n{other}"])
     with (tmp_path / "files" / "texts.jsonl").open("a") as file:
         file.write('not JSON\n{"other": 1}\n\n')
-    campaign = produced(campaign)
-    assert texts_of(campaign) == [one, other]
+    campaign = fill_campaign(campaign)
+    assert get_documents(campaign) == [one, other]
     assert campaign.dropped_counts == {"paragraphs": 2, "repeated": 1, "short": 1, "unreadable": 2}
     assert Paragraph.objects.filter(campaign=campaign).count() == 2
 
 
-def test_other_languages_are_left_out(db: None, settings: Any, tmp_path: Path) -> None:
+def test_documents_in_other_languages_are_dropped(db: None, settings: Any, tmp_path: Path) -> None:
     german = "Der alte Mann ging am Morgen langsam über die Brücke und sah den Fluss unter sich fließen. " * 4
     english = "The old man slowly walked across the bridge in the morning and saw the river below him. " * 4
-    campaign = produced(make_campaign(settings, tmp_path, [german, english], language="en"))
+    campaign = fill_campaign(make_campaign(settings, tmp_path, [german, english], language="en"))
     assert campaign.dropped_counts == {"language": 1}
     assert campaign.rows_read == 2
     assert all("bridge" in packet.chunks[0] for packet in campaign.packets.all())
 
 
-def test_the_best_bucket_reads_like_most_of_the_source(db: None, settings: Any, tmp_path: Path) -> None:
-    good = [document(number) for number in range(8)]
+def test_quality_buckets_drop_untypical_documents(db: None, settings: Any, tmp_path: Path) -> None:
+    good = [build_document(number) for number in range(8)]
     salad = ["".join(random.Random(number).choices("bcdfgxzq#@|~ ", k=600)) + str(number) for number in range(4)]
-    campaign = produced(make_campaign(settings, tmp_path, good + salad, quality_buckets=["head", "middle"]))
+    campaign = fill_campaign(make_campaign(settings, tmp_path, good + salad, quality_buckets=["head", "middle"]))
     assert campaign.quality_model is not None
     assert campaign.dropped_counts["quality"] >= 4
-    assert set(texts_of(campaign)) <= set(good)
+    assert set(get_documents(campaign)) <= set(good)
     with pytest.raises(ValueError, match="too strict"):
         quality.train_quality_model([])
 
 
-def test_it_stays_between_its_marks(db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_fills_between_low_and_high_mark(
+    db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(producer, "ROWS_PER_BATCH", 1)
-    documents = [document(number) for number in range(30)]
-    campaign = produced(make_campaign(settings, tmp_path, documents, low_mark=4, high_mark=8))
+    documents = [build_document(number) for number in range(30)]
+    campaign = fill_campaign(make_campaign(settings, tmp_path, documents, low_mark=4, high_mark=8))
     waiting = campaign.packet_count
     assert 8 <= waiting < 16
-    assert producer.produce_campaign(campaign.pk) == 0, "enough wait"
+    assert producer.produce_campaign(campaign.pk) == 0, "enough packets wait"
     Packet.objects.filter(pk__in=list(campaign.packets.values_list("pk", flat=True)[: waiting - 3])).update(
         state="done"
     )
@@ -90,32 +92,34 @@ def test_it_stays_between_its_marks(db: None, settings: Any, tmp_path: Path, mon
     assert producer.produce_campaign(campaign.pk) == 0, "it is paused"
 
 
-def test_files_of_all_kinds_are_read_on_from_any_row(db: None, settings: Any, tmp_path: Path) -> None:
+def test_source_files_resume_from_any_row(db: None, settings: Any, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    campaign = make_campaign(settings, tmp_path, [document(0), document(1)], dataset="*", drop_repeated=False)
+    campaign = make_campaign(
+        settings, tmp_path, [build_document(0), build_document(1)], dataset="*", drop_repeated=False
+    )
     folder = tmp_path / "files"
     with gzip.open(folder / "more.json.gz", "wt") as file:
-        file.writelines(json.dumps({"text": document(number)}) + "\n" for number in (2, 3))
-    table = pyarrow.table({"text": [document(number) for number in (4, 5, 6)]})
+        file.writelines(json.dumps({"text": build_document(number)}) + "\n" for number in (2, 3))
+    table = pyarrow.table({"text": [build_document(number) for number in (4, 5, 6)]})
     parquet.write_table(table, folder / "a.parquet", row_group_size=2)
-    (folder / "z.txt").write_text(document(7))
+    (folder / "z.txt").write_text(build_document(7))
     (folder / "ignored.bin").write_bytes(b"\0")
     producer.pin_files(campaign)
     whole = list(sources.iterate_rows(campaign))
     assert campaign.files == ["a.parquet", "more.json.gz", "texts.jsonl", "z.txt"]
-    assert [row.text for row in whole] == [document(number) for number in (4, 5, 6, 2, 3, 0, 1, 7)]
+    assert [row.text for row in whole] == [build_document(number) for number in (4, 5, 6, 2, 3, 0, 1, 7)]
     for index, row in enumerate(whole):
         campaign.cursor = {"file": row.file, "row": row.row}
         assert list(sources.iterate_rows(campaign)) == whole[index:]
 
 
-def test_nothing_outside_of_the_folder_of_sources_is_read(db: None, settings: Any, tmp_path: Path) -> None:
+def test_source_outside_its_folder_is_refused(db: None, settings: Any, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("key")
     for pattern in ("../*.txt", str(secret), "", "nothing/*.jsonl"):
-        campaign = produced(make_campaign(settings, tmp_path, [], slug=f"s{len(pattern)}", dataset=pattern))
+        campaign = fill_campaign(make_campaign(settings, tmp_path, [], slug=f"s{len(pattern)}", dataset=pattern))
         assert "REPHRASE_FILES" in campaign.source_error
         assert campaign.files == []
     (tmp_path / "files" / "link.txt").symlink_to(secret)
@@ -123,15 +127,15 @@ def test_nothing_outside_of_the_folder_of_sources_is_read(db: None, settings: An
         sources.find_local_files("*.txt")
 
 
-def test_a_damaged_file_is_told_and_read_on_later(db: None, settings: Any, tmp_path: Path) -> None:
+def test_damaged_source_file_is_reported_and_resumed(db: None, settings: Any, tmp_path: Path) -> None:
     campaign = make_campaign(settings, tmp_path, [], dataset="*.gz")
-    whole = gzip.compress("".join(json.dumps({"text": document(n)}) + "\n" for n in range(3)).encode())
+    whole = gzip.compress("".join(json.dumps({"text": build_document(n)}) + "\n" for n in range(3)).encode())
     (tmp_path / "files" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    campaign = produced(campaign)
+    campaign = fill_campaign(campaign)
     assert "damaged" in campaign.source_error
     (tmp_path / "files" / "cut.jsonl.gz").write_bytes(whole)
-    campaign = produced(campaign)
-    assert (campaign.source_error, len(texts_of(campaign))) == ("", 3)
+    campaign = fill_campaign(campaign)
+    assert (campaign.source_error, len(get_documents(campaign))) == ("", 3)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +149,19 @@ def test_a_damaged_file_is_told_and_read_on_later(db: None, settings: Any, tmp_p
         ({"thresholds": {"easy": {"colour": 1}}}, "colour"),
     ],
 )
-def test_a_campaign_that_could_only_go_wrong_does_not_begin(
+def test_campaign_with_invalid_settings_does_not_start(
     db: None, settings: Any, tmp_path: Path, fields: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(CampaignError, match=word):
         make_campaign(settings, tmp_path, **fields)
 
 
-def test_the_real_documents_of_c4(db: None, settings: Any, tmp_path: Path) -> None:
+def test_c4_sample_becomes_packets(db: None, settings: Any, tmp_path: Path) -> None:
     path = DATA / "text" / "c4_sample" / "c4_sample.jsonl"
     if not path.is_file():
         pytest.skip(f"there is no {path}")
     documents = [json.loads(line)["text"] for line in path.read_text().splitlines()]
-    campaign = produced(
+    campaign = fill_campaign(
         make_campaign(settings, tmp_path, documents, language="en", chunk_tokens=300, chunks_per_packet=8)
     )
     assert campaign.rows_read == 30
@@ -170,17 +174,17 @@ def test_the_real_documents_of_c4(db: None, settings: Any, tmp_path: Path) -> No
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
-def kill_now_and_then(what: str, campaign: Campaign, root: Path, times: int) -> None:
-    """Let a process work and kill it, again and again; the last one may finish."""
+def run_and_kill(what: str, campaign: Campaign, root: Path, times: int) -> None:
+    """Run and kill a process a few times; let the last one finish."""
     database = connection.settings_dict
     if connection.vendor == "postgresql":
-        place = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
+        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
     else:
-        place = f"sqlite:///{database['NAME']}"
+        url = f"sqlite:///{database['NAME']}"
     environment = {
         **os.environ,
-        "DATABASE_URL": place,
-        "DAILYTRAIN_HOME": str(Path(default_storage.path("")).parent),  # where this process looks for files
+        "DATABASE_URL": url,
+        "DAILYTRAIN_HOME": str(Path(default_storage.path("")).parent),
         "TEST_DATABASE": str(database["NAME"]),
         "REPHRASE_FILES": str(root / "files"),
         "PYTHONPATH": str(REPOSITORY),
@@ -197,31 +201,29 @@ def kill_now_and_then(what: str, campaign: Campaign, root: Path, times: int) -> 
         process.stdout.close()
 
 
-def test_a_producer_that_is_killed_loses_and_doubles_nothing(
-    transactional_db: None, settings: Any, tmp_path: Path
-) -> None:
-    documents = [document(number) for number in range(60)]
+def test_killed_producer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
+    documents = [build_document(number) for number in range(60)]
     campaign = make_campaign(settings, tmp_path, documents, chunks_per_packet=4)
-    kill_now_and_then("produce", campaign, tmp_path, 3)
+    run_and_kill("produce", campaign, tmp_path, 3)
     campaign.refresh_from_db()
-    assert texts_of(campaign) == documents
+    assert get_documents(campaign) == documents
     assert (campaign.rows_read, campaign.is_exhausted) == (60, True)
     assert campaign.chunk_count == sum(len(packet.chunks) for packet in campaign.packets.all())
 
 
-def test_a_collator_that_is_killed_loses_and_doubles_nothing(
-    transactional_db: None, settings: Any, tmp_path: Path
-) -> None:
-    campaign = produced(make_campaign(settings, tmp_path, [document(n) for n in range(12)], rows_per_shard=5))
-    ada = sit_down("ada")
-    while ada.write(64):
+def test_killed_shard_writer_loses_and_repeats_nothing(transactional_db: None, settings: Any, tmp_path: Path) -> None:
+    campaign = fill_campaign(
+        make_campaign(settings, tmp_path, [build_document(n) for n in range(12)], rows_per_shard=5)
+    )
+    ada = start_volunteer("ada")
+    while ada.rephrase(64):
         pass
-    kill_now_and_then("collate", campaign, tmp_path, 3)
+    run_and_kill("write-shards", campaign, tmp_path, 3)
     shards.update_campaign_shards(campaign.pk)
     transitions.finish_complete_campaigns()
     campaign.refresh_from_db()
     assert campaign.state == "done"
-    rows = [row["id"] for shard in campaign.shards.all() for row in read(shard)]
+    rows = [row["id"] for shard in campaign.shards.all() for row in read_shard(shard)]
     expected = Rephrasing.objects.filter(state="accepted")
     assert sorted(rows) == sorted(f"{row.packet_id}-{row.chunk}-{row.style}" for row in expected)
     sizes = [shard.rows for shard in campaign.shards.all()]
@@ -229,7 +231,7 @@ def test_a_collator_that_is_killed_loses_and_doubles_nothing(
     assert sum(sizes) == len(set(rows)) == 2 * campaign.chunk_count
 
 
-def read(shard: Shard) -> list[dict[str, Any]]:
+def read_shard(shard: Shard) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     from scheduler import storage
@@ -240,12 +242,12 @@ def read(shard: Shard) -> list[dict[str, Any]]:
     return rows
 
 
-def test_two_producers_at_once_make_each_packet_once(db: None, settings: Any, tmp_path: Path) -> None:
-    campaign = make_campaign(settings, tmp_path, [document(number) for number in range(6)])
+def test_concurrent_producers_create_each_packet_once(db: None, settings: Any, tmp_path: Path) -> None:
+    campaign = make_campaign(settings, tmp_path, [build_document(number) for number in range(6)])
     producer.pin_files(campaign)
     batch = list(sources.iterate_rows(campaign))
-    mine, theirs = (Campaign.objects.get(pk=campaign.pk) for _ in range(2))
-    assert producer.store_batch(mine, batch, None)
-    assert producer.store_batch(theirs, batch, None) is None
+    first, second = (Campaign.objects.get(pk=campaign.pk) for _ in range(2))
+    assert producer.store_batch(first, batch, None)
+    assert producer.store_batch(second, batch, None) is None
     write_source(tmp_path / "files", [])
-    assert texts_of(campaign) == [document(number) for number in range(6)]
+    assert get_documents(campaign) == [build_document(number) for number in range(6)]

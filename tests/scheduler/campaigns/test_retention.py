@@ -1,4 +1,4 @@
-"""What of the dataset swarm is forgotten after a while, and what stays."""
+"""Deletion of old rows of the dataset swarm."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from django.utils import timezone
 from scheduler.campaigns import retention, shards, statistics, transitions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Rephrasing
 from scheduler.models import Job, Lease
-from tests.support.volunteers import echo, make_campaign, produced, sit_down
+from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
 
 LATER = timedelta(days=365)
 
 
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    """Written once badly, then well; one packet came back unwritten."""
-    made = produced(make_campaign(settings, tmp_path))
-    eve, ada = sit_down("eve"), sit_down("ada")
-    eve.hand_in(*(eve.result(packet, echo) for packet in eve.take(3)))
+    """A finished campaign with rejected texts and a released packet."""
+    campaign = fill_campaign(make_campaign(settings, tmp_path))
+    eve, ada = start_volunteer("eve"), start_volunteer("ada")
+    eve.submit(*(eve.result(packet, copy_source) for packet in eve.take(3)))
     eve.take(1)
     eve.work.finish("released")
-    ada.hand_in(*(ada.result(packet) for packet in ada.take(100)))
+    ada.submit(*(ada.result(packet) for packet in ada.take(100)))
     ada.work.finish()
     shards.update_shards()
     transitions.finish_complete_campaigns()
-    return made
+    return campaign
 
 
-def test_texts_that_are_in_no_dataset_go_and_their_counts_stay(campaign: Campaign) -> None:
+def test_retention_deletes_unused_texts_and_keeps_counts(campaign: Campaign) -> None:
     good = set(Rephrasing.objects.filter(state="accepted").values_list("pk", flat=True))
     bad = Rephrasing.objects.exclude(state="accepted").count()
-    counted = (
+    counts = (
         statistics.list_rejections(campaign),
         statistics.compute_progress(campaign).rejected,
         list(Contribution.objects.values("rejection_reasons")),
@@ -44,8 +44,10 @@ def test_texts_that_are_in_no_dataset_go_and_their_counts_stay(campaign: Campaig
     assert retention.delete_expired() == {"texts": 0, "assignments": 0, "sessions": 0}
     assert retention.delete_expired(timezone.now() + LATER)["texts"] == bad
     assert set(Rephrasing.objects.values_list("pk", flat=True)) == good
-    assert Assignment.objects.filter(state="submitted", rephrasings__state="accepted").exists(), "whose it is, is known"
-    assert counted == (
+    assert Assignment.objects.filter(state="submitted", rephrasings__state="accepted").exists(), (
+        "assignments of published texts stay"
+    )
+    assert counts == (
         statistics.list_rejections(campaign),
         statistics.compute_progress(campaign).rejected,
         list(Contribution.objects.values("rejection_reasons")),
@@ -53,7 +55,7 @@ def test_texts_that_are_in_no_dataset_go_and_their_counts_stay(campaign: Campaig
     assert not Assignment.objects.filter(state="released").exists()
 
 
-def test_sittings_that_nobody_took_go_and_what_was_given_stays(campaign: Campaign) -> None:
+def test_retention_deletes_unclaimed_sessions_and_keeps_leases(campaign: Campaign) -> None:
     leases = list(Lease.objects.order_by("pk").values("pk", "seconds"))
     assert Job.objects.filter(kind="rephrase", leases=None, state="cancelled").exists(), "the campaign is done"
     retention.delete_expired(timezone.now() + LATER)
@@ -61,9 +63,9 @@ def test_sittings_that_nobody_took_go_and_what_was_given_stays(campaign: Campaig
     assert list(Lease.objects.order_by("pk").values("pk", "seconds")) == leases
 
 
-def test_what_waits_is_kept(db: None, settings: Any, tmp_path: Path) -> None:
-    produced(make_campaign(settings, tmp_path))
-    ada = sit_down("ada")
+def test_retention_keeps_active_assignments(db: None, settings: Any, tmp_path: Path) -> None:
+    fill_campaign(make_campaign(settings, tmp_path))
+    ada = start_volunteer("ada")
     ada.take(2)
     jobs = Job.objects.count()
     retention.delete_expired(timezone.now() + LATER)
