@@ -19,8 +19,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends git \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 train
-# The site never imports torch: only the packages of its own group, at the locked versions. The tokenizer and the
-# numeric parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
+# The site never imports torch: install only its own packages, at the locked versions. The tokenizer and the numeric
+# parts of the trainer are for `manage.py prepare_season`, which runs as its own process.
 COPY requirements.lock pyproject.toml ./
 RUN grep -v -i -E '^(torch|torchmetrics|lightning|pytorch-lightning|litgpt|lm_eval|transformers|playwright|mypy|ruff|hypothesis|pytest.*|django-stubs.*|papermill|nbclient|ipykernel|ipython.*|debugpy|jedi|jupyter_client|pyzmq|tornado)==' \
       requirements.lock > site.lock \
@@ -36,7 +36,7 @@ VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
-CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "on", "--proxy-headers"]
+CMD ["python", "-m", "uvicorn", "dailytrain.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--proxy-headers"]
 
 FROM base AS node
 # Triton, which torch.compile uses on a GPU, compiles the launcher of its kernels with the machine's C compiler.

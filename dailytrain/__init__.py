@@ -1,4 +1,4 @@
-"""The Django project: settings, addresses, Celery, the process that runs them all. Wiring only."""
+"""The Django project: settings, URLs, Celery and the command that runs them all."""
 
 from dailytrain.celery import app as celery_app
 

@@ -1,4 +1,4 @@
-"""The admin: its door, its first page, and what it writes into the audit log."""
+"""The admin site: its sign-in, its index page and its entries in the audit log."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from leaderboard.models import Entry
 from scheduler.models import Event
 
 View = TypeVar("View", bound=Callable[..., Any])
-DONE = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
+ACTIONS = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
 
 
-class TrainAdmin(AdminSite):
+class DailyTrainAdminSite(AdminSite):
     site_title = site_header = "The Daily Train"
     index_title = "Everything"
     enable_nav_sidebar = False
 
     def admin_view(self, view: View, cacheable: bool = False) -> View:
-        """Where staff signs in with two steps, no page of the admin opens before the second."""
-        inner = super().admin_view(view, cacheable)
+        """Require the second factor for every page of the admin, if the site requires it of staff."""
+        protected = super().admin_view(view, cacheable)
 
-        def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if two_factor.is_needed(request):
-                return HttpResponseRedirect(two_factor.page(request))
-            return inner(request, *args, **kwargs)
+        def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if two_factor.must_verify(request):
+                return HttpResponseRedirect(two_factor.get_verification_url(request))
+            return protected(request, *args, **kwargs)
 
-        return cast(View, answer)
+        return cast(View, respond)
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show Django's password form only where local accounts are allowed and no second step is required.
+        """Show Django's password form only where local accounts are allowed and no second factor is required.
 
-        Otherwise staff signs in as everybody does: Django's form knows neither GitHub nor the second step.
+        Otherwise staff uses the sign-in page of the site: Django's form supports neither GitHub nor a second factor.
         """
         if settings.LOCAL_ACCOUNTS and not settings.STAFF_TWO_STEP:
             return super().login(request, extra_context)
@@ -56,15 +56,15 @@ class TrainAdmin(AdminSite):
         return super().index(request, context)
 
 
-def logged(instance: LogEntry, created: bool, **kwargs: Any) -> None:
-    """Write what was edited by hand into the audit log, beside what its actions write themselves."""
+def log_admin_change(instance: LogEntry, created: bool, **kwargs: Any) -> None:
+    """Copy a change made by hand in the admin into the audit log, beside the entries of its actions."""
     if not created or instance.content_type is None or not str(instance.object_id).isdigit():
         return
-    said = f"{DONE.get(instance.action_flag, 'Changed')} {instance.object_repr}"
-    detail = instance.get_change_message()
+    message = f"{ACTIONS.get(instance.action_flag, 'Changed')} {instance.object_repr}"
+    details = instance.get_change_message() if instance.action_flag == CHANGE else ""
     Event.objects.create(
         actor=instance.user.get_username(),
         target_kind=instance.content_type.model,
         target_id=int(str(instance.object_id)),
-        sentence=f"{said}: {detail}"[:500] if detail and instance.action_flag == CHANGE else f"{said}."[:500],
+        sentence=f"{message}: {details}"[:500] if details else f"{message}."[:500],
     )

@@ -7,19 +7,19 @@ from django.db.models.signals import post_save
 
 
 class TrainAdminConfig(admin.AdminConfig):
-    default = False  # named in INSTALLED_APPS; of this module's two, the other is the project's own
-    default_site = "dailytrain.admin_site.TrainAdmin"
+    default = False  # INSTALLED_APPS names it; DailyTrainConfig is the default of this module
+    default_site = "dailytrain.admin_site.DailyTrainAdminSite"
 
     def ready(self) -> None:
-        """Rows go one by one, each with its line in the audit log: many at once would leave none."""
+        """Connect the audit log. Deleting many rows at once would bypass it, so that action is disabled."""
         from django.contrib.admin import site
         from django.contrib.admin.models import LogEntry
 
-        from dailytrain.admin_site import logged
+        from dailytrain.admin_site import log_admin_change
 
         super().ready()
         site.disable_action("delete_selected")
-        post_save.connect(logged, sender=LogEntry, dispatch_uid="audit")
+        post_save.connect(log_admin_change, sender=LogEntry, dispatch_uid="audit")
 
 
 class DailyTrainConfig(AppConfig):
@@ -30,8 +30,8 @@ class DailyTrainConfig(AppConfig):
 
         from dailytrain import sign_in, two_factor
 
-        signals.authenticator_added.connect(two_factor.added)
-        signals.authenticator_removed.connect(two_factor.removed)
-        signals.authentication_failed.connect(two_factor.failed)
-        register(sign_in.half_configured)
-        register(sign_in.open_doors, Tags.security, deploy=True)
+        signals.authenticator_added.connect(two_factor.handle_authenticator_added)
+        signals.authenticator_removed.connect(two_factor.handle_authenticator_removed)
+        signals.authentication_failed.connect(two_factor.handle_authentication_failed)
+        register(sign_in.check_github_oauth)
+        register(sign_in.check_open_signup, Tags.security, deploy=True)

@@ -1,4 +1,4 @@
-"""`/healthz`: is the site able to do its work?"""
+"""`/healthz`: health check of the site."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.http import HttpRequest, JsonResponse
 
 
 def healthz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 when the database answers; anything else is an exception and 500."""
+    """Answer 200 if the database answers; otherwise its exception becomes a 500."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return JsonResponse({"status": "ok"})

@@ -1,7 +1,7 @@
-"""The processes of a train on one machine: started together, watched, stopped in order.
+"""Child processes of `manage.py run`: started together, restarted when they exit, stopped in order.
 
-Not a general supervisor: production uses containers (compose.yaml). A process that ends is started again after a
-growing pause; nothing is left behind, even when this one is killed (the kernel tells the children).
+For one machine only; production uses containers (compose.yaml). No child outlives this process, even if it is killed:
+the kernel terminates them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
-LONGEST_PAUSE = 30.0
+MAX_RESTART_DELAY = 30.0
 
 
 @dataclass
-class Part:
-    """One process of the train."""
-
+class ManagedProcess:
     name: str
     command: Sequence[str]
     log: Path
-    stop_seconds: float = 10
-    """How long it may take to end after SIGTERM before it is killed."""
+    stop_seconds: float = 10  # from SIGTERM to SIGKILL
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
@@ -41,11 +38,11 @@ class Part:
 
         def end_with_parent() -> None:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:  # it died before we asked
+            if os.getppid() != parent:  # the parent died before the call
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with self.log.open("ab") as log:
-            # A session of its own: Ctrl-C reaches us alone, and we stop the parts in order.
+            # In a new session Ctrl-C reaches only the parent, which stops its children in order.
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -56,20 +53,20 @@ class Part:
                 preexec_fn=end_with_parent,
             )
 
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def revive(self, now: float) -> bool:
-        """Start the process again if it has ended and its pause is over; return whether it was started."""
-        if self.running() or now < self.next_start:
+    def restart_if_exited(self, now: float) -> bool:
+        """Restart the process if it has exited and its delay is over; return whether it was started."""
+        if self.is_running() or now < self.next_start:
             return False
         self.restarts += 1
-        self.next_start = now + min(LONGEST_PAUSE, 2.0**self.restarts)
+        self.next_start = now + min(MAX_RESTART_DELAY, 2.0**self.restarts)
         self.start()
         return True
 
     def stop(self) -> None:
-        """Ask it to end, wait, and kill what is left of its session."""
+        """Send SIGTERM, wait, and kill the rest of its session."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -80,16 +77,16 @@ class Part:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def last_lines(self, count: int = 5) -> str:
+    def read_last_lines(self, count: int = 5) -> str:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
 
-def wait_until(ready: Path, part: Part, seconds: float) -> None:
-    """Wait for a file that a part makes when it is ready."""
+def wait_for_file(path: Path, process: ManagedProcess, seconds: float) -> None:
+    """Wait for a file that a process creates when it is ready; raise RuntimeError if it does not come."""
     deadline = time.monotonic() + seconds
-    while not ready.exists():
-        if not part.running() or time.monotonic() > deadline:
-            raise RuntimeError(f"{part.name} did not start:\n{part.last_lines()}")
+    while not path.exists():
+        if not process.is_running() or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.name} did not start:\n{process.read_last_lines()}")
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""Settings, all from the environment; with none set the site works on its embedded defaults under `var/`.
+"""Settings, read from environment variables. Without any, the site works on embedded defaults under `var/`.
 
-A wrong value stops the start with a sentence; half a configuration shows up in `manage.py check`.
+An invalid value raises ImproperlyConfigured; `manage.py check` warns of an incomplete configuration.
 """
 
 from __future__ import annotations
@@ -11,53 +11,54 @@ import secrets
 from pathlib import Path
 
 import dj_database_url
+from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
-def text(name: str, default: str = "") -> str:
+def read_text(name: str, default: str = "") -> str:
     """Return a variable, or the contents of the file that `<NAME>_FILE` points to (container secrets)."""
     if path := os.environ.get(f"{name}_FILE"):
         return Path(path).read_text().strip()
     return os.environ.get(name, default)
 
 
-def boolean(name: str, default: bool) -> bool:
-    value = text(name, str(default))
+def read_boolean(name: str, default: bool) -> bool:
+    value = read_text(name, str(default))
     if value not in ("True", "False"):
         raise ImproperlyConfigured(f"{name} is {value!r}: it must be True or False.")
     return value == "True"
 
 
-def words(name: str, default: str = "") -> list[str]:
-    return [word for word in text(name, default).replace(",", " ").split() if word]
+def read_words(name: str, default: str = "") -> list[str]:
+    return [word for word in read_text(name, default).replace(",", " ").split() if word]
 
 
-def kept_secret(path: Path) -> str:
-    """Return the secret in `path`; the first start makes one. Of several processes at once, one wins."""
+def load_or_create_secret(path: Path) -> str:
+    """Return the secret in `path`. If several processes create it at once, the first one wins."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(48))
         with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-        aside.unlink()
+            os.link(temporary, path)
+        temporary.unlink()
     return path.read_text()
 
 
-# Everything that lives only on this machine: database, files, keys, the local node.
-HOME = Path(text("DAILYTRAIN_HOME", str(BASE_DIR / "var"))).resolve()
+# Folder of everything that lives only on this machine: database, files, keys, the local node.
+HOME = Path(read_text("DAILYTRAIN_HOME", str(BASE_DIR / "var"))).resolve()
 HOME.mkdir(parents=True, exist_ok=True)
 
-DEBUG = boolean("DEBUG", False)
-SECRET_KEY = text("SECRET_KEY") or kept_secret(HOME / "keys" / "secret_key")
-ALLOWED_HOSTS = words("ALLOWED_HOSTS", "127.0.0.1 localhost [::1] testserver")
-CSRF_TRUSTED_ORIGINS = words("CSRF_TRUSTED_ORIGINS")
-SITE_URL = text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
-"""Where visitors and nodes find the site; used in links and in the lines to paste."""
-SITE_NAME = text("SITE_NAME", "The Daily Train")
+DEBUG = read_boolean("DEBUG", False)
+SECRET_KEY = read_text("SECRET_KEY") or load_or_create_secret(HOME / "keys" / "secret_key")
+ALLOWED_HOSTS = read_words("ALLOWED_HOSTS", "127.0.0.1 localhost [::1] testserver")
+CSRF_TRUSTED_ORIGINS = read_words("CSRF_TRUSTED_ORIGINS")
+# Public address of the site; used in links and in commands to paste.
+SITE_URL = read_text("SITE_URL", "http://127.0.0.1:8000").rstrip("/")
+SITE_NAME = read_text("SITE_NAME", "The Daily Train")
 
 INSTALLED_APPS = [
     "dailytrain.apps.TrainAdminConfig",
@@ -82,9 +83,11 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "dailytrain.null_bytes.NullByteFilter",
-    "dailytrain.compression.Compression",
-    "dailytrain.static_files.StaticFiles",
+    "dailytrain.middleware.NullByteMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "dailytrain.middleware.TextGZipMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.middleware.http.ConditionalGetMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -92,7 +95,6 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "dailytrain.headers.ContentSecurityPolicy",
 ]
 
 ROOT_URLCONF = "dailytrain.urls"
@@ -112,9 +114,9 @@ TEMPLATES = [
     }
 ]
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- database ---------------------------------------------------------------------------------------------------------
 
-DATABASES = {"default": dj_database_url.parse(text("DATABASE_URL", f"sqlite:///{HOME / 'db.sqlite3'}"))}
+DATABASES = {"default": dj_database_url.parse(read_text("DATABASE_URL", f"sqlite:///{HOME / 'db.sqlite3'}"))}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         # Writers wait for each other instead of failing half-way through a transaction.
@@ -122,20 +124,26 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    # A file as in real life, because threads and a live server share it.
+    # Tests use a file, because threads and a live server share it.
     DATABASES["default"]["TEST"] = {"NAME": str(HOME / "test.sqlite3")}
-elif pool := int(text("DATABASE_POOL", "0")):
-    # Each request has a thread, and so a connection, of its own: without a pool PostgreSQL begins a process for each.
-    # For web processes only: a pool does not survive the fork by which Celery begins its workers.
-    # The threads of `scheduler.node_api.poll_endpoint` use up to eight more.
+elif pool := int(read_text("DATABASE_POOL", "0")):
+    # Connections that the WEB_THREADS of one process share; eight more are for the threads of polls.
+    # For web processes only: a pool does not survive the fork by which Celery starts its workers.
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": pool + 8}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"}]
 
+# --- web server ---------------------------------------------------------------------------------------------------
+
+# Threads of one web process in which Django answers requests (`dailytrain/asgi.py`).
+WEB_THREADS = int(read_text("WEB_THREADS", "16"))
+# Size limit of a request's body. Uploads of nodes have BLOB_MAX_BYTES, webhooks GITHUB_WEBHOOK_MAX_BYTES.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
+
 # --- broker, background work, caches ------------------------------------------------------------------------------
 
-REDIS_URL = text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
-"""`manage.py run` starts an embedded server at the default address."""
+# `manage.py run` starts an embedded server at the default address.
+REDIS_URL = read_text("REDIS_URL", f"redis+socket://{HOME / 'redis' / 'redis.sock'}")
 CELERY_BROKER_URL = REDIS_URL
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
@@ -143,51 +151,39 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "socket_connect_timeout": 2,
-    "max_retries": 0,  # whoever sends a task does not wait for a broker that is down; the worker's own loop does
+    "max_retries": 0,  # a request that sends a task does not wait for a broker that is down
 }
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
 
-LOCAL_CACHE = {
-    "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
-    "OPTIONS": {"MAX_ENTRIES": 100_000},  # a rate limit that is evicted is no limit
-}
 CACHES = {
-    "default": LOCAL_CACHE,
-    # What all web processes count together. Only where a Redis is named: the embedded one serves a single process.
-    "shared": {
-        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+    # Pages, rate limits, pictures. Web processes share it where REDIS_URL is set; a Redis that is down is ignored.
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": REDIS_URL.replace("redis+socket://", "unix://").partition("?")[0],
         "KEY_PREFIX": "dailytrain",
-        "OPTIONS": {"socket_connect_timeout": 0.5, "socket_timeout": 0.5},
+        "OPTIONS": {"IGNORE_EXCEPTIONS": True, "SOCKET_CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5},
     }
-    if text("REDIS_URL")
-    else LOCAL_CACHE,
-    # Whole pages, compressed (`leaderboard/views/kept.py`): some tens of kilobytes each.
-    "pages": {
-        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
-        "LOCATION": "pages",
-        "OPTIONS": {"MAX_ENTRIES": 300},
-    },
-    # GitHub's tokens and answers: they stay in the memory of the process that asked.
+    if read_text("REDIS_URL")
+    else {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 10_000}},
+    # Tokens and answers of GitHub. They never leave the memory of the process.
     "github": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "LOCATION": "github",
         "OPTIONS": {"MAX_ENTRIES": 500},
     },
 }
-
-PAGES_KEPT_SECONDS = float(text("PAGES_KEPT_SECONDS", "2"))
-"""So long visitors without an account get a page as it was, if nothing has happened meanwhile; 0: never."""
+# Cache lifetime of pages for visitors without an account, in seconds; 0 renders every page anew.
+PAGE_CACHE_SECONDS = int(read_text("PAGE_CACHE_SECONDS", "2"))
 
 # --- files --------------------------------------------------------------------------------------------------------
 
-S3_BUCKET = text("S3_BUCKET")
+S3_BUCKET = read_text("S3_BUCKET")
 STORAGES = {
     "default": (
         {
             "BACKEND": "storages.backends.s3.S3Storage",
-            "OPTIONS": {"bucket_name": S3_BUCKET, "endpoint_url": text("S3_ENDPOINT_URL") or None},
+            "OPTIONS": {"bucket_name": S3_BUCKET, "endpoint_url": read_text("S3_ENDPOINT_URL") or None},
         }
         if S3_BUCKET
         else {
@@ -195,22 +191,24 @@ STORAGES = {
             "OPTIONS": {"location": str(HOME / "storage")},
         }
     ),
-    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
 }
+# Folder of incomplete uploads of nodes; best on the disk of the storage.
 UPLOADS = HOME / "uploads"
-"""Large files of nodes that arrive in pieces, until they are whole; best on the disk of the storage, if that is one."""
-BLOB_MAX_BYTES = int(text("BLOB_MAX_BYTES", str(16 * 2**30)))
-"""Size limit of one file of a node. The largest is a checkpoint's optimizer state, 7.8 GiB for a night on one H100."""
-LEASE_MAX_BYTES = int(text("LEASE_MAX_BYTES", str(256 * 2**30)))
-"""Size limit of the files that are kept under one lease; superseded checkpoints do not count."""
+# Size limit of one file of a node. The largest is a checkpoint's optimizer state, 7.8 GiB for a night on one H100.
+BLOB_MAX_BYTES = int(read_text("BLOB_MAX_BYTES", str(16 * 2**30)))
+# Size limit of all files of one lease; superseded checkpoints do not count.
+LEASE_MAX_BYTES = int(read_text("LEASE_MAX_BYTES", str(256 * 2**30)))
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-STATIC_ROOT = text("STATIC_ROOT", str(HOME / "static"))
-Path(STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # WhiteNoise warns of a folder that is not there
-WHITENOISE_USE_FINDERS = True
+STATIC_ROOT = read_text("STATIC_ROOT", str(HOME / "static"))
+Path(STATIC_ROOT).mkdir(parents=True, exist_ok=True)  # WhiteNoise warns of a missing folder
+# Without STATIC_ROOT, static files are served from the checkout; with it, those that `collectstatic` compressed there.
+WHITENOISE_USE_FINDERS = not read_text("STATIC_ROOT")
 
-# --- the train ----------------------------------------------------------------------------------------------------
+# --- jobs, runs and campaigns -------------------------------------------------------------------------------------
 
+# {kind of job: dotted path of its handler} (`scheduler/job_kinds.py`).
 JOB_KINDS = {
     "train": "leaderboard.job_handlers.train.Training",
     "score": "leaderboard.job_handlers.score.Scorings",
@@ -222,17 +220,18 @@ JOB_KINDS = {
     "swarm": "leaderboard.job_handlers.swarm.Coordinating",
     "seat": "leaderboard.job_handlers.swarm.Seats",
 }
-SMOKE_UNAPPROVED = text("SMOKE_UNAPPROVED", "known")
-"""Whose code may have its smoke run before a maintainer has looked at it, on trusted nodes, in the sandbox: that of
-"nobody", "known" (signed in, or approved before) or "anyone"."""
+# Authors whose code gets a smoke run before a maintainer has reviewed it, on trusted nodes, in the sandbox:
+# "nobody", "known" (signed in, or approved before) or "anyone".
+SMOKE_UNAPPROVED = read_text("SMOKE_UNAPPROVED", "known")
 if SMOKE_UNAPPROVED not in ("nobody", "known", "anyone"):
     raise ImproperlyConfigured(f"SMOKE_UNAPPROVED is {SMOKE_UNAPPROVED!r}: it must be nobody, known or anyone.")
-GENERATE_PER_HOUR = int(text("GENERATE_PER_HOUR", "60"))
-"""Prompts of visitors that the pool answers in an hour, all together; 0: visitors cannot let models write."""
-GENERATE_WAITING = int(text("GENERATE_WAITING", "20"))
-"""So many may wait for a node at a time."""
-GENERATE_SECONDS = float(text("GENERATE_SECONDS", "180"))
-"""Wall seconds that one of them may take, loading the model included."""
+# Prompts an hour that the pool answers, of all visitors together; 0 disables the page.
+GENERATE_PER_HOUR = int(read_text("GENERATE_PER_HOUR", "60"))
+# Prompts that may wait for a node at a time.
+GENERATE_WAITING = int(read_text("GENERATE_WAITING", "20"))
+# Time limit of one prompt in wall seconds, loading the model included.
+GENERATE_SECONDS = float(read_text("GENERATE_SECONDS", "180"))
+# {kind of effect: dotted path of its handler} (`leaderboard/outbox.py`).
 EFFECT_KINDS: dict[str, str] = {
     "github.follow": "leaderboard.integrations.github.sync.follow",
     "github.command": "leaderboard.integrations.github.slash_commands.obey",
@@ -244,115 +243,115 @@ EFFECT_KINDS: dict[str, str] = {
     "hub": "leaderboard.publishing.publications.carry_out",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
 }
-"""{kind of effect: dotted path of its handler} (`leaderboard/outbox.py`)."""
+# Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
 POOL_TRACKS = "leaderboard.runs.tracks"
-"""Function that names what a node can be lent to alone (`scheduler.job_kinds.list_tracks`)."""
-NODE_IMAGE = text("NODE_IMAGE", "dailytrain-node")
-"""Container image of the agent, in the line that a sponsor pastes (Dockerfile, target `node`)."""
-VOLUNTEER_IMAGE = text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
-"""The same for a volunteer of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`)."""
-NODE_PACKAGE = text("NODE_PACKAGE", "dailytrain[training]")
-"""What pipx installs for a sponsor without Docker: a name on a package index, or an address of a wheel."""
-MAIN_REPOSITORY = text("MAIN_REPOSITORY", str(BASE_DIR))
-"""Address or path of the repository whose `main` is trained every night."""
-MAIN_BRANCH = text("MAIN_BRANCH", "main")
+# Container image of the node agent, in the command for sponsors (Dockerfile, target `node`).
+NODE_IMAGE = read_text("NODE_IMAGE", "dailytrain-node")
+# Container image for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
+VOLUNTEER_IMAGE = read_text("VOLUNTEER_IMAGE", "dailytrain-volunteer")
+# Package that pipx installs for a sponsor without Docker: a name on a package index, or the address of a wheel.
+NODE_PACKAGE = read_text("NODE_PACKAGE", "dailytrain[training]")
+# Address or path of the repository whose `main` is trained every night.
+MAIN_REPOSITORY = read_text("MAIN_REPOSITORY", str(BASE_DIR))
+MAIN_BRANCH = read_text("MAIN_BRANCH", "main")
+# Bare mirrors of the repositories that entries come from.
 REPOSITORIES = HOME / "repositories"
-"""Bare mirrors of the repositories that entries come from."""
+# Ed25519 key that signs every job spec. Nodes pin its public half.
 SIGNING_KEY = HOME / "keys" / "signing.key"
-"""Ed25519; signs every job spec. Nodes pin its public half."""
-LEASE_SECONDS = float(text("LEASE_SECONDS", "60"))
-SITTING_SECONDS = float(text("SITTING_SECONDS", "1800"))
-"""So long a volunteer of the dataset swarm works under one lease, before the next."""
-REPHRASE_FILES = Path(text("REPHRASE_FILES", str(HOME / "sources" / "files")))
-"""Where files lie that a campaign can be made of, beside the datasets of the Hub."""
-REPHRASE_NEW_PER_HOUR = int(text("REPHRASE_NEW_PER_HOUR", "300"))
-"""Packets that a volunteer gets in an hour whom nobody knows, until their work has agreed with others'."""
-REPHRASE_TEXT_DAYS = float(text("REPHRASE_TEXT_DAYS", "30"))
-"""So long texts are kept that are in no dataset: rejected, withdrawn, or written for comparison."""
-QUEUE_READ_SECONDS = float(text("QUEUE_READ_SECONDS", "1"))
-"""So long the questions of one process share a look at the queue; 0: each has its own."""
+# A lease expires this long after its last heartbeat.
+LEASE_SECONDS = float(read_text("LEASE_SECONDS", "60"))
+# Duration of one session of a volunteer of the dataset swarm: one lease.
+SITTING_SECONDS = float(read_text("SITTING_SECONDS", "1800"))
+# Folder of files that a campaign can use as its source, besides datasets of the Hub.
+REPHRASE_FILES = Path(read_text("REPHRASE_FILES", str(HOME / "sources" / "files")))
+# Packets an hour for a new volunteer, until their work has agreed with that of others.
+REPHRASE_NEW_PER_HOUR = int(read_text("REPHRASE_NEW_PER_HOUR", "300"))
+# Retention of texts that are in no dataset: rejected, withdrawn, or written for comparison.
+REPHRASE_TEXT_DAYS = float(read_text("REPHRASE_TEXT_DAYS", "30"))
+# Polls in one process share a snapshot of the queue for this long; 0: each poll reads the queue.
+QUEUE_READ_SECONDS = float(read_text("QUEUE_READ_SECONDS", "1"))
 
-# --- GitHub (docs/github.md; manage.py connect_github says what is missing) -----------------------------------------
+# --- GitHub (docs/github.md; manage.py connect_github reports what is missing) ---------------------------------------
 
-GITHUB_API_URL = text("GITHUB_API_URL", "https://api.github.com").rstrip("/")
-"""An Enterprise server's is https://its-name/api/v3."""
-GITHUB_REPOSITORY = text("GITHUB_REPOSITORY")
-"""owner/name, whose pull requests are entries; without it, MAIN_REPOSITORY if that is on github.com."""
-GITHUB_APP_ID = text("GITHUB_APP_ID")
-GITHUB_PRIVATE_KEY = text("GITHUB_PRIVATE_KEY").replace("\\n", "\n")
-"""Of the App, in PEM form; one line with \\n for line ends will do."""
-GITHUB_TOKEN = text("GITHUB_TOKEN")
-"""Instead of an App: a personal access token."""
-GITHUB_WEBHOOK_SECRET = text("GITHUB_WEBHOOK_SECRET")
-"""Without it the webhook takes nothing."""
+# REST API of GitHub; of an Enterprise server: https://its-name/api/v3.
+GITHUB_API_URL = read_text("GITHUB_API_URL", "https://api.github.com").rstrip("/")
+# Repository whose pull requests are entries, as owner/name; default: MAIN_REPOSITORY if that is on github.com.
+GITHUB_REPOSITORY = read_text("GITHUB_REPOSITORY")
+# ID and private key of the GitHub App. The key is in PEM form, with line ends or with \\n in their place.
+GITHUB_APP_ID = read_text("GITHUB_APP_ID")
+GITHUB_PRIVATE_KEY = read_text("GITHUB_PRIVATE_KEY").replace("\\n", "\n")
+# Personal access token, instead of an App.
+GITHUB_TOKEN = read_text("GITHUB_TOKEN")
+# Secret that signs webhooks; without it the webhook refuses every delivery.
+GITHUB_WEBHOOK_SECRET = read_text("GITHUB_WEBHOOK_SECRET")
+# Size limit of a delivery. The payload of a pull request has some 30 kB; its text up to 64 k characters.
 GITHUB_WEBHOOK_MAX_BYTES = 4 * 2**20
-"""A pull request's payload has some 30 kB; its text may have 64 k characters."""
 
-GITHUB_OIDC_ISSUER = text("GITHUB_OIDC_ISSUER", "https://token.actions.githubusercontent.com").rstrip("/")
-"""Whose word CI jobs may bring instead of a token (docs/ci.md). An Enterprise server's is
-https://its-name/_services/token; empty: nobody's."""
-GITHUB_OIDC_AUDIENCE = text("GITHUB_OIDC_AUDIENCE", SITE_URL)
-"""What their word must be meant for."""
-GITHUB_OIDC_REPOSITORIES = words("GITHUB_OIDC_REPOSITORIES")
-"""Of CI jobs that may ask: owner/name, owner/* or *; without it, the main repository alone."""
+# Issuer of the OpenID Connect tokens of CI jobs (docs/ci.md); of an Enterprise server:
+# https://its-name/_services/token; empty: such tokens are refused.
+GITHUB_OIDC_ISSUER = read_text("GITHUB_OIDC_ISSUER", "https://token.actions.githubusercontent.com").rstrip("/")
+# Audience that these tokens must name.
+GITHUB_OIDC_AUDIENCE = read_text("GITHUB_OIDC_AUDIENCE", SITE_URL)
+# Repositories whose CI jobs may request runs: owner/name, owner/* or *; default: the main repository.
+GITHUB_OIDC_REPOSITORIES = read_words("GITHUB_OIDC_REPOSITORIES")
 
 # --- the Hugging Face Hub (docs/publishing.md) -------------------------------------------------------------------
 
-HUB_ENDPOINT = text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
-HUB_ORGANISATION = text("HUB_ORGANISATION")
-"""Owns what is published; without it, or without a token, weights are given by the site alone."""
-HF_TOKEN = text("HF_TOKEN")
-"""May write to the organisation. It stays on the server."""
-HUB_PUBLISH = words("HUB_PUBLISH", "record nightly")
-"""Which runs are published without a maintainer's word: record, nightly, monthly."""
+HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
+# Organization on the Hub that owns published weights; without it, or without a token, only the site offers them.
+HUB_ORGANISATION = read_text("HUB_ORGANISATION")
+# Token that may write to the organization. It stays on the server.
+HF_TOKEN = read_text("HF_TOKEN")
+# Runs that are published without a maintainer's approval: record, nightly, monthly.
+HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly")
 if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly"}:
     raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly and monthly.")
-HUB_LICENCE = text("HUB_LICENCE", "apache-2.0")
-"""Of the weights: one of the Hub's identifiers."""
+# License of the weights: one of the Hub's identifiers.
+HUB_LICENCE = read_text("HUB_LICENCE", "apache-2.0")
 
-MAIL_URL = text("MAIL_URL")
-"""The site's SMTP server, as apprise writes it: mailtos://user:password@smtp.example.org?from=train@example.org.
-Without it nobody can have notices by e-mail."""
-NOTICES_TO_PRIVATE_HOSTS = boolean("NOTICES_TO_PRIVATE_HOSTS", False)
-"""Webhooks of subscribers may be hosts of this network, and plain http: for a site whose users all belong to it."""
+# SMTP server as an apprise URL: mailtos://user:password@smtp.example.org?from=train@example.org.
+# Without it there are no notifications by e-mail.
+MAIL_URL = read_text("MAIL_URL")
+# Allow webhooks of subscribers to hosts of the private network and to plain http, where all users belong to it.
+NOTICES_TO_PRIVATE_HOSTS = read_boolean("NOTICES_TO_PRIVATE_HOSTS", False)
 
-# --- words in the foot of every page ------------------------------------------------------------------------------
+# --- page footer ----------------------------------------------------------------------------------------------------
 
-CHAT_URL = text("CHAT_URL")
-"""Where people talk about the train: a Discord invitation, say."""
+# Link to the chat of the community, for example a Discord invitation.
+CHAT_URL = read_text("CHAT_URL")
 if CHAT_URL and not CHAT_URL.startswith("https://"):
     raise ImproperlyConfigured(f"CHAT_URL is {CHAT_URL!r}: it must begin with https://.")
-ACKNOWLEDGEMENTS = [line.strip() for line in text("ACKNOWLEDGEMENTS").split(";") if line.strip()]
-"""Who is thanked: `Name https://address; Name`, an address being optional."""
+# Names to thank, with optional links: `Name https://address; Name`.
+ACKNOWLEDGEMENTS = [line.strip() for line in read_text("ACKNOWLEDGEMENTS").split(";") if line.strip()]
 
 # --- sign-in ------------------------------------------------------------------------------------------------------
 
-GITHUB_CLIENT_ID = text("GITHUB_CLIENT_ID")
-GITHUB_CLIENT_SECRET = text("GITHUB_CLIENT_SECRET")
-"""Of an OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/."""
-LOCAL_ACCOUNTS = boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
-"""Anybody may make an account with a password: for development. Off as soon as there is GitHub."""
+# OAuth app on GitHub; its callback is SITE_URL/accounts/github/login/callback/.
+GITHUB_CLIENT_ID = read_text("GITHUB_CLIENT_ID")
+GITHUB_CLIENT_SECRET = read_text("GITHUB_CLIENT_SECRET")
+# Allow sign-up with a password, for development. Off by default if sign-in with GitHub is configured.
+LOCAL_ACCOUNTS = read_boolean("LOCAL_ACCOUNTS", not (GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET))
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "leaderboard.permissions.Rights"]
-STAFF_TWO_STEP = boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
-"""Before the admin opens to staff: a code from an app."""
+# Require a second factor of staff before the admin opens.
+STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_URL.startswith("https://"))
+# Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.
 SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
-"""Function of a request: whether its session may use staff permissions (`sponsors.views.can_manage_nodes`)."""
-MFA_ADAPTER = "dailytrain.two_factor.TwoStep"
+MFA_ADAPTER = "dailytrain.two_factor.MFAAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-MFA_TOTP_TOLERANCE = 1  # codes before and after: the clocks of phones differ
+MFA_TOTP_TOLERANCE = 1  # accept the codes before and after: clocks of phones differ
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
-ACCOUNT_ADAPTER = "dailytrain.sign_in.Accounts"
+ACCOUNT_ADAPTER = "dailytrain.sign_in.AccountAdapter"
 ACCOUNT_LOGIN_METHODS = {"username"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
-ACCOUNT_UNIQUE_EMAIL = False  # an address is nobody's name here
+ACCOUNT_UNIQUE_EMAIL = False
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_LOGOUT_REDIRECT_URL = "/"
+# Names that users cannot have: the actor of automatic actions in the audit log (`Event.actor`).
 ACCOUNT_USERNAME_BLACKLIST = ["site"]
-"""Who acts in the audit log when it is nobody (`Event.actor`)."""
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = SITE_URL.partition(":")[0]
-SOCIALACCOUNT_ADAPTER = "dailytrain.sign_in.GitHubAccounts"
+SOCIALACCOUNT_ADAPTER = "dailytrain.sign_in.GitHubAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {
     "github": {
         "APPS": (
@@ -364,26 +363,40 @@ SOCIALACCOUNT_PROVIDERS = {
     }
 }
 
-# --- the rest -----------------------------------------------------------------------------------------------------
+# --- security headers and cookies ---------------------------------------------------------------------------------
 
-USE_TZ = True
-TIME_ZONE = "UTC"
-LANGUAGE_CODE = "en-us"
+# No third-party request, no inline script or style.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "connect-src": [SELF],
+        "font-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    }
+}
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 if SITE_URL.startswith("https://"):
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20
-BODY_MAX_BYTES = 8 * 2**20
-"""Of any request but the upload of a node's file."""
+
+# --- time, language, logging --------------------------------------------------------------------------------------
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["console"], "level": text("LOG_LEVEL", "INFO")},
-    # Lower, these write down the addresses that subscribers' notices go to; who knows one may write there.
+    "root": {"handlers": ["console"], "level": read_text("LOG_LEVEL", "INFO")},
+    # At lower levels these log the webhook addresses of subscribers, which are secrets.
     "loggers": {name: {"level": "WARNING"} for name in ("apprise", "httpcore", "httpx", "urllib3")},
 }

@@ -1,4 +1,4 @@
-"""Who may sign in, and how: with GitHub, or with a password where the site allows local accounts."""
+"""Sign-in: with GitHub, or with a password where the site allows local accounts."""
 
 from __future__ import annotations
 
@@ -9,58 +9,56 @@ from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter, get_adapter
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from csp.decorators import csp_update
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 from django.http import Http404, HttpRequest, HttpResponseBase
 
-from dailytrain.headers import policy
-
+View = Callable[..., HttpResponseBase]
 CALLBACK = "/accounts/github/login/callback/"
 
 
-class Accounts(DefaultAccountAdapter):  # type: ignore[misc]
-    """Accounts with a password."""
+class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
+    """Local accounts, with a password."""
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return settings.LOCAL_ACCOUNTS
 
     def add_message(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the masthead says who is signed in."""
+        """Add no message: the page header shows who is signed in."""
 
 
-class GitHubAccounts(DefaultSocialAccountAdapter):  # type: ignore[misc]
-    """Accounts of people whom GitHub knows."""
+class GitHubAccountAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
+    """Accounts of GitHub users."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return True
 
     def populate_user(self, request: HttpRequest, sociallogin: Any, data: dict[str, Any]) -> Any:
-        """Return the account to be: called as on GitHub, with a number if that is taken; nothing else is kept."""
+        """Return the new user, with the name on GitHub, and a number if that is taken. No other data is stored."""
         user = sociallogin.user
         user.username = get_adapter().generate_unique_username([data.get("username"), "user"])
         return user
 
 
-def leads_to_github(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Let the page's form be sent on to GitHub: browsers hold a form's redirects to the policy, too."""
+def allow_redirect_to_github(view: View) -> View:
+    """Let the page's form redirect to GitHub: browsers apply `form-action` to redirects, too."""
 
     @wraps(view)
-    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
 
-        response = view(request, *args, **kwargs)
-        there = urlsplit(GitHubOAuth2Adapter.authorize_url)
-        response.headers["Content-Security-Policy"] = policy(f"'self' {there.scheme}://{there.netloc}")
-        return response
+        url = urlsplit(GitHubOAuth2Adapter.authorize_url)
+        return csp_update({"form-action": [f"{url.scheme}://{url.netloc}"]})(view)(request, *args, **kwargs)
 
-    return answer
+    return respond
 
 
-def require_github(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+def require_github(view: View) -> View:
     """Answer 404 where sign-in with GitHub is not configured."""
 
     @wraps(view)
-    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         from allauth.socialaccount.models import SocialApp
 
         try:
@@ -68,20 +66,22 @@ def require_github(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpR
         except SocialApp.DoesNotExist:
             raise Http404("Sign-in with GitHub is not configured.") from None
 
-    return answer
+    return respond
 
 
-def half_configured(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+def check_github_oauth(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """System check: GitHub's OAuth app is configured completely or not at all."""
     names = ("GITHUB_CLIENT_ID", "GITHUB_CLIENT_SECRET")
     missing = [name for name in names if not getattr(settings, name)]
     if len(missing) != 1:
         return []
     hint = f"Set {missing[0]}, too. Both belong to an OAuth app whose callback is {settings.SITE_URL}{CALLBACK}"
-    return [Warning("Nobody can sign in with GitHub: half of it is configured.", hint=hint, id="dailytrain.W001")]
+    return [Warning("Sign-in with GitHub is off: its configuration is incomplete.", hint=hint, id="dailytrain.W001")]
 
 
-def open_doors(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+def check_open_signup(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """System check before deployment: a public site does not allow local accounts."""
     if not settings.LOCAL_ACCOUNTS:
         return []
     hint = "Set GITHUB_CLIENT_ID and GITHUB_CLIENT_SECRET, or LOCAL_ACCOUNTS=False."
-    return [Warning("Anybody can make an account with a password.", hint=hint, id="dailytrain.W002")]
+    return [Warning("Every visitor can create an account with a password.", hint=hint, id="dailytrain.W002")]

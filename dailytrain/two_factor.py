@@ -1,4 +1,4 @@
-"""The second step of signing in, for staff: a code from an app, or one of the codes that were written down before."""
+"""The second factor of staff: a code from an authenticator app, or a recovery code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from allauth.account.authentication import get_authentication_records
-from allauth.account.internal.flows.login import record_authentication
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
 from allauth.mfa.utils import is_mfa_enabled
@@ -21,20 +20,21 @@ from django.urls import reverse
 
 from scheduler.models import Event
 
-SAID = {
-    Authenticator.Type.TOTP: "an app for codes",
+AUTHENTICATOR_NAMES = {
+    Authenticator.Type.TOTP: "an authenticator app",
     Authenticator.Type.RECOVERY_CODES: "recovery codes",
 }
+SETUP_KEY = "authenticator_set_up_by"  # in a session: the user who has just set up the app in it
 
 
-class TwoStep(DefaultMFAAdapter):  # type: ignore[misc]
-    """Keeps the secrets of the apps so that a stolen copy of the database alone is no second step."""
+class MFAAdapter(DefaultMFAAdapter):  # type: ignore[misc]
+    """Encrypts the secrets of authenticators, so that a stolen copy of the database alone gives no codes."""
 
     def encrypt(self, text: str) -> str:
-        return cipher().encrypt(text.encode()).decode()
+        return get_cipher().encrypt(text.encode()).decode()
 
     def decrypt(self, encrypted_text: str) -> str:
-        return cipher().decrypt(encrypted_text.encode()).decode()
+        return get_cipher().decrypt(encrypted_text.encode()).decode()
 
     def get_totp_issuer(self) -> str:
         return settings.SITE_NAME
@@ -43,47 +43,51 @@ class TwoStep(DefaultMFAAdapter):  # type: ignore[misc]
         return user.get_username()
 
 
-def cipher() -> Fernet:
-    """Return what the secrets are kept with: a key of the site's `SECRET_KEY`, so a new one of that ends them all."""
+def get_cipher() -> Fernet:
+    """Return the cipher of authenticator secrets. Its key is derived from `SECRET_KEY`: changing that resets them."""
     key = HKDF(SHA256(), 32, salt=None, info=b"dailytrain two-step").derive(settings.SECRET_KEY.encode())
     return Fernet(base64.urlsafe_b64encode(key))
 
 
-def is_needed(request: HttpRequest) -> bool:
-    """Whether this person has to take the second step before the admin opens."""
+def must_verify(request: HttpRequest) -> bool:
+    """Return whether this user must pass the second factor before the admin opens."""
     return request.user.is_active and bool(request.user.is_staff) and not is_satisfied(request)
 
 
 def is_satisfied(request: HttpRequest) -> bool:
-    """Return whether this session has passed the second step, or the site requires none."""
-    return not settings.STAFF_TWO_STEP or taken(request)
+    """Return whether this session has passed the second factor, or the site requires none."""
+    return not settings.STAFF_TWO_STEP or is_verified(request)
 
 
-def taken(request: HttpRequest) -> bool:
-    """Whether the second step was taken in this session."""
+def is_verified(request: HttpRequest) -> bool:
+    """Return whether this session has passed the second factor, by a code or by setting up the app."""
+    if request.session.get(SETUP_KEY) == request.user.pk is not None:
+        return True
     return any(record["method"] == "mfa" for record in get_authentication_records(request, request.user))
 
 
-def page(request: HttpRequest) -> str:
-    """Return where the second step is taken, or set up, and which page comes after."""
-    ready = is_mfa_enabled(request.user, [Authenticator.Type.TOTP])
-    name = "mfa_reauthenticate" if ready else "mfa_activate_totp"
+def get_verification_url(request: HttpRequest) -> str:
+    """Return the address of the form for a code, or of the setup, which then leads back to this page."""
+    is_set_up = is_mfa_enabled(request.user, [Authenticator.Type.TOTP])
+    name = "mfa_reauthenticate" if is_set_up else "mfa_activate_totp"
     return f"{reverse(name)}?{urlencode({'next': request.get_full_path()})}"
 
 
-# --- what allauth tells ----------------------------------------------------------------------------------------------
+# --- receivers of allauth's signals ----------------------------------------------------------------------------------
 
 
-def added(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
-    """Whoever sets up the app has just typed a code of it: that was the second step."""
+def handle_authenticator_added(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
+    """Log it. Setting up the app takes a code of it, so it counts as the second factor of this session."""
     if authenticator.type == Authenticator.Type.TOTP:
-        record_authentication(request, user, "mfa", id=authenticator.pk, type=authenticator.type)
-    Event.record(user.get_username(), user, f"Set up {SAID[authenticator.type]} for signing in.")
+        request.session[SETUP_KEY] = user.pk
+    Event.record(user.get_username(), user, f"Set up {AUTHENTICATOR_NAMES[authenticator.type]} for sign-in.")
 
 
-def removed(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
-    Event.record(user.get_username(), user, f"Gave up {SAID[authenticator.type]} for signing in.")
+def handle_authenticator_removed(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
+    """Log it. The next visit to the admin needs a second factor again."""
+    request.session.pop(SETUP_KEY, None)
+    Event.record(user.get_username(), user, f"Removed {AUTHENTICATOR_NAMES[authenticator.type]} for sign-in.")
 
 
-def failed(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
-    Event.record("site", user, "A code for signing in was wrong.")
+def handle_authentication_failed(request: HttpRequest, user: User, authenticator: Authenticator, **kwargs: Any) -> None:
+    Event.record("site", user, "A code for sign-in was wrong.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from allauth.account import views as account
-from allauth.mfa.base import views as second_step
+from allauth.mfa.base import views as mfa
 from allauth.mfa.recovery_codes import views as recovery_codes
-from allauth.mfa.totp import views as codes
+from allauth.mfa.totp import views as totp
 from allauth.socialaccount import views as social
 from allauth.socialaccount.providers.github import views as github
 from django.contrib import admin
@@ -14,7 +14,7 @@ from django.views.generic import RedirectView
 
 from dailytrain.account_views import LoginView
 from dailytrain.health import healthz
-from dailytrain.sign_in import leads_to_github, require_github
+from dailytrain.sign_in import allow_redirect_to_github, require_github
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router
@@ -22,22 +22,22 @@ from scheduler.node_api.routes import node_api
 
 node_api.add_router("", packet_router)
 
-# Of allauth's addresses those that we have pages for: there is no e-mail here, so no resetting by e-mail either.
+# The URLs of allauth that the site has pages for. It sends no e-mail, so passwords are not reset by e-mail.
 accounts: list[URLPattern] = [
     path("", RedirectView.as_view(pattern_name="my-nodes"), name="socialaccount_connections"),
-    path("login/", leads_to_github(LoginView.as_view()), name="account_login"),
-    path("signup/", leads_to_github(account.signup), name="account_signup"),
+    path("login/", allow_redirect_to_github(LoginView.as_view()), name="account_login"),
+    path("signup/", allow_redirect_to_github(account.signup), name="account_signup"),
     path("logout/", account.logout, name="account_logout"),
     path("reauthenticate/", account.reauthenticate, name="account_reauthenticate"),
     path("inactive/", account.account_inactive, name="account_inactive"),
-    path("two-step/", second_step.index, name="mfa_index"),
-    path("two-step/code/", second_step.authenticate, name="mfa_authenticate"),
-    path("two-step/again/", second_step.reauthenticate, name="mfa_reauthenticate"),
-    path("two-step/app/", codes.activate_totp, name="mfa_activate_totp"),
-    path("two-step/app/remove/", codes.deactivate_totp, name="mfa_deactivate_totp"),
+    path("two-step/", mfa.index, name="mfa_index"),
+    path("two-step/code/", mfa.authenticate, name="mfa_authenticate"),
+    path("two-step/again/", mfa.reauthenticate, name="mfa_reauthenticate"),
+    path("two-step/app/", totp.activate_totp, name="mfa_activate_totp"),
+    path("two-step/app/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
     path("two-step/recovery-codes/", recovery_codes.view_recovery_codes, name="mfa_view_recovery_codes"),
     path("two-step/recovery-codes/new/", recovery_codes.generate_recovery_codes, name="mfa_generate_recovery_codes"),
-    path("github/login/", require_github(leads_to_github(github.oauth2_login)), name="github_login"),
+    path("github/login/", require_github(allow_redirect_to_github(github.oauth2_login)), name="github_login"),
     path("github/login/callback/", require_github(github.oauth2_callback), name="github_callback"),
     path("github/cancelled/", social.login_cancelled, name="socialaccount_login_cancelled"),
     path("github/error/", social.login_error, name="socialaccount_login_error"),

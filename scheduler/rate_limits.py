@@ -1,20 +1,17 @@
-"""How often may somebody ask? Counted for all web processes together in the cache that they share.
+"""Rate limits: calls in fixed windows of a minute or an hour, counted in Django's cache.
 
-Where there is none (`REDIS_URL` is not set), or it does not answer just now, each process counts for itself: it works
-whatever else is down. It keeps a node that has gone wild from hurting others; it is no defence against a flood.
+With Redis all web processes count together; while it does not answer, nothing is limited. Limits keep a node or a
+reader that has gone wild from hurting others; they are no defense against a flood.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 
-from django.core.cache import BaseCache, caches
-from redis.exceptions import RedisError
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse
 
 from scheduler.errors import RateLimitError
-
-logger = logging.getLogger(__name__)
 
 PER_MINUTE = {
     "register": 30,  # of one address
@@ -22,56 +19,48 @@ PER_MINUTE = {
     "generate-burst": 4,  # prompts of one visitor
     "lease": 3000,  # of one lease: a checkpoint may have many files, and logs come in small pieces
     "log": 60,  # whole logs of runs, read or searched, by one address: each may have megabytes
-    "read": 1200,  # of one address, of the public API: twenty a second, for a whole class behind one of them
+    "read": 1200,  # of one address, of the public API: enough for a whole class behind one of them
 }
 PER_HOUR = {
     "volunteer": 20,  # join tokens for packets, of one address
-    "ask": 30,  # for runs, with one token
-    "download": 120,  # of files of runs, from one address; each piece of one that goes on counts
+    "ask": 30,  # requests for runs, with one token
+    "download": 120,  # of files of runs, from one address; each piece of a resumed download counts
     "generate": 20,  # prompts of one visitor
 }
-SHARED_CACHE_DOWN = "pace:shared-is-down"
-DOWN_SECONDS = 10
-"""So long a shared cache that did not answer is not asked again: waiting for it would hold everybody up."""
 
 
-def get_window_seconds(what: str) -> int:
-    """Return the seconds within which such calls are counted together."""
-    return 3600 if what in PER_HOUR else 60
+def get_window_seconds(limit: str) -> int:
+    return 3600 if limit in PER_HOUR else 60
 
 
-def get_retry_after(what: str = "") -> int:
-    """Return how long this minute, or what it is for such calls, still lasts."""
-    return get_window_seconds(what) - int(time.time()) % get_window_seconds(what)
+def get_retry_after(limit: str = "") -> int:
+    """Return the seconds until the window of this limit ends."""
+    window = get_window_seconds(limit)
+    return window - int(time.time()) % window
 
 
-def check_rate_limit(what: str, who: str) -> None:
-    """Count one call; raise SlowDown when there were too many lately."""
-    if not is_within_rate_limit(what, who):
+def check_rate_limit(limit: str, client: str) -> None:
+    """Count one call; raise RateLimitError if there were too many."""
+    if not is_within_rate_limit(limit, client):
         raise RateLimitError
 
 
-def is_within_rate_limit(what: str, who: str) -> bool:
-    """Count one call; return whether there were not too many lately."""
-    period = int(time.time() // get_window_seconds(what))
-    return count_call(f"pace:{what}:{who}:{period}", 2 * get_window_seconds(what)) <= {**PER_MINUTE, **PER_HOUR}[what]
-
-
-def count_call(key: str, seconds: int) -> int:
-    """Return how many calls there were with this one, of all processes where that can be known; forgotten in time."""
-    alone = caches["default"]
-    if SHARED_CACHE_DOWN not in alone:
-        try:
-            return increment_counter(caches["shared"], key, seconds)
-        except (RedisError, OSError) as error:
-            logger.warning("The shared cache does not answer (%s): each web process counts for itself", error)
-            alone.set(SHARED_CACHE_DOWN, True, timeout=DOWN_SECONDS)
-    return increment_counter(alone, key, seconds)
-
-
-def increment_counter(cache: BaseCache, key: str, seconds: int) -> int:
-    cache.add(key, 0, timeout=seconds)
+def is_within_rate_limit(limit: str, client: str) -> bool:
+    """Count one call; return whether the client is within the limit."""
+    window = get_window_seconds(limit)
+    key = f"rate-limit:{limit}:{client}:{int(time.time() // window)}"
+    cache.add(key, 0, timeout=2 * window)
     try:
-        return cache.incr(key)
-    except ValueError:  # it was evicted just now
-        return 1
+        calls = cache.incr(key) or 0  # None while Redis does not answer
+    except ValueError:  # the key was evicted just now
+        calls = 1
+    return calls <= {**PER_MINUTE, **PER_HOUR}[limit]
+
+
+def build_rate_limit_response(request: HttpRequest, limit: str) -> HttpResponse | None:
+    """Count one call of the visitor's address; return a response with status 429 if there were too many."""
+    if is_within_rate_limit(limit, request.META.get("REMOTE_ADDR", "")):
+        return None
+    seconds = get_retry_after(limit)
+    message = f"Too many requests from this IP address. Try again in {seconds} s.\n"
+    return HttpResponse(message, status=429, content_type="text/plain", headers={"Retry-After": str(seconds)})

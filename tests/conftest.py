@@ -30,7 +30,7 @@ def _clear(maker: int = os.getpid()) -> None:
 atexit.register(_clear)
 os.environ["DAILYTRAIN_HOME"] = str(HOME)
 os.environ.setdefault("QUEUE_READ_SECONDS", "0")  # what a test queues is there for the next question
-os.environ.setdefault("PAGES_KEPT_SECONDS", "0")  # a test sees what it has just changed
+os.environ.setdefault("PAGE_CACHE_SECONDS", "0")  # a test sees what it has just changed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes, which share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,7 +39,8 @@ django.setup()  # and before the folders' own conftest.py import models
 # No test knows how fast its machine is.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
-settings.CACHES["shared"] = settings.CACHES["default"]  # not a Redis that other tests count in too
+# Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
+settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
 
 
 @pytest.fixture(autouse=True)

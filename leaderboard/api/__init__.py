@@ -1,7 +1,7 @@
-"""The site's JSON, under `/api/v1/`: the public record for machines, and the way in for CI jobs.
+"""The JSON API of the site, under `/api/v1/`: all public data, and run requests of CI jobs.
 
-One file per subject, put together here. Whatever can change carries an ETag: ask again with `If-None-Match` and get 304
-until it has. Lists come in pages (`paging`). Addresses and keys stay what they are; new ones may join them.
+One module per subject. Responses carry an ETag: send it as `If-None-Match` to get 304 until something has changed.
+Lists are paginated (`pagination`). URLs and keys are stable; new ones may be added.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from django.conf import settings
 from ninja import NinjaAPI
 
 from leaderboard.api import entries, pool, root, run_requests, runs, throttles, tracks
-from leaderboard.api.documentation import Pages
-from leaderboard.api.errors import tell
+from leaderboard.api.documentation import DocumentationPage
+from leaderboard.api.errors import add_error_handlers
 from scheduler.campaigns import public_routes
 
 DESCRIPTION = """Runs, curves and scores, for reading without a token. Times are ISO 8601 in UTC, FLOPs and seconds are
@@ -22,8 +22,8 @@ api = NinjaAPI(
     version="1",
     urls_namespace="api",
     description=DESCRIPTION,
-    docs=Pages(),
-    throttle=[throttles.PerReader()],
+    docs=DocumentationPage(),
+    throttle=[throttles.AddressThrottle()],
 )
 for router, subject in (
     (root.router, "Start"),
@@ -34,6 +34,5 @@ for router, subject in (
     (public_routes.router, "Campaigns"),
 ):
     api.add_router("", router, tags=[subject])
-# Beside the list of runs, at the same address.
-runs.router.post("/runs", **run_requests.TERMS)(run_requests.ask)
-tell(api)
+runs.router.post("/runs", **run_requests.OPERATION)(run_requests.request_run)
+add_error_handlers(api)

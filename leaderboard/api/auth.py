@@ -1,4 +1,4 @@
-"""Who asks for a run: whoever has a token that a maintainer made, or a job of GitHub Actions with GitHub's word."""
+"""Authentication of run requests: an API token of the site, or an OIDC token of a GitHub Actions job."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from leaderboard.models import ApiToken
 
 
 @dataclass(frozen=True)
-class Asker:
-    pk: str
-    """Whose calls are counted together."""
-    name: str
-    """The entry's author."""
-    actor: str
-    """In the audit log."""
+class Requester:
+    pk: str  # requests with the same key share a rate limit
+    name: str  # author of the entry
+    actor: str  # in the audit log
     user: AbstractUser | None
     job: oidc.Job | None = None
 
-    def may_ask_for(self, repository: str, sha: str) -> None:
-        """Raise 403 unless he may ask for this commit: a job asks for its own."""
+    def check_commit(self, repository: str, sha: str) -> None:
+        """Raise 403 unless this requester may request runs of the commit: a job may for its own only."""
         if self.job is None:
             return
         try:
@@ -37,34 +34,34 @@ class Asker:
 
 
 class Bearer(HttpBearer):
-    """`Authorization: Bearer <token>`: one made in the admin, or GitHub's for a job (docs/ci.md)."""
+    """`Authorization: Bearer <token>`: a token from the admin, or that of a GitHub job (docs/ci.md)."""
 
-    def authenticate(self, request: HttpRequest, token: str) -> Asker | None:
-        return of_job(token) if oidc.looks_like(token) else of_token(token)
+    def authenticate(self, request: HttpRequest, token: str) -> Requester | None:
+        return authenticate_job(token) if oidc.looks_like(token) else authenticate_token(token)
 
 
-def of_token(token: str) -> Asker | None:
-    """Return whose token it is; raise 403 unless it may ask for runs."""
+def authenticate_token(token: str) -> Requester | None:
+    """Return the owner of an API token, or None; raise 403 if it may not request runs."""
     found = ApiToken.objects.with_secret(token)
     if found is None or found.revoked:
         return None
     if found.scope != ApiToken.Scope.CREATE_RUNS:
-        raise HttpError(403, f"This token may not ask for runs: its scope is {found.scope}.")
+        raise HttpError(403, f"This token may not request runs: its scope is {found.scope}.")
     if not found.owner.is_active:
-        raise HttpError(403, "The account that this token belongs to is closed.")
+        raise HttpError(403, "The account of this token is closed.")
     ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
     name = found.owner.get_username()
-    return Asker(str(found.pk), name, name, found.owner)
+    return Requester(str(found.pk), name, name, found.owner)
 
 
-def of_job(token: str) -> Asker:
-    """Return the job that GitHub vouches for; raise 401 with what is wrong, 503 while that cannot be known."""
+def authenticate_job(token: str) -> Requester:
+    """Return the job of a GitHub token; raise 401 if the token is invalid, 503 while GitHub's keys are unavailable."""
     try:
         job = oidc.believed(token)
     except oidc.NotBelieved as error:
         raise HttpError(401, str(error)) from error
     except oidc.Unavailable as error:
-        raise HttpError(503, f"{error} Nothing was entered: ask again in a minute.") from error
+        raise HttpError(503, f"{error} No run was created. Try again in a minute.") from error
     user = permissions.known_on_github(int(job.actor_id)) if job.actor_id.isdecimal() else None
     name = user.get_username() if user else job.actor
-    return Asker(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)
+    return Requester(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)

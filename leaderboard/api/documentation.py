@@ -1,4 +1,4 @@
-"""The API's own documentation page, written from its OpenAPI schema: no script, and no request to anybody else."""
+"""The API's documentation page, rendered from its OpenAPI schema without a script or a third-party request."""
 
 from __future__ import annotations
 
@@ -11,40 +11,37 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.utils.html import escape
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from ninja import NinjaAPI
 from ninja.openapi.docs import DocsBase
 
 Schema = Mapping[str, Any]
-NAMES = {"array": "list", "object": "table", "string": "text"}
-DEPTH = 6
-"""Of tables within tables that an example shows."""
+TYPE_NAMES = {"array": "list", "object": "table", "string": "text"}
+MAX_DEPTH = 6  # of nested tables in an example
 
 
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    kind: str
-    about: str
-    needed: bool
+    type: str
+    description: str
+    required: bool
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One line of the page, and what it opens to."""
+    """One operation of the API: a row of the page and its details."""
 
     method: str
     path: str
     title: str
-    about: str
-    token: bool
+    description: str
+    needs_token: bool
     deprecated: bool
     parameters: list[Parameter]
-    asks: str
-    """The body it takes, as JSON with kinds for values; empty where it takes none."""
-    answers: str
-    """The same of what comes back."""
+    request_example: str  # JSON with types in place of values; empty without a body
+    response_example: str
     curl: str
 
     @property
@@ -52,113 +49,116 @@ class Operation:
         return f"{self.method.lower()}-{re.sub(r'[^a-z0-9]+', '-', self.path.lower()).strip('-')}"
 
 
-class Pages(DocsBase):
-    """In place of a viewer from somebody's network."""
+class DocumentationPage(DocsBase):
+    """Replaces ninja's viewers, which load scripts of third parties."""
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
         schema = api.get_openapi_schema(path_params=kwargs)
         context = {
             "description": api.description,
-            "openapi": self.get_openapi_url(api, kwargs),
-            "subjects": subjects(schema),
+            "openapi_url": self.get_openapi_url(api, kwargs),
+            "subjects": group_operations(schema),
         }
         return render(request, "leaderboard/api.html", context)
 
 
-def subjects(schema: Schema) -> dict[str, list[Operation]]:
-    """Return the operations by what they are about, in the order in which the API was put together."""
-    found: dict[str, list[Operation]] = {}
+def group_operations(schema: Schema) -> dict[str, list[Operation]]:
+    """Return the operations by subject, in the order of the routers."""
+    subjects: dict[str, list[Operation]] = {}
     for path, methods in schema["paths"].items():
-        for method, said in methods.items():
-            subject = (said.get("tags") or ["Other"])[0]
-            found.setdefault(subject, []).append(operation(schema, path, method, said))
-    return found
+        for method, details in methods.items():
+            subject = (details.get("tags") or ["Other"])[0]
+            subjects.setdefault(subject, []).append(build_operation(schema, path, method, details))
+    return subjects
 
 
-def operation(schema: Schema, path: str, method: str, said: Schema) -> Operation:
-    asks = content(said.get("requestBody", {}))
-    answer: Schema = next((answer for code, answer in said["responses"].items() if str(code).startswith("2")), {})
-    token = bool(said.get("security"))
+def build_operation(schema: Schema, path: str, method: str, details: Schema) -> Operation:
+    request_schema = get_content_schema(details.get("requestBody", {}))
+    responses = details["responses"].items()
+    response_schema = get_content_schema(next((reply for code, reply in responses if str(code).startswith("2")), {}))
+    needs_token = bool(details.get("security"))
     return Operation(
         method=method.upper(),
         path=path,
-        title=said.get("summary", ""),
-        about=marked(said.get("description", "")),
-        token=token,
-        deprecated=bool(said.get("deprecated")),
-        parameters=[parameter(schema, one) for one in said.get("parameters", [])],
-        asks=shape(schema, asks) if asks else "",
-        answers=shape(schema, content(answer)) if content(answer) else "",
-        curl=curl(path, method, token),
+        title=details.get("summary", ""),
+        description=format_code(details.get("description", "")),
+        needs_token=needs_token,
+        deprecated=bool(details.get("deprecated")),
+        parameters=[build_parameter(schema, parameter) for parameter in details.get("parameters", [])],
+        request_example=format_example(schema, request_schema),
+        response_example=format_example(schema, response_schema),
+        curl=format_curl_command(path, method, needs_token),
     )
 
 
-def content(said: Schema) -> Schema:
-    found: Schema = next((one["schema"] for one in said.get("content", {}).values() if "schema" in one), {})
+def get_content_schema(details: Schema) -> Schema:
+    contents = details.get("content", {}).values()
+    found: Schema = next((content["schema"] for content in contents if "schema" in content), {})
     return found
 
 
-def parameter(schema: Schema, said: Schema) -> Parameter:
+def build_parameter(schema: Schema, details: Schema) -> Parameter:
+    parameter_schema = details.get("schema", {})
     return Parameter(
-        name=said["name"],
-        kind=kind(schema, said.get("schema", {})),
-        about=marked(said.get("description") or said.get("schema", {}).get("description") or ""),
-        needed=bool(said.get("required")),
+        name=details["name"],
+        type=format_type(schema, parameter_schema),
+        description=format_code(details.get("description") or parameter_schema.get("description") or ""),
+        required=bool(details.get("required")),
     )
 
 
-def marked(text: str) -> SafeString:
-    """Return a docstring's text as HTML: what stands between backticks is code."""
-    return mark_safe(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))  # noqa: S308 (escaped)
+def format_code(text: str) -> SafeString:
+    """Return a docstring's text as HTML, with `<code>` around what stands between backticks."""
+    parts = enumerate(re.split(r"`([^`]+)`", text))
+    return format_html_join("", "{}", ((format_html("<code>{}</code>", part) if i % 2 else part,) for i, part in parts))
 
 
-def curl(path: str, method: str, token: bool) -> str:
-    """Return what to type."""
+def format_curl_command(path: str, method: str, needs_token: bool) -> str:
     words = ["curl"]
-    if token:
+    if needs_token:
         words.append('-H "Authorization: Bearer $TOKEN"')
     if method != "get":
-        words.append(f"-X {method.upper()} -H 'Content-Type: application/json' -d @asked.json")
+        words.append(f"-X {method.upper()} -H 'Content-Type: application/json' -d @request.json")
     return " ".join([*words, f"'{settings.SITE_URL}{path}'"])
 
 
 # --- schemas as examples ---------------------------------------------------------------------------------------------
 
 
-def shape(schema: Schema, said: Schema) -> str:
-    """Return a schema as JSON that has kinds where its values will be."""
-    return json.dumps(example(schema, said), indent=2, ensure_ascii=False)
+def format_example(schema: Schema, node: Schema) -> str:
+    """Return a schema as JSON with types in place of values; empty for an empty schema."""
+    return json.dumps(build_example(schema, node), indent=2, ensure_ascii=False) if node else ""
 
 
-def example(schema: Schema, said: Schema, depth: int = 0) -> Any:
-    said = resolved(schema, said)
-    if "properties" in said and depth < DEPTH:
-        return {name: example(schema, one, depth + 1) for name, one in said["properties"].items()}
-    if "items" in said and depth < DEPTH:
-        return [example(schema, said["items"], depth + 1)]
-    options = [one for one in said.get("anyOf", ()) if resolved(schema, one).get("type") != "null"]
-    if len(options) == 1 and "properties" in resolved(schema, options[0]):
-        return example(schema, options[0], depth)
-    return kind(schema, said)
+def build_example(schema: Schema, node: Schema, depth: int = 0) -> Any:
+    node = resolve_reference(schema, node)
+    if "properties" in node and depth < MAX_DEPTH:
+        return {name: build_example(schema, child, depth + 1) for name, child in node["properties"].items()}
+    if "items" in node and depth < MAX_DEPTH:
+        return [build_example(schema, node["items"], depth + 1)]
+    options = [option for option in node.get("anyOf", ()) if resolve_reference(schema, option).get("type") != "null"]
+    if len(options) == 1 and "properties" in resolve_reference(schema, options[0]):
+        return build_example(schema, options[0], depth)
+    return format_type(schema, node)
 
 
-def resolved(schema: Schema, said: Schema) -> Schema:
-    while "$ref" in said:
-        said = schema["components"]["schemas"][said["$ref"].rpartition("/")[2]]
-    return said
+def resolve_reference(schema: Schema, node: Schema) -> Schema:
+    while "$ref" in node:
+        node = schema["components"]["schemas"][node["$ref"].rpartition("/")[2]]
+    return node
 
 
-def kind(schema: Schema, said: Schema) -> str:
-    """Return what a value is in a few words: "integer or null", "flops or seconds"."""
-    return " or ".join(dict.fromkeys(kinds(schema, said))) or "anything"
+def format_type(schema: Schema, node: Schema) -> str:
+    """Return a type in a few words: "integer or null", "flops or seconds"."""
+    return " or ".join(dict.fromkeys(list_types(schema, node))) or "anything"
 
 
-def kinds(schema: Schema, said: Schema) -> Iterator[str]:
-    said = resolved(schema, said)
-    if "enum" in said or "const" in said:
-        yield from (str(value) for value in said.get("enum", [said.get("const")]))
+def list_types(schema: Schema, node: Schema) -> Iterator[str]:
+    node = resolve_reference(schema, node)
+    if "enum" in node or "const" in node:
+        yield from (str(value) for value in node.get("enum", [node.get("const")]))
         return
-    for one in said.get("anyOf", ()):
-        yield from kinds(schema, one)
-    if "type" in said:
-        yield NAMES.get(said["type"], str(said["type"]))
+    for option in node.get("anyOf", ()):
+        yield from list_types(schema, option)
+    if "type" in node:
+        yield TYPE_NAMES.get(node["type"], str(node["type"]))

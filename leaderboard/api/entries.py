@@ -11,7 +11,7 @@ from django.views.decorators.http import conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
@@ -51,8 +51,9 @@ def entries(
     """Entries, newest first; `state` may name several, separated by commas."""
     rows = Entry.objects.select_related("track")
     asked = {"state__in": state.split(",") if state else None, "track__slug": track, "author__iexact": author}
-    found, onward = page(rows.filter(**{name: value for name, value in asked.items() if value}), cursor, before, limit)
-    return {"items": [entry.to_dict() for entry in found], **onward}
+    rows = rows.filter(**{name: value for name, value in asked.items() if value})
+    found, links = paginate(rows, cursor, before, limit)
+    return {"items": [entry.to_dict() for entry in found], **links}
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)

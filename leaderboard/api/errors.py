@@ -1,4 +1,4 @@
-"""What went wrong: one sentence, in `detail`."""
+"""Error responses of the API: one sentence, in `detail`."""
 
 from __future__ import annotations
 
@@ -6,43 +6,41 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, Throttled, ValidationError
 
-NO_TOKEN = "This needs a valid token: Authorization: Bearer <token>. A maintainer makes one in the admin."  # noqa: S105
-NOTHING = "There is nothing at this address."
-TOO_OFTEN = "That was too often for now. Ask again after the seconds in Retry-After; If-None-Match saves much."
-NAMED = 5
-"""Faults of one request that are told."""
+TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. A maintainer creates one in the admin."  # noqa: S105
+NOT_FOUND = "Not found."
+TOO_MANY_REQUESTS = "Too many requests. Try again after the seconds in Retry-After."
+MAX_VALIDATION_ERRORS = 5  # that a response names
 
 
-def tell(api: NinjaAPI) -> None:
-    """Have the API answer its errors in our words."""
-
-    def answer(request: HttpRequest, sentence: str, status: int) -> HttpResponse:
-        return api.create_response(request, {"detail": sentence}, status=status)
+def add_error_handlers(api: NinjaAPI) -> None:
+    def respond(request: HttpRequest, message: str, status: int) -> HttpResponse:
+        return api.create_response(request, {"detail": message}, status=status)
 
     @api.exception_handler(AuthenticationError)
-    def unknown_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
-        response = answer(request, NO_TOKEN, 401)
+    def handle_authentication_error(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
+        response = respond(request, TOKEN_REQUIRED, 401)
         response["WWW-Authenticate"] = "Bearer"
         return response
 
     @api.exception_handler(Throttled)
-    def too_often(request: HttpRequest, error: Throttled) -> HttpResponse:
-        response = answer(request, TOO_OFTEN, 429)
+    def handle_throttled(request: HttpRequest, error: Throttled) -> HttpResponse:
+        response = respond(request, TOO_MANY_REQUESTS, 429)
         if error.wait:
             response["Retry-After"] = str(int(error.wait))
         return response
 
     @api.exception_handler(Http404)
-    def nothing_there(request: HttpRequest, error: Http404) -> HttpResponse:
-        return answer(request, NOTHING, 404)
+    def handle_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
+        return respond(request, NOT_FOUND, 404)
 
     @api.exception_handler(ValidationError)
-    def not_understood(request: HttpRequest, error: ValidationError) -> HttpResponse:
-        return answer(request, "; ".join(said(fault) for fault in error.errors[:NAMED]), 422)
+    def handle_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+        messages = [format_validation_error(detail) for detail in error.errors[:MAX_VALIDATION_ERRORS]]
+        return respond(request, "; ".join(messages), 422)
 
 
-def said(fault: dict[str, object]) -> str:
-    """Return a fault as "sha: String should match pattern ..."."""
-    place = fault["loc"]
-    assert isinstance(place, tuple)
-    return f"{'.'.join(str(part) for part in place[2:] or place)}: {fault['msg']}"
+def format_validation_error(detail: dict[str, object]) -> str:
+    """Return an error as "sha: String should match pattern ..."."""
+    location = detail["loc"]
+    assert isinstance(location, tuple)
+    return f"{'.'.join(str(part) for part in location[2:] or location)}: {detail['msg']}"

@@ -11,7 +11,7 @@ from ninja import Router
 from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
 from leaderboard.schedule import calendar
@@ -68,8 +68,8 @@ class NodePage(Page):
 @decorate_view(conditional_page)
 def nodes(request: HttpRequest, cursor: Cursor = "", before: Before = None, limit: Limit = 50) -> NodePage:
     """Machines that have come to work, and what they do now; the latest to come first."""
-    found, onward = page(nodes_at_work(), cursor, before, limit)
-    return {"items": [node_dict(node) for node in found], **onward}
+    found, links = paginate(nodes_at_work(), cursor, before, limit)
+    return {"items": [node_dict(node) for node in found], **links}
 
 
 def node_dict(node: Node) -> NodeDict:

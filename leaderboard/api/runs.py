@@ -13,7 +13,7 @@ from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, page
+from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.charts.curve_svg import MAX_POINTS, points_of
 from leaderboard.lineage import StageDict
 from leaderboard.models import CurvePoint, Run, Sample
@@ -74,8 +74,8 @@ def list_runs(
         rows = rows.filter(state__in=state.split(","))
     if track:
         rows = rows.filter(track__slug=track)
-    found, onward = page(rows, cursor, before, limit)
-    return {"items": [run.to_dict() for run in found], **onward}
+    found, links = paginate(rows, cursor, before, limit)
+    return {"items": [run.to_dict() for run in found], **links}
 
 
 def run_etag(request: HttpRequest, run_id: str) -> str | None:

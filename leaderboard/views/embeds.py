@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+from csp.decorators import csp_replace
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -19,6 +21,8 @@ from leaderboard.rankings import standings
 from leaderboard.reference_runs import numbers
 from leaderboard.views import compare as comparison
 from leaderboard.views.results import axis_of
+
+Framable = TypeVar("Framable", bound=Callable[..., HttpResponse])
 
 
 @require_safe
@@ -75,7 +79,12 @@ def compare(request: HttpRequest) -> HttpResponse:
     return framed(request, "the curves appear here with the first steps of training", context)
 
 
-@xframe_options_exempt
+def allow_framing(view: Framable) -> Framable:
+    """Let pages of other sites show the view in a frame."""
+    return cast(Framable, xframe_options_exempt(csp_replace({"frame-ancestors": ["*"]})(view)))
+
+
+@allow_framing
 def framed(request: HttpRequest, empty: str, context: dict[str, Any]) -> HttpResponse:
     """Return the bare page that anybody may frame: it has nothing to press but a link to here."""
     return render(request, "leaderboard/embed.html", {**context, "empty": empty})

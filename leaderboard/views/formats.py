@@ -19,8 +19,8 @@ from leaderboard.exports import Table
 from leaderboard.models import Entry, Run, Track
 from leaderboard.rankings import standings
 from leaderboard.reference_runs import numbers
-from leaderboard.views.rate_limits import refusal
 from leaderboard.views.results import axis_of
+from scheduler.rate_limits import build_rate_limit_response
 
 View = Callable[..., HttpResponseBase]
 FORMATS = {
@@ -47,8 +47,8 @@ def also(page: View, *, table: Callable[..., Table] | None = None, embed: View |
 @require_safe
 @conditional_page
 def as_table(request: HttpRequest, form: str, table: Callable[..., Table], place: dict[str, Any]) -> HttpResponse:
-    if (refused := refusal(request, "read")) is not None:
-        return refused
+    if (error := build_rate_limit_response(request, "read")) is not None:
+        return error
     write, kind = FORMATS[form]
     found = table(request, **place)
     name = {"Content-Disposition": f'inline; filename="{found.name}.{form}"'}

@@ -15,7 +15,7 @@ from django.views.decorators.http import condition, require_http_methods, requir
 from leaderboard.job_handlers import generation as writing
 from leaderboard.models import Generation, Run, Track
 from leaderboard.views.live import LIVE_SECONDS, latest_event
-from leaderboard.views.origin import from_our_pages
+from leaderboard.views.same_origin import require_same_origin
 from scheduler.estimates import QueueEstimates, StartEstimate
 from scheduler.models import Job
 
@@ -54,7 +54,7 @@ class PromptForm(forms.Form):
         self.fields["run"].queryset = writing.writers()  # type: ignore[attr-defined]
 
 
-@from_our_pages
+@require_same_origin
 @require_http_methods(["GET", "HEAD", "POST"])
 def try_it(request: HttpRequest) -> HttpResponse:
     """The form; `?run=` chooses a model, `?prompt=` brings words along. A POST queues a prompt."""

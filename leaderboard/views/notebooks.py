@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.utils.http import content_disposition_header
@@ -15,7 +15,6 @@ from leaderboard.schedule.start_estimates import departure_of
 from leaderboard.views.live import latest_event
 from scheduler import storage
 from scheduler.models import Event, JobFile
-from scheduler.node_api import downloads
 
 
 def page(request: HttpRequest, run: Run) -> HttpResponse:
@@ -47,7 +46,7 @@ def file(request: HttpRequest, run_id: int, part: int, path: str) -> HttpRespons
         raise Http404
     if address := storage.get_presigned_url(kept.blob):
         return HttpResponseRedirect(address)
-    answer = downloads.stream_file(request, storage.open_blob(kept.blob), {"Content-Length": str(kept.blob.size)})
+    answer = FileResponse(storage.open_blob(kept.blob), content_type="application/octet-stream")
     saved = content_disposition_header(True, path.rsplit("/", 1)[-1])
     answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it
     return answer

@@ -39,9 +39,9 @@ from leaderboard.views.live import (
     revision_of,
     with_job,
 )
-from leaderboard.views.rate_limits import refusal
 from scheduler.models import Lease
 from scheduler.prepared import Prepared
+from scheduler.rate_limits import build_rate_limit_response
 
 SAMPLES = Prepared(lambda: Sample.objects.filter(run=NUMBER))
 SCORES = Prepared(lambda: Score.objects.filter(run=NUMBER))
@@ -58,8 +58,8 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
     for in its log."""
     over = [number for number in numbers(request.GET.getlist("over")) if number != run_id]
     runs = wanted(run_id, *over)
-    if (refused := too_often(request)) is not None:
-        return refused
+    if (error := check_log_search_rate(request)) is not None:
+        return error
     found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
         return notebooks.page(request, found)
@@ -208,16 +208,16 @@ def run_etag(request: HttpRequest, run_id: int) -> str:
     return f'"{REVISION.tuples(**asked)}-{LOGGED.tuples(**asked)}-{latest_event()}"'
 
 
-def too_often(request: HttpRequest) -> HttpResponse | None:
-    """Return a refusal for whoever has searched many logs lately; a run may be looked at as often as one likes."""
-    return refusal(request, "log") if request.GET.get("find", "").strip() else None
+def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
+    """Return a 429 response after too many searches in logs; pages of runs have no limit."""
+    return build_rate_limit_response(request, "log") if request.GET.get("find", "").strip() else None
 
 
 @require_safe
 @condition(etag_func=run_etag)
 def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
-    if (refused := too_often(request)) is not None:
-        return refused
+    if (error := check_log_search_rate(request)) is not None:
+        return error
     found = wanted(run_id)[run_id]
     is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
     head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
@@ -265,8 +265,8 @@ def run_lineage(request: HttpRequest, run_id: int) -> JsonResponse:
 @condition(etag_func=run_etag)
 def run_log(request: HttpRequest, run_id: int) -> HttpResponse:
     """The whole log, as a file."""
-    if (refused := refusal(request, "log")) is not None:
-        return refused
+    if (error := build_rate_limit_response(request, "log")) is not None:
+        return error
     found = get_object_or_404(Run, pk=run_id)
     return attached(run_logs.whole(found), f"run-{found.pk}-log.txt", "text/plain")
 

@@ -10,17 +10,17 @@ from django.views.decorators.http import require_safe
 
 from leaderboard.models import Run
 from leaderboard.publishing import weights
-from leaderboard.views.rate_limits import refusal
 from scheduler import storage
 from scheduler.errors import RangeError
 from scheduler.node_api import downloads
+from scheduler.rate_limits import build_rate_limit_response
 
 
 @require_safe
 def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpResponseBase:
     """A file of a run's final weights or of a release; `Range: bytes=<first>-` goes on where a download broke."""
-    if (refused := refusal(request, "download")) is not None:
-        return refused
+    if (error := build_rate_limit_response(request, "download")) is not None:
+        return error
     run = get_object_or_404(Run.objects.select_related("entry__bundle", "checkpoint"), pk=run_id)
     blob = dict(weights.found(run, name)).get(path)
     if blob is None:
@@ -29,8 +29,8 @@ def file(request: HttpRequest, run_id: int, name: str, path: str) -> HttpRespons
         return HttpResponseRedirect(address)
     try:
         answer = downloads.send_blob(request, blob)
-    except RangeError as error:
-        return HttpResponse(f"{error}\n", status=error.status, content_type="text/plain")
+    except RangeError as range_error:
+        return HttpResponse(f"{range_error}\n", status=range_error.status, content_type="text/plain")
     saved = content_disposition_header(True, f"run-{run.pk}-{path.rsplit('/', 1)[-1]}")
     answer.headers["Content-Disposition"] = saved or "attachment"  # afterwards: Django has a word of its own about it
     return answer

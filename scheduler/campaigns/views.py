@@ -18,12 +18,13 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from scheduler import rate_limits, storage
+from scheduler import storage
 from scheduler.campaigns import dataset_files, join_tokens, publishing, statistics
 from scheduler.campaigns.models import Campaign
 from scheduler.errors import RangeError
 from scheduler.models import Event
 from scheduler.node_api import downloads
+from scheduler.rate_limits import build_rate_limit_response
 
 MAX_SAMPLES = 4
 MAX_CONTRIBUTORS = 20
@@ -183,10 +184,8 @@ def build_docker_command(campaign: Campaign, token: str = "") -> str:
 @require_safe
 def campaign_file(request: HttpRequest, slug: str, path: str) -> HttpResponseBase:
     """Send a file of the dataset. A shard supports `Range: bytes=<first>-`, to resume a download."""
-    if not rate_limits.is_within_rate_limit("download", request.META.get("REMOTE_ADDR", "")):
-        wait = rate_limits.get_retry_after("download")
-        message = f"Too many downloads from this IP address. Try again in {wait} s.\n"
-        return HttpResponse(message, status=429, content_type="text/plain", headers={"Retry-After": str(wait)})
+    if (too_many := build_rate_limit_response(request, "download")) is not None:
+        return too_many
     found = get_started_campaign(slug)
     shards = dataset_files.get_current_shards(found)
     if path in CONTENT_TYPES and shards:

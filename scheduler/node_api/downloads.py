@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 
-from asgiref.sync import sync_to_async
-from django.core.files.base import File
-from django.core.handlers.asgi import ASGIRequest
-from django.http import FileResponse, HttpRequest, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest
 from django.http.response import HttpResponseBase
 
 from scheduler import storage
@@ -19,7 +15,7 @@ PARTIAL = 206
 
 
 def send_blob(request: HttpRequest, blob: Blob) -> HttpResponseBase:
-    """Return the file, or its bytes from where `Range` says on; raise Elsewhere if there are none."""
+    """Return the file, or its bytes from where `Range` says on; raise RangeError if there are none."""
     tag = f'"{blob.sha256}"'
     same = request.headers.get("If-Range", tag) == tag  # otherwise what was begun is of another file
     first = parse_range_start(request.headers.get("Range", "")) if same else 0
@@ -30,7 +26,7 @@ def send_blob(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     headers = {"Content-Length": str(blob.size - first), "Accept-Ranges": "bytes", "ETag": tag}
     if first:
         headers["Content-Range"] = f"bytes {first}-{blob.size - 1}/{blob.size}"
-    answer = stream_file(request, file, headers)
+    answer = FileResponse(file, content_type="application/octet-stream", headers=headers)
     answer.status_code = PARTIAL if first else 200
     return answer
 
@@ -39,18 +35,3 @@ def parse_range_start(header: str) -> int:
     """Return where a range begins that goes on to the end. For others all is sent, as HTTP allows (RFC 9110, 14.2)."""
     match = re.fullmatch(r"bytes=(\d{1,15})-", header.strip())
     return int(match[1]) if match else 0
-
-
-def stream_file(request: HttpRequest, file: File[bytes], headers: dict[str, str]) -> HttpResponseBase:
-    """Return a file piece by piece, from where it stands, in the way that this server waits for pieces."""
-    if isinstance(request, ASGIRequest):
-        return StreamingHttpResponse(iterate_chunks(file), content_type="application/octet-stream", headers=headers)
-    return FileResponse(file, content_type="application/octet-stream", headers=headers)
-
-
-async def iterate_chunks(file: File[bytes]) -> AsyncIterator[bytes]:
-    try:
-        while piece := await sync_to_async(file.read)(storage.CHUNK):
-            yield piece
-    finally:
-        await sync_to_async(file.close)()

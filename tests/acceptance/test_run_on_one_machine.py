@@ -28,7 +28,7 @@ def test_tonights_train_starts_stops_cleanly_and_goes_on(tmp_path: Path) -> None
         another = [sys.executable, "manage.py", "run", "--port", str(site.port)]
         refused = subprocess.run(another, cwd=REPOSITORY, env=site.environment, capture_output=True, text=True)
         assert refused.returncode == 1
-        assert "A train is running already" in refused.stderr
+        assert "Another `run` uses" in refused.stderr
 
         assert interrupt(site) == 0
         assert site.left_over() == []

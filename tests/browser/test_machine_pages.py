@@ -18,5 +18,5 @@ def test_the_apis_page_asks_nobody_else_and_shows_what_comes_back(
     asked = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
     assert all(address.startswith(live_server.url) for address in asked)
     page.get_by_role("link", name="GET /api/v1/runs/{run_id}/curve").click()
-    page.locator("#get-api-v1-runs-run-id-curve").get_by_text("What it answers").click()
+    page.locator("#get-api-v1-runs-run-id-curve").get_by_text("Response", exact=True).click()
     assert page.get_by_text('"gradient_norm": "number or null"').first.is_visible()

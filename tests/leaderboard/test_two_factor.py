@@ -60,7 +60,7 @@ def test_the_admin_stays_closed_until_the_second_step_is_set_up(client: Client, 
     assert client.get(ADMIN).headers["Location"].startswith("/accounts/two-step/app/?next=%2Fadmin")
     set_up(client)
     assert client.get(ADMIN).status_code == 200
-    assert "Set up an app for codes for signing in." in [event.sentence for event in Event.objects.about(cora)]
+    assert "Set up an authenticator app for sign-in." in [event.sentence for event in Event.objects.about(cora)]
 
 
 def test_with_the_app_set_up_a_password_alone_signs_nobody_in(client: Client, cora: User) -> None:
@@ -77,7 +77,7 @@ def test_with_the_app_set_up_a_password_alone_signs_nobody_in(client: Client, co
     there = client.post("/accounts/two-step/code/", {"code": unused}, follow=True)
     assert there.status_code == 200
     assert client.get(ADMIN).status_code == 200
-    assert "A code for signing in was wrong." in [event.sentence for event in Event.objects.about(cora)]
+    assert "A code for sign-in was wrong." in [event.sentence for event in Event.objects.about(cora)]
 
 
 def test_a_recovery_code_opens_the_door_once(client: Client, cora: User) -> None:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.utils.module_loading import import_string
 
-from dailytrain.schedule import AT, EVERY
+from dailytrain.schedule import CRON_TASKS, INTERVAL_TASKS
 from scheduler.models import JoinToken, Node
 from scheduler.node_api import auth
 from tests.support.pool import Agent, make_node
@@ -57,7 +57,7 @@ def test_a_node_that_is_not_there_is_one_clear_line() -> None:
 
 
 def test_worker_registers_every_scheduled_task() -> None:
-    names = [task for task, _ in (*EVERY.values(), *AT.values())]
+    names = [task for task, _ in (*INTERVAL_TASKS.values(), *CRON_TASKS.values())]
     script = "from dailytrain.celery import app; app.loader.import_default_modules(); print(*app.tasks)"
     registered = subprocess.run(
         [sys.executable, "-c", script], cwd=settings.BASE_DIR, capture_output=True, text=True, check=True
@@ -65,6 +65,6 @@ def test_worker_registers_every_scheduled_task() -> None:
     assert set(names) <= set(registered.stdout.split())
 
 
-@pytest.mark.parametrize("name", [task for task, _ in EVERY.values() if task.startswith("scheduler.")])
+@pytest.mark.parametrize("name", [task for task, _ in INTERVAL_TASKS.values() if task.startswith("scheduler.")])
 def test_scheduled_task_runs_on_an_empty_site(name: str) -> None:
     import_string(name)()

@@ -22,5 +22,5 @@ def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIST_TASKS], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    scheduled = {task for task, _ in (*schedule.EVERY.values(), *schedule.AT.values())}
+    scheduled = {task for task, _ in (*schedule.INTERVAL_TASKS.values(), *schedule.CRON_TASKS.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))

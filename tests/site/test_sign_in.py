@@ -232,19 +232,19 @@ def test_nobody_guesses_passwords_for_long(client: Client) -> None:
 def test_half_a_configuration_is_told(settings: Settings, there: str, missing: str) -> None:
     setattr(settings, f"GITHUB_CLIENT_{there}", "x")
 
-    (warning,) = sign_in_module.half_configured(None)
+    (warning,) = sign_in_module.check_github_oauth(None)
 
     assert f"Set GITHUB_CLIENT_{missing}, too" in str(warning.hint)
     assert settings.SITE_URL + "/accounts/github/login/callback/" in str(warning.hint)
 
 
 def test_a_whole_one_and_none_are_fine(settings: Settings) -> None:
-    assert sign_in_module.half_configured(None) == []
+    assert sign_in_module.check_github_oauth(None) == []
     settings.GITHUB_CLIENT_ID = settings.GITHUB_CLIENT_SECRET = "x"
-    assert sign_in_module.half_configured(None) == []
+    assert sign_in_module.check_github_oauth(None) == []
 
 
-def test_open_doors_are_told_before_a_site_goes_public(settings: Settings) -> None:
-    assert [warning.id for warning in sign_in_module.open_doors(None)] == ["dailytrain.W002"]
+def test_check_open_signup_with_local_accounts_warns(settings: Settings) -> None:
+    assert [warning.id for warning in sign_in_module.check_open_signup(None)] == ["dailytrain.W002"]
     settings.LOCAL_ACCOUNTS = False
-    assert sign_in_module.open_doors(None) == []
+    assert sign_in_module.check_open_signup(None) == []

@@ -49,7 +49,7 @@ from scheduler.campaigns.models import Campaign
 from scheduler.campaigns import transitions
 at_once, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.SECONDS)
 PeriodicTask.objects.update(enabled=False)
-for name in ("Expire leases", "Carry out effects", "Create packets", "Maintain campaigns",
+for name in ("Expire leases", "Send the outbox", "Create packets", "Maintain campaigns",
              "Write dataset shards", "Publish datasets"):
     PeriodicTask.objects.filter(name=name).update(interval=at_once, enabled=True)
 transitions.start_campaign(Campaign.objects.create(

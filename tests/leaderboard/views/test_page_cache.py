@@ -1,0 +1,119 @@
+"""The cache of public pages, their ETags and their compression."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.middleware.csrf import get_token
+from django.test import Client, RequestFactory
+from pytest_django import DjangoAssertNumQueries
+
+from leaderboard.models import Entry, Run
+from scheduler.page_cache import cache_public
+from tests.support import scene
+
+pytestmark = pytest.mark.django_db
+
+GZIP = {"Accept-Encoding": "gzip"}
+
+
+@pytest.fixture(autouse=True)
+def _long_lifetime(settings: Any) -> None:
+    settings.PAGE_CACHE_SECONDS = 3600
+
+
+def test_cached_board_without_cookie_takes_no_query(
+    client: Client, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    scene.night()
+    first = client.get("/")
+
+    with django_assert_num_queries(0):
+        second = client.get("/")
+        conditional = Client().get("/", headers={"If-None-Match": first["ETag"]})
+
+    assert second.content == first.content
+    assert "default-src 'none'" in second["Content-Security-Policy"]
+    assert (conditional.status_code, conditional.content) == (304, b"")
+
+
+def test_cached_board_after_its_lifetime_is_rendered_anew(client: Client, settings: Any) -> None:
+    settings.PAGE_CACHE_SECONDS = 0
+    night = scene.night()
+    first = client.get("/")
+    Entry.objects.filter(pk=night["entry"].pk).update(title="Another name")
+
+    changed = client.get("/", headers={"If-None-Match": first["ETag"]})
+
+    assert changed.status_code == 200
+    assert b"Another name" in changed.content
+
+
+def test_board_of_signed_in_user_is_not_cached(client: Client) -> None:
+    scene.night()
+    client.get("/")
+    signed_in = Client()
+    signed_in.force_login(User.objects.create_user("mira"))
+
+    page = signed_in.get("/")
+
+    assert b"mira</a>" in page.content
+    assert "max-age" not in page.get("Cache-Control", "")
+    assert b"Sign in" in client.get("/").content
+
+
+def test_cached_pages_differ_by_query_string(client: Client) -> None:
+    scene.night()
+
+    by_flops, by_time = client.get("/"), client.get("/?axis=seconds")
+
+    assert by_flops.content != by_time.content
+    assert by_flops["ETag"] != by_time["ETag"]
+
+
+def test_missing_page_is_not_cached(client: Client) -> None:
+    response = client.get("/runs/987654321/")
+
+    assert response.status_code == 404
+    assert "max-age" not in response.get("Cache-Control", "")
+
+
+def test_page_with_csrf_token_is_not_cached() -> None:
+    page = cache_public(lambda request: HttpResponse(get_token(request)))
+
+    def get_page() -> HttpResponse:
+        request: HttpRequest = RequestFactory().get("/form/")
+        response = page(request)
+        assert isinstance(response, HttpResponse)
+        return response
+
+    assert get_page().content != get_page().content
+
+
+@pytest.mark.parametrize("path", ["/", "/queue/", "/tracks/three-minutes/live.json"])
+def test_text_is_compressed_for_clients_that_accept_gzip(client: Client, path: str) -> None:
+    scene.night()
+
+    plain, compressed = client.get(path), client.get(path, headers=GZIP)
+
+    assert "Content-Encoding" not in plain
+    assert compressed["Content-Encoding"] == "gzip"
+    assert len(compressed.content) < len(plain.content) / 2
+    assert int(compressed["Content-Length"]) == len(compressed.content)
+    assert gzip.decompress(compressed.content)
+    assert "Accept-Encoding" in compressed["Vary"]
+
+
+def test_picture_is_not_compressed(client: Client) -> None:
+    run = Run.objects.get(pk=scene.night()["best"].pk)
+
+    assert "Content-Encoding" not in client.get(f"/runs/{run.pk}/curve.png", headers=GZIP)
+
+
+@pytest.mark.parametrize("path", ["/runs/{}/", "/runs/{}/live.json", "/entries/{}/"])
+def test_page_with_too_large_number_is_not_found(client: Client, path: str) -> None:
+    assert client.get(path.format(10**25)).status_code == 404
