@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from django.conf import settings
@@ -93,7 +94,7 @@ def create_shard(campaign: Campaign) -> bool:
 def write_shard(shard: Shard) -> bool:
     """Write a shard's file; return whether it is current, that is, no rows were withdrawn meanwhile."""
     rows = list(iterate_shard_rows(shard))
-    blob = store_parquet(rows, Path(settings.HOME) / "collating" / f"{shard.pk}-{shard.version}.parquet")
+    blob = store_parquet(rows)
     current = Shard.objects.filter(pk=shard.pk, version=shard.version)
     written = current.update(written_version=shard.version, blob=blob, rows=len(rows), written_at=timezone.now())
     return written == 1
@@ -118,18 +119,19 @@ def iterate_shard_rows(shard: Shard) -> Iterator[dict[str, Any]]:
         }
 
 
-def store_parquet(rows: list[dict[str, Any]], path: Path) -> Blob:
-    """Write these rows as Parquet and store the file; equal rows give equal bytes. `path`: a temporary file."""
+def store_parquet(rows: list[dict[str, Any]]) -> Blob:
+    """Write these rows as Parquet and store the file; equal rows give equal bytes."""
     import pyarrow
     from pyarrow import parquet
 
     schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, (kind, _) in COLUMNS.items()])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    folder = Path(settings.HOME) / "shards"
+    folder.mkdir(parents=True, exist_ok=True)
+    # A new name: storing moves the file, so a concurrent writer of the same shard must not open it.
+    with TemporaryDirectory(dir=folder) as temporary:
+        path = Path(temporary) / "shard.parquet"
         table = pyarrow.Table.from_pylist(rows, schema)
         parquet.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return storage.store_local_file(sha256, path)
-    finally:
-        path.unlink(missing_ok=True)

@@ -16,9 +16,11 @@ import pytest
 from django.core.files.storage import default_storage
 from django.db import connection
 
+from scheduler import storage
 from scheduler.campaigns import producer, quality, shards, sources, transitions
 from scheduler.campaigns.models import Campaign, Packet, Paragraph, Rephrasing, Shard
 from scheduler.campaigns.transitions import CampaignError
+from scheduler.models import Blob
 from tests.support.paths import REPOSITORY
 from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer, write_source
 
@@ -234,8 +236,6 @@ def test_killed_shard_writer_loses_and_repeats_nothing(transactional_db: None, s
 def read_shard(shard: Shard) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
-    from scheduler import storage
-
     assert shard.blob is not None
     with storage.open_blob(shard.blob) as file:
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
@@ -251,3 +251,26 @@ def test_concurrent_producers_create_each_packet_once(db: None, settings: Any, t
     assert producer.store_batch(second, batch, None) is None
     write_source(tmp_path / "files", [])
     assert get_documents(campaign) == [build_document(number) for number in range(6)]
+
+
+def test_concurrent_shard_writers_use_separate_files(
+    db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = fill_campaign(make_campaign(settings, tmp_path))
+    start_volunteer("ada").rephrase(64)
+    shards.create_shard(campaign)
+    shard = campaign.shards.get()
+    store, paths = storage.store_local_file, []
+
+    def store_after_other_writer(sha256: str, path: Path) -> Blob:
+        paths.append(path)
+        if len(paths) == 1:
+            assert shards.write_shard(shard)
+        return store(sha256, path)
+
+    monkeypatch.setattr(storage, "store_local_file", store_after_other_writer)
+    assert shards.write_shard(shard)
+    assert len(set(paths)) == 2
+    assert not any(path.exists() for path in paths)
+    shard.refresh_from_db()
+    assert len(read_shard(shard)) == shard.rows > 0
