@@ -13,14 +13,15 @@ Texts of banned volunteers are withdrawn (`withdrawal`). The thresholds are gues
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Any, Final
 
 from django.conf import settings
 from django.db import transaction
 
 from scheduler.campaigns.models import Assignment, Contribution, Volunteer
-from scheduler.models import Event, Lease, Node
+from scheduler.models import Lease, Node
+from scheduler.transitions import transition
 
 AGREEMENTS_FOR_TRUST = 10
 REJECTION_WINDOW = 40
@@ -34,7 +35,10 @@ MAX_ACTIVE = {Volunteer.State.NEW: 64, Volunteer.State.TRUSTED: 512}
 ACCOUNT_QUOTA_FACTOR = 10
 """Hourly quota of new volunteers with an account, relative to those without."""
 SUSPECT_KNOWN_ANSWER_RATE = 0.25
+NO_COMPARISONS: Final[dict[str, Any]] = {"agreements_in_a_row": 0, "mismatches_in_a_row": 0}
+MAX_REASON = 500
 SITE = "site"
+State = Volunteer.State
 
 
 def get_volunteer(node: Node) -> Volunteer:
@@ -47,11 +51,11 @@ def get_volunteer(node: Node) -> Volunteer:
 
 def compute_quota(volunteer: Volunteer, lease: Lease, active: int, wanted: int, now: datetime) -> int:
     """Return how many packets the volunteer may get now. `active`: packets that the lease holds."""
-    if volunteer.state == Volunteer.State.TRUSTED or lease.node.trusted:
-        return max(min(wanted, MAX_ACTIVE[Volunteer.State.TRUSTED] - active), 0)
+    if volunteer.state == State.TRUSTED or lease.node.trusted:
+        return max(min(wanted, MAX_ACTIVE[State.TRUSTED] - active), 0)
     limit = settings.REPHRASE_NEW_PER_HOUR * (ACCOUNT_QUOTA_FACTOR if volunteer.user_id else 1)
     recent = Assignment.objects.filter(volunteer=volunteer, created_at__gt=now - HOUR)[:limit].count()
-    return max(min(wanted, MAX_ACTIVE[Volunteer.State.NEW] - active, limit - recent), 0)
+    return max(min(wanted, MAX_ACTIVE[State.NEW] - active, limit - recent), 0)
 
 
 # --- evidence --------------------------------------------------------------------------------------------------------
@@ -94,7 +98,7 @@ def update_volunteer_state(volunteer: Volunteer, contribution: Contribution) -> 
     if reason:
         # If only known answers speak against a trusted volunteer, these may be wrong.
         only_known_answers = contribution.rejection_rate <= MAX_REJECTION_RATE and not contribution.is_suspect
-        is_trusted = volunteer.state == Volunteer.State.TRUSTED
+        is_trusted = volunteer.state == State.TRUSTED
         (demote_volunteer if is_trusted and only_known_answers else ban_volunteer)(volunteer, SITE, reason)
     elif volunteer.agreements_in_a_row >= AGREEMENTS_FOR_TRUST:
         trust_volunteer(volunteer, SITE, f"{volunteer.agreements_in_a_row} comparisons in a row agreed.")
@@ -106,51 +110,29 @@ def update_volunteer_state(volunteer: Volunteer, contribution: Contribution) -> 
 def trust_volunteer(volunteer: Volunteer, actor: str, reason: str = "") -> bool:
     """Lift the quota of a new volunteer; return whether the state changed."""
     message = f"{volunteer.name} is trusted: {reason}"
-    return change_state(volunteer, [Volunteer.State.NEW], Volunteer.State.TRUSTED, actor, message, reason)
+    return transition(
+        volunteer, State.TRUSTED, since=[State.NEW], actor=actor, message=message, reason=reason[:MAX_REASON]
+    )
 
 
-@transaction.atomic
 def demote_volunteer(volunteer: Volunteer, actor: str, reason: str) -> bool:
     """Make a trusted volunteer new again; its texts stay. Return whether the state changed."""
     message = f"{volunteer.name} is no longer trusted: {reason}"
-    changed = change_state(volunteer, [Volunteer.State.TRUSTED], Volunteer.State.NEW, actor, message, reason)
-    if changed:
-        volunteer.agreements_in_a_row = volunteer.mismatches_in_a_row = 0
-        volunteer.save(update_fields=["agreements_in_a_row", "mismatches_in_a_row"])
-    return changed
+    fields = {"reason": reason[:MAX_REASON], **NO_COMPARISONS}
+    return transition(volunteer, State.NEW, since=[State.TRUSTED], actor=actor, message=message, **fields)
 
 
 def ban_volunteer(volunteer: Volunteer, actor: str, reason: str) -> bool:
     """Stop assigning packets; `withdrawal` withdraws the texts. Return whether the state changed."""
-    states = [Volunteer.State.NEW, Volunteer.State.TRUSTED]
-    message = f"{volunteer.name} is banned: {reason}"
-    return change_state(volunteer, states, Volunteer.State.BANNED, actor, message, reason)
+    message, since = f"{volunteer.name} is banned: {reason}", [State.NEW, State.TRUSTED]
+    return transition(volunteer, State.BANNED, since=since, actor=actor, message=message, reason=reason[:MAX_REASON])
 
 
 @transaction.atomic
 def unban_volunteer(volunteer: Volunteer, actor: str) -> bool:
     """Make a banned volunteer new again; withdrawn texts stay withdrawn. Return whether the state changed."""
-    message = f"{volunteer.name} is no longer banned."
-    changed = change_state(volunteer, [Volunteer.State.BANNED], Volunteer.State.NEW, actor, message, "")
-    if changed:
-        Volunteer.objects.filter(pk=volunteer.pk).update(agreements_in_a_row=0, mismatches_in_a_row=0)
+    message, fields = f"{volunteer.name} is no longer banned.", {"reason": "", **NO_COMPARISONS}
+    unbanned = transition(volunteer, State.NEW, since=[State.BANNED], actor=actor, message=message, **fields)
+    if unbanned:
         volunteer.contributions.update(rejection_rate=0.0, agreed=0, disagreed=0)
-        volunteer.refresh_from_db()
-    return changed
-
-
-@transaction.atomic
-def change_state(
-    volunteer: Volunteer,
-    old: Collection[Volunteer.State],
-    new: Volunteer.State,
-    actor: str,
-    message: str,
-    reason: str,
-) -> bool:
-    """Change the state by a conditional UPDATE and record an event; return whether it changed."""
-    changed = Volunteer.objects.filter(pk=volunteer.pk, state__in=old).update(state=new, reason=reason[:500])
-    if changed:
-        volunteer.state, volunteer.reason = new, reason[:500]
-        Event.record(actor, volunteer, message)
-    return changed == 1
+    return unbanned

@@ -16,7 +16,7 @@ from scheduler.campaigns import messages, release
 from scheduler.campaigns.models import Campaign, Packet, RephraseSession
 from scheduler.errors import NotFoundError
 from scheduler.job_kinds import JobKind, JobSummary
-from scheduler.models import Blob, Checkpoint, Job, Lease
+from scheduler.models import Blob, Job, Lease
 from trainer import protocol
 
 KIND: Final = "rephrase"
@@ -106,12 +106,6 @@ class RephraseSessionHandler(JobKind):
         is_running = campaign.state == Campaign.State.RUNNING
         if is_running and has_work(campaign) and count_queued(campaign) < QUEUED_SESSIONS:
             create_sessions(campaign, 1, job.release)
-
-    def metrics(self, job: Job, rows: Sequence[dict[str, Any]]) -> None:
-        """Ignore metrics: results arrive as submitted packets."""
-
-    def checkpoint(self, job: Job, checkpoint: Checkpoint) -> None:
-        """Ignore checkpoints: a session has none."""
 
     def requeued(self, job: Job, reason: str) -> None:
         release.release_job(job)

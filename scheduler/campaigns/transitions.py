@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -11,7 +10,7 @@ from django.utils import timezone
 
 from scheduler.campaigns import quality, sessions
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Volunteer
-from scheduler.models import Event
+from scheduler.transitions import transition
 from trainer.rephrase import checks, prompts
 
 SITE = "site"
@@ -40,22 +39,21 @@ def validate_campaign(campaign: Campaign) -> None:
         raise CampaignError(str(error)) from error
 
 
-@transaction.atomic
 def start_campaign(campaign: Campaign, actor: str) -> bool:
     """Start or resume a campaign; return whether the state changed. Raise CampaignError if its settings are invalid."""
     validate_campaign(campaign)
-    old = [State.DRAFT, State.PAUSED]
-    if campaign.started_at:
-        return change_state(campaign, old, State.RUNNING, actor, f"{campaign.name} was resumed.")
-    started_at = timezone.now()
-    return change_state(campaign, old, State.RUNNING, actor, f"{campaign.name} was started.", started_at=started_at)
+    message = f"{campaign.name} was {'resumed' if campaign.started_at else 'started'}."
+    fields: dict[str, Any] = {"reason": "", "started_at": campaign.started_at or timezone.now()}
+    return transition(
+        campaign, State.RUNNING, since=[State.DRAFT, State.PAUSED], actor=actor, message=message, **fields
+    )
 
 
 @transaction.atomic
 def pause_campaign(campaign: Campaign, actor: str, reason: str = "Paused by a maintainer.") -> bool:
     """Stop creating and assigning packets; assigned ones are still accepted. Return whether the state changed."""
     message = f"{campaign.name} was paused: {reason}"
-    paused = change_state(campaign, [State.RUNNING], State.PAUSED, actor, message, reason=reason)
+    paused = transition(campaign, State.PAUSED, since=[State.RUNNING], actor=actor, message=message, reason=reason)
     if paused:
         sessions.cancel_sessions(campaign, actor, f"{campaign.name} is paused.")
     return paused
@@ -66,30 +64,20 @@ def finish_campaign(campaign: Campaign, actor: str, reason: str = "Finished by a
     """Finish a campaign; waiting packets are left out. Return whether the state changed."""
     fields: dict[str, Any] = {"reason": reason, "finished_at": timezone.now()}
     message = f"{campaign.name} is done: {reason}"
-    done = change_state(campaign, [State.RUNNING, State.PAUSED], State.DONE, actor, message, **fields)
+    since = [State.RUNNING, State.PAUSED]
+    done = transition(campaign, State.DONE, since=since, actor=actor, message=message, **fields)
     if done:
         sessions.cancel_sessions(campaign, actor, f"{campaign.name} is done.")
     return done
 
 
-@transaction.atomic
 def reopen_campaign(campaign: Campaign) -> bool:
     """Resume a finished campaign that has packets to write again; return whether the state changed."""
     if campaign.state != State.DONE or not campaign.packets.filter(state=Packet.State.WAITING).exists():
         return False
+    fields: dict[str, Any] = {"reason": "", "finished_at": None}
     message = f"{campaign.name} was resumed: texts were withdrawn."
-    return change_state(campaign, [State.DONE], State.RUNNING, SITE, message, finished_at=None)
-
-
-@transaction.atomic
-def change_state(campaign: Campaign, old: Sequence[State], new: State, actor: str, message: str, **fields: Any) -> bool:
-    """Change the state by a conditional UPDATE and record an event; return whether it changed."""
-    values = {"state": new, "reason": "", **fields}
-    changed = Campaign.objects.filter(pk=campaign.pk, state__in=old).update(**values)
-    campaign.refresh_from_db()
-    if changed:
-        Event.record(actor, campaign, message)
-    return changed == 1
+    return transition(campaign, State.RUNNING, since=[State.DONE], actor=SITE, message=message, **fields)
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
