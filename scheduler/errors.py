@@ -1,72 +1,72 @@
-"""What a node is refused, each with its HTTP status and a sentence: what happened, what is safe, what to do."""
+"""Errors of the node API. The docstring of each class is its default message to the node's owner."""
 
 from __future__ import annotations
 
 
 class ApiError(ValueError):
-    """The request was refused."""
+    """The request was rejected."""
 
     status = 400
 
-    def __init__(self, sentence: str = "") -> None:
-        super().__init__(sentence or self.__class__.__doc__)
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.__class__.__doc__)
 
 
 class UnauthorizedError(ApiError):
-    """This token is not known here, or it has been revoked: ask the site's people for a new join token."""
+    """This token is unknown or revoked. Ask a maintainer for a new join token."""
 
     status = 401
 
 
 class ForbiddenError(ApiError):
-    """This is not yours."""
+    """Permission denied."""
 
     status = 403
 
 
 class NotFoundError(ApiError):
-    """There is no such thing here."""
+    """Not found."""
 
     status = 404
 
 
 class LeaseEndedError(ApiError):
-    """This lease is over: stop the job and wipe its folder. What was uploaded is safe."""
+    """This lease has ended. Stop the job and delete its folder. What was uploaded is safe."""
 
     status = 409
 
 
 class OutOfOrderError(ApiError):
-    """Something before this is missing."""
+    """An earlier part is missing."""
 
     status = 409
 
 
 class TooLargeError(ApiError):
-    """That is larger than the site takes."""
+    """The request is larger than the site's limit."""
 
     status = 413
 
 
 class RangeError(ApiError):
-    """That piece does not follow what is here: ask how far the file is here."""
+    """This piece does not follow the bytes received so far. Request the upload's offset."""
 
     status = 416
 
 
 class InvalidMessageError(ApiError):
-    """The message cannot be right; nothing was changed."""
+    """The message is invalid. Nothing was changed."""
 
     status = 422
 
 
 class VersionMismatchError(ApiError):
-    """This node speaks another version of the protocol: update it (`pip install -U dailytrain`) and start it again."""
+    """This node uses another protocol version. Update it (`pip install -U dailytrain`) and restart it."""
 
     status = 426
 
 
 class RateLimitError(ApiError):
-    """Too many requests: ask again in a minute."""
+    """Too many requests. Try again in a minute."""
 
     status = 429

@@ -14,7 +14,7 @@ from fractions import Fraction
 from django.db import IntegrityError, transaction
 
 from scheduler import node_quota
-from scheduler.models import Event, Job, Judgement, Node
+from scheduler.models import Event, Job, Node, ResultCheck
 
 PROBATION = 10
 """Results in a row that have to agree before one is taken without a look."""
@@ -51,7 +51,7 @@ def record_verdict(node: Node, job: Job, valid: bool, sentence: str, *, actor: s
     """Note what the comparison by `job` said of the node's work; return whether this call did (once for each job)."""
     try:
         with transaction.atomic():
-            Judgement.objects.create(node=node, job=job, valid=valid, sentence=sentence[:500])
+            ResultCheck.objects.create(node=node, job=job, valid=valid, sentence=sentence[:500])
             before = Node.objects.select_for_update().get(pk=node.pk)
             node.valid_in_a_row = count_valid_in_a_row(before.valid_in_a_row, valid)
             node.quota = node_quota.adjust_quota(before.quota, valid)

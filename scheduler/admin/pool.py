@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from scheduler import pool, transitions
 from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ReadOnly, each, name_of
-from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Judgement, Lease, Node, Sponsor
+from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 from scheduler.node_api import auth
 
 admin.site.register(Event, EventAdmin)
@@ -159,8 +159,8 @@ class LeaseAdmin(ReadOnly):
     exclude = ["token_hash", "uploads"]
 
 
-@admin.register(Judgement)
-class JudgementAdmin(ReadOnly):
+@admin.register(ResultCheck)
+class ResultCheckAdmin(ReadOnly):
     list_display = ["at", "node", "valid", "sentence", "job"]
     list_filter = ["valid"]
     list_select_related = ["node", "job"]

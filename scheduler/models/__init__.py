@@ -3,7 +3,7 @@ from scheduler.models.jobs import Blob, Checkpoint, Job, JobFile, Lease, LogChun
 from scheduler.models.pool import JoinToken, Node, Window
 from scheduler.models.sponsors import Sponsor
 from scheduler.models.sweeps import Sweep
-from scheduler.models.vetting import Judgement
+from scheduler.models.vetting import ResultCheck
 
 __all__ = [
     "Blob",
@@ -12,10 +12,10 @@ __all__ = [
     "Job",
     "JobFile",
     "JoinToken",
-    "Judgement",
     "Lease",
     "LogChunk",
     "Node",
+    "ResultCheck",
     "Sponsor",
     "Sweep",
     "Window",

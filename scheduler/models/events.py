@@ -1,4 +1,4 @@
-"""The audit log, the timeline on a page and the source of notices: one table."""
+"""Events: the audit log, the timelines of pages and the source of notifications."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ class EventQuerySet(models.QuerySet["Event"]):
 
 
 class Event(models.Model):
-    """Somebody did something to something, in a sentence. Written with every change of state, never changed."""
+    """A state change: actor, target and message. Only `announced` ever changes."""
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
-    actor = models.CharField(max_length=120)
-    """A user name, `node:<name>` or `site`."""
-    target_kind = models.CharField(max_length=40)
-    """Model name of the target: job, node, run, entry..."""
+    actor = models.CharField(max_length=120, help_text="A user name, node:<name> or site.")
+    target_kind = models.CharField(max_length=40, help_text="Model name of the target: job, node, run, entry...")
     target_id = models.BigIntegerField()
     sentence = models.CharField(max_length=500)
-    announced = models.BooleanField(default=False)
-    """Whether those who listen have been told (`leaderboard/events.py`); the one column that changes."""
+    announced = models.BooleanField(default=False, help_text="Whether its listeners were called.")
 
     objects = EventQuerySet.as_manager()
 

@@ -1,4 +1,4 @@
-"""The queue: jobs, the leases under which nodes work on them, and what they leave behind."""
+"""Jobs, leases, and the checkpoints, files and logs of jobs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from scheduler.models.pool import Node
 
 
 class Blob(models.Model):
-    """A file by content, kept once in the storage. A row means that the whole file is there, with this hash."""
+    """A complete, verified file in the storage, stored once per content."""
 
     sha256 = models.CharField(max_length=64, primary_key=True)
-    name = models.CharField(max_length=120)
-    """Its name in the storage: never used twice, so that forgetting a file cannot hit one that has just come again."""
+    name = models.CharField(
+        max_length=120,
+        help_text="In the storage. Never reused, so that deleting a file cannot hit one that was uploaded again.",
+    )
     size = models.BigIntegerField()
     created_at = models.DateTimeField(default=timezone.now)
 
@@ -24,7 +26,7 @@ class Blob(models.Model):
 
 
 class Job(models.Model):
-    """A piece of work for a node. What it means is its kind's business (`settings.JOB_KINDS`)."""
+    """A unit of work for a node. `settings.JOB_KINDS` has the handlers of its kinds."""
 
     class State(models.TextChoices):
         HELD = "held"
@@ -37,7 +39,7 @@ class Job(models.Model):
     class Priority(models.IntegerChoices):
         """Order of the queue; lower goes first."""
 
-        SCORE = 0  # short, and somebody is waiting for the result
+        SCORE = 0  # short
         NIGHTLY = 10
         CONFIRMATION = 20
         MAINTAINER = 30
@@ -47,58 +49,62 @@ class Job(models.Model):
 
     kind = models.CharField(max_length=20)
     state = models.CharField(max_length=10, choices=State.choices, default=State.QUEUED, db_index=True)
-    reason = models.CharField(max_length=500, blank=True)
-    """Why it is in this state, for the page."""
-    cause = models.CharField(max_length=16, blank=True)
-    """Of a failure: `model` or `infrastructure`."""
+    reason = models.CharField(max_length=500, blank=True, help_text="Why it is in this state.")
+    cause = models.CharField(max_length=16, blank=True, help_text="Of a failure: model or infrastructure.")
     priority = models.IntegerField(choices=Priority.choices, default=Priority.COMMUNITY)
     impact = models.IntegerField(default=0, help_text="Within a priority, higher goes first.")
     expected_seconds = models.FloatField(default=3600)
-    author = models.CharField(max_length=120, blank=True)
-    """For fair shares between authors."""
+    author = models.CharField(max_length=120, blank=True, help_text="For fair shares between authors.")
     needs_labels = models.JSONField(default=list, blank=True)
     needs_trusted = models.BooleanField(default=False)
     needs_disk_bytes = models.BigIntegerField(default=0)
     needs_gpus = models.PositiveSmallIntegerField(default=0)
-    needs_gpu_memory_bytes = models.BigIntegerField(default=0)
-    """On each of them."""
+    needs_gpu_memory_bytes = models.BigIntegerField(default=0, help_text="On each GPU.")
     needs_memory_bytes = models.BigIntegerField(default=0)
-    track = models.CharField(max_length=50, blank=True)
-    """A word by which an owner may lend a node to this line of work only."""
-    from_core = models.BooleanField(default=False)
-    """Asked for by a core member or the site itself: for nodes that serve nobody else."""
-    checkpoint_seconds = models.FloatField(default=0)
-    """From the start to the first checkpoint, and between two: a node whose time ends sooner does not begin."""
-    preemptible = models.BooleanField(default=False)
-    """Gives way to a nightly at its next checkpoint."""
+    track = models.CharField(max_length=50, blank=True, help_text="A node can be lent to jobs of one track only.")
+    from_core = models.BooleanField(
+        default=False, help_text="Requested by a core member or the site: for nodes that serve core members only."
+    )
+    checkpoint_seconds = models.FloatField(
+        default=0,
+        help_text="To the first checkpoint and between two. A node whose time ends sooner does not start the job.",
+    )
+    preemptible = models.BooleanField(default=False, help_text="Yields to a waiting nightly at its next checkpoint.")
     needs_sandbox = models.BooleanField(default=True, help_text="Not for nodes that run jobs without a sandbox.")
-    excluded_nodes = models.JSONField(default=list, blank=True)
-    """Ids, sorted: of nodes that may not do this job, because they did what it is to check."""
-    excluded_owners = models.JSONField(default=list, blank=True)
-    """User ids, sorted: of people whose nodes may not do this job."""
-    not_before = models.DateTimeField(null=True, blank=True)
-    """No node begins it sooner, or goes on with it; null: at once. Whoever made the job keeps both up to date."""
-    not_after = models.DateTimeField(null=True, blank=True)
-    """Nor from then on; what has begun by then goes on. Null: without end."""
+    excluded_nodes = models.JSONField(
+        default=list, blank=True, help_text="Sorted ids of nodes that may not run it, because it checks their work."
+    )
+    excluded_owners = models.JSONField(
+        default=list, blank=True, help_text="Sorted user ids of people whose nodes may not run it."
+    )
+    not_before = models.DateTimeField(
+        null=True, blank=True, help_text="No node starts or resumes it earlier. Empty: at once."
+    )
+    not_after = models.DateTimeField(
+        null=True, blank=True, help_text="No node starts or resumes it later. Empty: no end."
+    )
     release = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
     entry = models.ForeignKey(Blob, null=True, blank=True, on_delete=models.PROTECT, related_name="+")
-    limits = models.JSONField(default=dict)
-    """A `protocol.JobLimits`."""
-    attempts = models.IntegerField(default=0)
-    """Leases given so far."""
-    failures = models.IntegerField(default=0)
-    """Leases lost or failed by infrastructure since the last new checkpoint. Interruption is normal, standstill not."""
-    max_attempts = models.IntegerField(default=5)
-    """That many `failures` and the job fails; the model's own failures are not retried."""
-    stop_requested = models.CharField(max_length=8, blank=True)
-    """`finish` or `cancel`: told to the node with its next heartbeat."""
+    limits = models.JSONField(default=dict, help_text="A protocol.JobLimits.")
+    attempts = models.IntegerField(default=0, help_text="Leases so far.")
+    failures = models.IntegerField(
+        default=0, help_text="Leases lost or failed by infrastructure since the last new checkpoint."
+    )
+    max_attempts = models.IntegerField(
+        default=5, help_text="The job fails after this many failures. A failure of the model is never retried."
+    )
+    stop_requested = models.CharField(
+        max_length=8, blank=True, help_text="finish or cancel. The node receives it with its next heartbeat."
+    )
     stop_reason = models.CharField(max_length=500, blank=True)
-    hold_requested = models.BooleanField(default=False)
-    """When its node hands it back, it is held instead of queued."""
+    hold_requested = models.BooleanField(
+        default=False, help_text="The job is held, not queued, when its node hands it back."
+    )
     result = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
-    queued_at = models.DateTimeField(default=timezone.now)
-    """Since when it waits, for its age; kept when a lost lease puts it back."""
+    queued_at = models.DateTimeField(
+        default=timezone.now, help_text="Start of its waiting time. Kept when a lost lease requeues the job."
+    )
     state_since = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
 
@@ -107,7 +113,7 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["state", "priority", "-impact", "expected_seconds", "queued_at"]),
             models.Index(fields=["state", "state_since"]),
-            # The jobs of one line, oldest first.
+            # The jobs of one group, oldest first.
             models.Index(
                 fields=["author", "expected_seconds", "queued_at"],
                 condition=models.Q(state="queued"),
@@ -132,13 +138,13 @@ class LeaseQuerySet(models.QuerySet["Lease"]):
 
 
 class Lease(models.Model):
-    """A node's right to work on a job, until it finishes or its heartbeat stops."""
+    """A node's right to work on a job until it finishes or its heartbeats stop."""
 
     class State(models.TextChoices):
         ACTIVE = "active"
-        FINISHED = "finished"  # the node said how it ended
+        FINISHED = "finished"  # the node reported the outcome
         RELEASED = "released"  # the node handed the job back
-        LOST = "lost"  # its heartbeat stopped
+        LOST = "lost"  # its heartbeats stopped
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="leases")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="leases")
@@ -149,28 +155,33 @@ class Lease(models.Model):
     expires_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
     slot = models.PositiveSmallIntegerField(default=0, help_text="Which of the node's slots runs the job.")
-    gpus = models.PositiveSmallIntegerField(default=0)
-    """GPUs of that slot."""
-    accelerator = models.CharField(max_length=80, blank=True)
-    """What they are, for the credit: a node's hardware may change, what was lent does not."""
-    heartbeat_at = models.DateTimeField(null=True, blank=True)
-    """Null until the node has been heard of under this lease: perhaps the answer to its question was lost."""
-    outcome = models.CharField(max_length=8, blank=True)
-    """The node's last word (`protocol.FinishLease.outcome`); saying it again changes nothing."""
-    reason = models.CharField(max_length=500, blank=True)
-    """Why it ended."""
-    spec = models.TextField(blank=True)
-    """The signed `protocol.JobSpec`: what the node may read is what it names."""
-    uploads = models.ManyToManyField(Blob, blank=True, related_name="uploaded_under")
-    """What the node has sent under this lease: only that, and the job's own, can become a checkpoint or a file.
-
-    Their sizes count against the lease's limit. Files of superseded checkpoints are taken out.
-    """
-    limit_exceeded = models.BooleanField(default=False)
-    """A limit of the site refused a file: if the lease fails, the node is not to blame."""
+    gpus = models.PositiveSmallIntegerField(default=0, help_text="GPUs of the slot.")
+    accelerator = models.CharField(
+        max_length=80, blank=True, help_text="Their name, for the credit. The node's hardware may change later."
+    )
+    heartbeat_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Empty until the first heartbeat: the reply to the node's poll may have been lost.",
+    )
+    outcome = models.CharField(
+        max_length=8, blank=True, help_text="protocol.FinishLease.outcome. A repeat changes nothing."
+    )
+    reason = models.CharField(max_length=500, blank=True, help_text="Why it ended.")
+    spec = models.TextField(
+        blank=True, help_text="The signed protocol.JobSpec. The node may download the files that it names."
+    )
+    uploads = models.ManyToManyField(
+        Blob,
+        blank=True,
+        related_name="uploaded_under",
+        help_text="Files uploaded under this lease, without superseded checkpoints. They count against its limit.",
+    )
+    limit_exceeded = models.BooleanField(
+        default=False, help_text="A limit of the site rejected a file. The node is not to blame if the lease fails."
+    )
     phase = models.CharField(max_length=12, default="preparing")
-    seconds = models.FloatField(default=0)
-    """Wall seconds the job's processes ran, as metered by the agent."""
+    seconds = models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")
     metrics_received = models.IntegerField(default=0)
     log_received = models.BigIntegerField(default=0)
 
@@ -196,23 +207,29 @@ class Lease(models.Model):
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def with_files(self) -> CheckpointQuerySet:
-        """Return those whose files are on the server."""
+        """Return the checkpoints whose files are on the server."""
         return self.filter(files_deleted_at=None)
 
 
 class Checkpoint(models.Model):
-    """An uploaded checkpoint: where the job goes on, or what is scored."""
+    """An uploaded checkpoint, from which the job resumes or is scored."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="checkpoints")
     step = models.BigIntegerField()
-    manifest = models.JSONField()
-    """A `protocol.Checkpoint`."""
-    lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.SET_NULL, related_name="checkpoints")
-    """Under which it came: whose work it is."""
+    manifest = models.JSONField(help_text="A protocol.Checkpoint.")
+    lease = models.ForeignKey(
+        Lease,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="checkpoints",
+        help_text="Under which it was uploaded.",
+    )
     blobs = models.ManyToManyField(Blob, related_name="checkpoints")
     created_at = models.DateTimeField(default=timezone.now)
-    files_deleted_at = models.DateTimeField(null=True, blank=True)
-    """When its files were deleted, because newer checkpoints had superseded it; null: they are here."""
+    files_deleted_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its files were deleted because newer checkpoints superseded it."
+    )
 
     objects = CheckpointQuerySet.as_manager()
 
@@ -225,7 +242,7 @@ class Checkpoint(models.Model):
 
 
 class JobFile(models.Model):
-    """A small file that stays with the job: `run.json`, a plot."""
+    """A small file of a job, such as `run.json`."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="files")
     path = models.CharField(max_length=200)
@@ -239,7 +256,7 @@ class JobFile(models.Model):
 
 
 class LogChunk(models.Model):
-    """A stretch of a job's output."""
+    """Part of a job's output."""
 
     lease = models.ForeignKey(Lease, on_delete=models.CASCADE, related_name="log")
     offset = models.BigIntegerField()

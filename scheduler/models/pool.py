@@ -1,4 +1,4 @@
-"""The pool: nodes and the tokens that let them in."""
+"""Nodes, their lending windows and join tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from django.utils import timezone
 
 
 class Node(models.Model):
-    """A machine that works for us."""
+    """A machine that runs jobs."""
 
     class State(models.TextChoices):
-        NEW = "new"  # registered, has not asked for work yet
+        NEW = "new"  # registered, has not polled yet
         ONLINE = "online"
         DRAINING = "draining"  # finishes its job, takes no more
         PAUSED = "paused"
-        OFFLINE = "offline"  # has not been heard of for a while
-        BANNED = "banned"  # its token is refused
+        OFFLINE = "offline"  # has not polled for a while
+        BANNED = "banned"  # its token is rejected
 
     class Serves(models.TextChoices):
         EVERYONE = "everyone"
@@ -29,7 +29,7 @@ class Node(models.Model):
         UNTIL = "until", "until a moment"  # "this weekend"
 
     class Packets(models.TextChoices):
-        """Of the dataset swarm."""
+        """Whether the node rephrases packets of the dataset swarm."""
 
         NEVER = "never"
         BETWEEN = "between", "between runs"
@@ -38,47 +38,53 @@ class Node(models.Model):
     name = models.CharField(max_length=80, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     state = models.CharField(max_length=12, choices=State.choices, default=State.NEW)
-    reason = models.CharField(max_length=500, blank=True)
-    """Why it is in this state, for its owner."""
+    reason = models.CharField(max_length=500, blank=True, help_text="Why it is in this state.")
     trusted = models.BooleanField(default=False, help_text="May score: official results come from trusted nodes only.")
     labels = models.JSONField(default=list, blank=True)
     hardware = models.JSONField(default=dict, blank=True)
-    token_hash = models.CharField(max_length=64, unique=True, null=True, blank=True)
-    """SHA-256 of the node's token; null when revoked."""
+    token_hash = models.CharField(
+        max_length=64,
+        unique=True,
+        null=True,
+        blank=True,
+        help_text="SHA-256 of the node's token. Empty if it was revoked.",
+    )
     registered_at = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(null=True, blank=True)
-    failures = models.IntegerField(default=0)
-    """Jobs that failed here one after the other for reasons of the machine."""
-    valid_in_a_row = models.IntegerField(default=0)
-    """Results of its that agreed with known ones, since the last that did not (`scheduler.node_vetting`)."""
-    quota = models.PositiveIntegerField(default=1024)
-    """Jobs a day that it is given, while it is not trusted (`scheduler.node_quota`)."""
-    rest_until = models.DateTimeField(null=True, blank=True)
-    """It gets no job before; grows with `failures`, so that one broken machine does not eat the queue."""
+    failures = models.IntegerField(default=0, help_text="Jobs in a row that failed here because of the machine.")
+    valid_in_a_row = models.IntegerField(default=0, help_text="Results in a row that agreed with known ones.")
+    quota = models.PositiveIntegerField(default=1024, help_text="Jobs per day while it is not trusted.")
+    rest_until = models.DateTimeField(
+        null=True, blank=True, help_text="It gets no job before. Grows with its failures."
+    )
 
-    # What its owner wishes.
+    # Settings of its owner.
     serves = models.CharField(max_length=10, choices=Serves.choices, default=Serves.EVERYONE)
-    serves_track = models.CharField(max_length=50, blank=True)
-    """With `serves` track: the `Job.track` it works for."""
-    packets = models.CharField(max_length=10, choices=Packets.choices, default=Packets.NEVER)
-    """Whether it may rephrase for campaigns; its agent needs something to do that with."""
+    serves_track = models.CharField(max_length=50, blank=True, help_text="The track it serves, if it serves one track.")
+    packets = models.CharField(
+        max_length=10,
+        choices=Packets.choices,
+        default=Packets.NEVER,
+        help_text="Whether it may rephrase for campaigns.",
+    )
     available = models.CharField(max_length=10, choices=Available.choices, default=Available.ALWAYS)
-    available_until = models.DateTimeField(null=True, blank=True)
-    """With `available` until: the end of the burst."""
-    timezone = models.CharField(max_length=64, default="UTC")
-    """Its windows are told in this zone (IANA name)."""
+    available_until = models.DateTimeField(null=True, blank=True, help_text="If it is available until a moment.")
+    timezone = models.CharField(max_length=64, default="UTC", help_text="IANA name of the time zone of its windows.")
     max_hours = models.FloatField(null=True, blank=True, help_text="Of one run; longer ones are handed on in between.")
-    disk_bytes = models.BigIntegerField(null=True, blank=True)
-    """What its owner lends of the disk; null lends all that is free."""
+    disk_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="Disk space that its owner lends. Empty: all that is free."
+    )
     shown = models.BooleanField(default=True, help_text="By name on the public pages; otherwise counted, not named.")
-    slots = models.PositiveSmallIntegerField(default=1)
-    """Jobs at a time: 1 gives every job all GPUs, more share them out evenly."""
-    owner_labels = models.JSONField(default=list, blank=True)
-    """The owner's own labels; `labels` are those and what the node found out about itself."""
+    slots = models.PositiveSmallIntegerField(
+        default=1, help_text="Jobs at a time. The GPUs are shared evenly between them."
+    )
+    owner_labels = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="The owner's own labels. The labels are these and those that the node found.",
+    )
 
-    # How it is.
-    health = models.JSONField(default=dict, blank=True)
-    """A `protocol.Health`, as of its last word."""
+    health = models.JSONField(default=dict, blank=True, help_text="The latest protocol.Health.")
 
     class Meta:
         ordering = ["name"]
@@ -88,14 +94,12 @@ class Node(models.Model):
 
 
 class Window(models.Model):
-    """A weekly stretch in which a node is lent, in the node's own time zone."""
+    """A weekly time in which a node is lent, in the node's own time zone."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="windows")
-    weekday = models.PositiveSmallIntegerField()
-    """On which it begins: 0 is Monday."""
+    weekday = models.PositiveSmallIntegerField(help_text="Of its start; 0 is Monday.")
     start = models.TimeField()
-    end = models.TimeField()
-    """Not after `start`: on the next day. Equal to it: a whole day."""
+    end = models.TimeField(help_text="On the next day if it is not after the start. Equal to the start: a whole day.")
 
     class Meta:
         ordering = ["weekday", "start"]
@@ -105,16 +109,23 @@ class Window(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one node in, once; expires."""
+    """A token with which one node registers, once."""
 
     token_hash = models.CharField(max_length=64, unique=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.CASCADE)
     labels = models.JSONField(default=list, blank=True)
     trusted = models.BooleanField(default=False)
-    for_packets = models.BooleanField(default=False)
-    """Lets in a volunteer of the dataset swarm, who gets nothing but packets."""
-    renews = models.ForeignKey(Node, null=True, blank=True, on_delete=models.CASCADE, related_name="renewals")
-    """For a node that is known already: it joins again as itself, with a new token."""
+    for_packets = models.BooleanField(
+        default=False, help_text="For a volunteer of the dataset swarm, who gets packets only."
+    )
+    renews = models.ForeignKey(
+        Node,
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        related_name="renewals",
+        help_text="The known node that joins again with it.",
+    )
     created_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)

@@ -1,4 +1,4 @@
-"""Who lends: the name under which a sponsor stands on the public list."""
+"""Sponsors and their names on the public list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINK = URLValidator(schemes=["http", "https"])
 
 
 class Sponsor(models.Model):
-    """A user who lends nodes. Whether the public sees the name is said for each node (`Node.shown`)."""
+    """A user who lends nodes. `Node.shown` says, node by node, whether the name is public."""
 
     user = models.OneToOneField(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="sponsor")
     name = models.CharField(max_length=60)

@@ -1,4 +1,4 @@
-"""When the queue was last swept."""
+"""The time of the last sweep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Sweep(models.Model):
-    """One row. A long gap since the last sweep: the site was down, and no node is to blame for its silence."""
+    """A single row. After a long gap the site was down, so silent nodes keep their leases."""
 
     at = models.DateTimeField()
 

@@ -1,4 +1,4 @@
-"""What was found when a node's work was compared with what the site knew."""
+"""Comparisons of nodes' results with known results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from scheduler.models.jobs import Job
 from scheduler.models.pool import Node
 
 
-class Judgement(models.Model):
-    """One result of a node, compared. One row for each checking job, so that nothing counts twice."""
+class ResultCheck(models.Model):
+    """A node's result, compared by a checking job. One row per job, so that nothing counts twice."""
 
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="judgements")
-    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="judgement")
-    """The job that compared."""
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="result_checks")
+    job = models.OneToOneField(
+        Job, on_delete=models.CASCADE, related_name="result_check", help_text="The job that compared."
+    )
     valid = models.BooleanField()
     sentence = models.CharField(max_length=500)
     at = models.DateTimeField(default=timezone.now)

@@ -1,7 +1,7 @@
 """Tokens of nodes and leases, and the join tokens with which nodes register.
 
-A token is shown once and stored as its SHA-256. It has 256 random bits, so a plain hash is enough. It is looked up by
-an index, whose timing tells a guess nothing.
+A token is shown once and stored as its SHA-256. It has 256 random bits, so a plain hash is enough. The timing of the
+lookup by an index reveals nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TokenKind = Literal["join", "node", "lease"]
 
 JOIN_TOKEN_HOURS = 24.0
 JOIN_RETRY_PERIOD = timedelta(minutes=15)
-"""So long a join token may be used again by the same node, should the answer to its registration have been lost."""
+"""How long the same node may use a join token again, in case the reply to its registration was lost."""
 
 
 def generate_token(kind: TokenKind) -> str:
-    """Return a fresh token. The prefix says what has leaked, and lets secret scanners find it."""
+    """Return a new token. Secret scanners find it by its prefix."""
     return f"dtn_{kind}_{secrets.token_urlsafe(32)}"
 
 
 def hash_token(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the hash that is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -51,7 +51,7 @@ def create_join_token(
     owner: AbstractBaseUser | None = None,
     renews: Node | None = None,
 ) -> str:
-    """Return a token that lets one node in, once. With `renews` that node comes back as itself."""
+    """Return a token with which one node registers, once. With `renews` that node registers again as itself."""
     token = generate_token("join")
     JoinToken.objects.create(
         token_hash=hash_token(token),
@@ -69,25 +69,25 @@ def get_expiry(hours: float) -> datetime:
 
 
 def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
-    """Let a node in; return it with its own token. A join token is used up by exactly one node."""
+    """Register a node; return it and its token. A join token is used up by exactly one node."""
     now = timezone.now()
     try:
         with transaction.atomic():
             join = JoinToken.objects.filter(token_hash=hash_token(token)).select_related("renews", "used_by").first()
             if join is None:
-                raise UnauthorizedError("This join token is not known here: ask the site's people for a new one.")
+                raise UnauthorizedError("This join token is unknown. Ask a maintainer for a new one.")
             if join.expires_at < now:
-                raise UnauthorizedError("This join token has expired: ask the site's people for a new one.")
+                raise UnauthorizedError("This join token has expired. Ask a maintainer for a new one.")
             node = join.used_by or join.renews or create_node(join, message)
             free = Q(used_at=None)
             if join.used_by and join.used_by.state == Node.State.NEW:
                 free |= Q(used_at__gt=now - JOIN_RETRY_PERIOD)
             used = JoinToken.objects.filter(free, pk=join.pk).update(used_at=now, used_by=node)
             if not used:
-                raise UnauthorizedError("This join token has been used: each lets one node in. Ask for a new one.")
+                raise UnauthorizedError("This join token was used already. Each registers one node. Ask for a new one.")
             return node, issue_node_token(node, join, message)
     except IntegrityError:
-        raise UnauthorizedError("Another node joined under this name at the same moment: try again.") from None
+        raise UnauthorizedError("Another node took this name at the same moment. Try again.") from None
 
 
 def create_node(join: JoinToken, message: protocol.Register) -> Node:
@@ -99,27 +99,26 @@ def create_node(join: JoinToken, message: protocol.Register) -> Node:
     )
 
 
-def find_free_name(wanted: str) -> str:
-    """Return the name, or the name with the first number that nobody has."""
-    taken = set(Node.objects.filter(name__startswith=wanted).values_list("name", flat=True))
-    if wanted not in taken:
-        return wanted
-    return next(name for number in range(2, len(taken) + 3) if (name := f"{wanted[:74]}-{number}") not in taken)
+def find_free_name(name: str) -> str:
+    """Return the name, with the first free number if it is taken."""
+    taken = set(Node.objects.filter(name__startswith=name).values_list("name", flat=True))
+    candidates = (name, *(f"{name[:74]}-{number}" for number in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) -> str:
-    """Give the node its token; whatever token it had is worth nothing from now on."""
+    """Return a new token of the node; its old one is invalid from now on."""
     token = generate_token("node")
-    wished = sorted({*node.owner_labels, *join.labels, *message.labels})
+    owner_labels = sorted({*node.owner_labels, *join.labels, *message.labels})
     Node.objects.filter(pk=node.pk).update(
         token_hash=hash_token(token),
-        labels=sorted({*wished, *message.hardware.found_labels}),
-        owner_labels=wished,
+        labels=sorted({*owner_labels, *message.hardware.found_labels}),
+        owner_labels=owner_labels,
         hardware=message.hardware.model_dump(mode="json"),
     )
     node.refresh_from_db()
-    who = join.owner.get_username() if join.owner else "site"
-    Event.record(who, node, f"{node.name} joined{' as a trusted node' if node.trusted else ''}.")
+    actor = join.owner.get_username() if join.owner else "site"
+    Event.record(actor, node, f"{node.name} joined{' as a trusted node' if node.trusted else ''}.")
     return token
 
 
@@ -146,12 +145,10 @@ def get_node_by_token(token: str) -> Node:
     node = Node.objects.filter(token_hash=hash_token(token)).annotate(has_lease=Exists(active)).first()
     if node is None:
         if token.startswith("dtn_lease_"):
-            raise ForbiddenError("This is the token of a lease, and this call needs the node's own.")
+            raise ForbiddenError("This is a lease's token. This call needs the node's token.")
         if token.startswith("dtn_join_"):
-            raise ForbiddenError("This is a join token: register with it first.")
-        raise UnauthorizedError(
-            "This node's token is not known here, or it was revoked: join again with a new join token."
-        )
+            raise ForbiddenError("This is a join token. Register with it first.")
+        raise UnauthorizedError("This node's token is unknown or revoked. Register again with a new join token.")
     check_not_banned(node)
     return node
 
@@ -162,10 +159,10 @@ def get_lease_by_token(token: str, lease_id: int) -> Lease:
     lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
-            raise ForbiddenError("This call needs the token of the lease, not the node's.")
+            raise ForbiddenError("This call needs the lease's token, not the node's.")
         if Lease.objects.filter(token_hash=hashed).exists():
             raise ForbiddenError("This token belongs to another lease.")
-        raise UnauthorizedError("This lease's token is not known here.")
+        raise UnauthorizedError("This lease's token is unknown.")
     check_not_revoked(lease.node)
     check_not_banned(lease.node)
     return lease
@@ -174,13 +171,13 @@ def get_lease_by_token(token: str, lease_id: int) -> Lease:
 def check_not_revoked(node: Node) -> None:
     if node.token_hash is None:
         raise UnauthorizedError(
-            "This node's token was revoked: stop what runs, nothing more is taken. Join again with a new token."
+            "This node's token was revoked. Stop the job: nothing more is accepted. Register again with a new token."
         )
 
 
 def check_not_banned(node: Node) -> None:
     if node.state == Node.State.BANNED:
-        raise ForbiddenError(f"This node is banned: {node.reason or 'ask the people of the site why'}")
+        raise ForbiddenError(f"This node is banned: {node.reason or 'ask a maintainer why'}")
 
 
 # --- revocation -------------------------------------------------------------------------------------------------------
@@ -188,10 +185,7 @@ def check_not_banned(node: Node) -> None:
 
 @transaction.atomic
 def revoke_node_token(node: Node, actor: str) -> bool:
-    """Make the node's token worthless; return whether it had one. Its lease runs out by itself, unheard.
-
-    So are the tokens with which it could join again.
-    """
+    """Revoke the node's token and join tokens; return whether it had a token. Its leases expire."""
     expire_join_tokens(node)
     revoked = Node.objects.filter(pk=node.pk, token_hash__isnull=False).update(token_hash=None)
     node.refresh_from_db()
@@ -201,6 +195,6 @@ def revoke_node_token(node: Node, actor: str) -> bool:
 
 
 def expire_join_tokens(node: Node) -> None:
-    """Let the node's join tokens expire now, also one whose answer may have been lost."""
+    """Expire the node's join tokens now, also a used one that could be used again."""
     now = timezone.now()
     JoinToken.objects.filter(Q(renews=node) | Q(used_by=node), expires_at__gt=now).update(expires_at=now)

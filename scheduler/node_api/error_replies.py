@@ -26,7 +26,7 @@ def build_error_reply(error: Exception) -> tuple[int, str, dict[str, str]]:
         headers = {"Retry-After": str(rate_limits.get_retry_after())} if error.status == 429 else {}
         return error.status, str(error), headers
     if isinstance(error, RequestDataTooBig):
-        return TooLargeError.status, "The message is larger than the site takes: send less at a time.", {}
+        return TooLargeError.status, "The message is too large. Send less at a time.", {}
     if isinstance(error, AuthenticationError):
         return UnauthorizedError.status, NOT_AUTHENTICATED, {}
     if isinstance(error, ValidationError):
@@ -41,5 +41,5 @@ def describe_validation_error(errors: Sequence[Any]) -> str:
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "path", "message"))
     if first["type"] == "extra_forbidden":
-        return f"The message says {where}, which this site does not know: is the agent newer?"
-    return f"The message cannot be right at {where or 'its root'}: {first['msg']}."
+        return f"Unknown field {where}. Is the agent newer than the site?"
+    return f"Invalid message at {where or 'its root'}: {first['msg']}."

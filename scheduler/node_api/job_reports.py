@@ -1,4 +1,4 @@
-"""What a job says while it runs: metrics by sequence number, log by offset. Saying it again changes nothing."""
+"""Metrics and logs of running jobs. Repeats change nothing: metrics have sequence numbers, logs have offsets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scheduler.models import Lease, LogChunk
 from trainer import protocol
 
 MAX_LOG_BYTES = 8 * 2**20
-"""Kept of one lease's output; the rest is counted and dropped."""
+"""Stored of one lease's output. The rest is counted and dropped."""
 
 
 @transaction.atomic
 def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
-    """Take a batch, if it is the next one, and hand its rows to the job's kind."""
+    """Store a batch if it is the next one. Raises LeaseEndedError or OutOfOrderError."""
     taken = (
         Lease.objects.active(lease)
         .filter(metrics_received=message.sequence - 1)
@@ -27,20 +27,20 @@ def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Ackn
         return protocol.Acknowledgment(received=message.sequence)
     check_lease_active(lease)
     if message.sequence > lease.metrics_received:
-        raise OutOfOrderError(f"Batch {lease.metrics_received + 1} comes next, and this is {message.sequence}.")
+        raise OutOfOrderError(f"Expected batch {lease.metrics_received + 1}, got {message.sequence}.")
     return protocol.Acknowledgment(received=lease.metrics_received)
 
 
 @transaction.atomic
 def store_log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgment:
-    """Take a stretch of output. Of one that overlaps what is here only the new part is kept."""
+    """Store the new part of a chunk of output. Raises LeaseEndedError or OutOfOrderError."""
     lease.refresh_from_db(fields=["state", "log_received"])
     content = message.text.encode("utf-8", "replace")
     end = message.offset + len(content)
     received = lease.log_received
     if message.offset > received:
         check_lease_active(lease)
-        raise OutOfOrderError(f"The log is here up to byte {received:,}, and this begins at {message.offset:,}.")
+        raise OutOfOrderError(f"The log has {received:,} bytes, and this chunk starts at {message.offset:,}.")
     if end <= received:
         check_lease_active(lease)
         return protocol.Acknowledgment(received=received)
@@ -57,15 +57,15 @@ def store_log(lease: Lease, message: protocol.LogChunk) -> protocol.Acknowledgme
 
 
 def store_log_chunk(lease: Lease, offset: int, text: str) -> None:
-    """Store the text, unless there is too much already; the first that is dropped says so."""
+    """Store the text up to `MAX_LOG_BYTES`, then a notice."""
     if offset < MAX_LOG_BYTES:
-        too_much = offset + len(text.encode()) >= MAX_LOG_BYTES
-        notice = f"\n[the log is longer than {MAX_LOG_BYTES // 2**20} MB; the rest was dropped]\n" if too_much else ""
+        is_full = offset + len(text.encode()) >= MAX_LOG_BYTES
+        notice = f"\n[the log is longer than {MAX_LOG_BYTES // 2**20} MB; the rest was dropped]\n" if is_full else ""
         LogChunk.objects.create(lease=lease, offset=offset, text=text + notice)
 
 
 def check_lease_active(lease: Lease) -> None:
-    """Read the lease again; raise Over when it has ended."""
+    """Raises LeaseEndedError."""
     lease.refresh_from_db()
     if lease.state != Lease.State.ACTIVE:
         raise LeaseEndedError

@@ -13,7 +13,7 @@ from scheduler.node_api import auth, last_seen
 from trainer import protocol
 
 MIN_HELD_SECONDS = 1.0
-"""A node that would wait for less is told to poll later."""
+"""A node that would wait for less polls later."""
 IDLE_SECONDS = 5.0
 PAUSE_SECONDS = 30.0
 MAX_CLOCK_SKEW = timedelta(seconds=2)
@@ -37,7 +37,7 @@ class PollSession:
         lease_sweeper.SWEEPER.sweep_if_due(now)
         if lease := lease_sweeper.release_stale_leases(self.node, message, now):
             return build_idle_reply(
-                IDLE_SECONDS, f"This node still holds lease {lease.pk}; it ends when it is not heard of."
+                IDLE_SECONDS, f"This node still holds lease {lease.pk}. It ends when its heartbeats stop."
             )
         return self.check_node(now) or self.claim_job(now)
 

@@ -1,7 +1,7 @@
-"""Large files that arrive in pieces: on this server's own disk until they are whole, whatever the storage is.
+"""Uploads in pieces. A partial file lies on this server's disk, whatever the storage is.
 
-A piece that was cut short stays as far as it came. Nothing here counts: a file counts once all of it has its hash.
-Not covered: several servers without a common folder. A node that meets another one after a break begins anew there.
+An interrupted piece is kept as far as it arrived. The hash is checked once the file is complete.
+Not covered: several servers without a shared folder. A node that reaches another server starts again there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scheduler.models import Blob
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Which bytes of a file a piece is: `first` to `last`, both included, of `total`."""
+    """The bytes of a piece: `first` to `last`, both included, of `total`."""
 
     first: int
     last: int
@@ -33,11 +33,11 @@ class ByteRange:
 
     @classmethod
     def parse(cls, header: str, length: int) -> Self:
-        """Read `Content-Range: bytes first-last/total` of a body of `length` bytes; raise Unacceptable."""
+        """Parse `Content-Range: bytes first-last/total` of a body of `length` bytes. Raises InvalidMessageError."""
         match = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", header)
         span = cls(*map(int, match.groups())) if match else None
         if span is None or not span.first <= span.last < span.total or span.length != length:
-            raise InvalidMessageError(f"Content-Range {header[:80]!r} is not that of a body of {length:,} bytes.")
+            raise InvalidMessageError(f"Content-Range {header[:80]!r} does not match a body of {length:,} bytes.")
         return span
 
     @property
@@ -50,32 +50,34 @@ def get_partial_path(lease: int, sha256: str, total: int) -> Path:
 
 
 def get_received_size(lease: int, sha256: str) -> int:
-    """Return how many bytes of a file are here. One that is whole and has not been found right misses its last byte:
-    with that it is looked at again."""
+    """Return how many bytes of a file have arrived; one less of a complete file whose hash was not checked yet.
+
+    So the node sends the last byte again, and with it the file is checked.
+    """
     for path in (settings.UPLOADS / str(lease)).glob(f"{sha256}.*"):
-        with suppress(FileNotFoundError):  # it became whole just now
+        with suppress(FileNotFoundError):  # just completed
             return min(path.stat().st_size, int(path.suffix[1:]) - 1)
     return 0
 
 
-def sum_partial_sizes(lease: int, beside: str) -> int:
-    """Return how many bytes of a lease's other files are here."""
+def sum_partial_sizes(lease: int, except_for: str) -> int:
+    """Return how many bytes of the lease's other partial files have arrived."""
     sizes = 0
     for path in (settings.UPLOADS / str(lease)).glob("*"):
         with suppress(FileNotFoundError):
-            sizes += 0 if path.name.startswith(beside) else path.stat().st_size
+            sizes += 0 if path.name.startswith(except_for) else path.stat().st_size
     return sizes
 
 
 @contextmanager
 def open_partial_file(lease: int, sha256: str, total: int) -> Iterator[IO[bytes]]:
-    """Open a partial file, empty if there is none; of several who want it at once each waits for the one before."""
+    """Open and lock a partial file; create it if there is none."""
     path = get_partial_path(lease, sha256, total)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_same_file(path, file):  # it became whole while we waited, and belongs to the storage now
+            if not is_same_file(path, file):  # completed and moved to the storage meanwhile
                 continue
             yield file
             return
@@ -89,13 +91,10 @@ def is_same_file(path: Path, file: IO[bytes]) -> bool:
 
 
 def append_piece(file: IO[bytes], span: ByteRange, read: Callable[[int], bytes]) -> int:
-    """Put a piece where it belongs; return how far the file is here. Raise Elsewhere if something before it is missing.
-
-    Of a piece that is here in part only the rest is kept.
-    """
+    """Append the new part of a piece; return the size of the file. Raises RangeError if bytes before it are missing."""
     size = file.seek(0, 2)
     if span.first > size:
-        raise RangeError(f"The file is here up to byte {size:,}, and this piece begins at {span.first:,}.")
+        raise RangeError(f"The file has {size:,} bytes so far, and this piece starts at {span.first:,}.")
     left, known = span.length, size - span.first
     while left > 0 and (data := read(min(storage.CHUNK, left))):
         left -= len(data)
@@ -106,7 +105,7 @@ def append_piece(file: IO[bytes], span: ByteRange, read: Callable[[int], bytes])
 
 
 def finish_upload(sha256: str, path: Path) -> Blob:
-    """Make a blob of a file that is whole. Raise Unacceptable, and drop it, if its hash is another one."""
+    """Return the blob of a complete file. Raises InvalidMessageError for a wrong hash. Deletes the file."""
     try:
         return storage.store_local_file(sha256, path)
     finally:
@@ -114,11 +113,11 @@ def finish_upload(sha256: str, path: Path) -> Blob:
 
 
 def delete_partial_uploads(lease: int) -> None:
-    """Drop what a lease left half-way."""
+    """Delete the partial files of a lease."""
     shutil.rmtree(settings.UPLOADS / str(lease), ignore_errors=True)
 
 
 def list_leases_with_partials() -> list[int]:
-    """Return the leases that have something here."""
+    """Return the ids of leases with partial files."""
     folder: Path = settings.UPLOADS
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""What nodes say to the site, under `/api/node/v1/`: the messages of `trainer/protocol`, both ways.
+"""The node API under `/api/node/v1/`, with the messages of `trainer/protocol`.
 
 The body of every error is a `protocol.ErrorDetail`. 401 and 403: the token does not allow this; 409: the lease has
 ended; 426: another version of the protocol; 429: too many requests.
@@ -69,14 +69,14 @@ class NodeRequest(HttpRequest):
 
 @node_api.post("/register", auth=JoinToken(), response={200: protocol.RegisterReply, **ERRORS})
 def register(request: NodeRequest, message: protocol.Register) -> protocol.RegisterReply:
-    """A new node joins, with its join token; it gets its own token and the key to check job specs with."""
+    """Register a node by its join token. The reply has its own token and the key that signs job specs."""
     node, token = auth.register_node(request.auth, message)
     return protocol.RegisterReply(node=node.pk, token=token, public_key=signing.get_public_key())
 
 
 @node_api.post("/poll", auth=NodeToken(), response={200: protocol.PollReply, **ERRORS})
 def poll(request: NodeRequest, message: protocol.Poll) -> HttpResponse:
-    """A free node asks for a job. The request may stay open (`poll_endpoint`); this view answers at once."""
+    """A free node requests a job. The request may stay open (`poll_endpoint`); this view answers at once."""
     session = polls.PollSession(request.auth, message)
     return build_response(session.check() or session.build_no_job_reply(was_held=False))
 
@@ -86,25 +86,25 @@ def poll(request: NodeRequest, message: protocol.Poll) -> HttpResponse:
 
 @node_api.post("/leases/{int:lease_id}/heartbeat", auth=LeaseToken(), response={200: protocol.HeartbeatReply, **ERRORS})
 def heartbeat(request: NodeRequest, lease_id: int, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
-    """Keeps the lease; the reply may ask to stop."""
+    """Renew the lease. The reply may request a stop."""
     return leases.renew_lease(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/metrics", auth=LeaseToken(), response={200: protocol.Acknowledgment, **ERRORS})
 def metrics(request: NodeRequest, lease_id: int, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
-    """The next batch of metric lines; a repeat does nothing."""
+    """Store the next batch of metric rows. A repeat changes nothing."""
     return job_reports.store_metrics(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/log", auth=LeaseToken(), response={200: protocol.Acknowledgment, **ERRORS})
 def log(request: NodeRequest, lease_id: int, message: protocol.LogChunk) -> protocol.Acknowledgment:
-    """The next stretch of output; a repeat does nothing."""
+    """Store the next part of the output. A repeat changes nothing."""
     return job_reports.store_log(request.auth, message)
 
 
 @node_api.post("/leases/{int:lease_id}/blobs", auth=LeaseToken(), response={200: protocol.MissingBlobs, **ERRORS})
 def blobs(request: NodeRequest, lease_id: int, message: protocol.BlobQuery) -> protocol.MissingBlobs:
-    """Which of these files does the site still want?"""
+    """Return which of these files are missing."""
     return uploads.list_missing_blobs(request.auth, message)
 
 
@@ -120,7 +120,7 @@ def blobs(request: NodeRequest, lease_id: int, message: protocol.BlobQuery) -> p
     },
 )
 def put_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledgment:
-    """One file, as raw bytes, or a piece of it (`Content-Range`). It counts when all of it is here with this hash."""
+    """Upload a file as raw bytes, or a piece of it (`Content-Range`). A complete file must have this hash."""
     length = int(request.META.get("CONTENT_LENGTH") or 0)
     if header := request.headers.get("Content-Range"):
         span = resumable_uploads.ByteRange.parse(header, length)
@@ -133,19 +133,19 @@ def put_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> pr
     "/leases/{int:lease_id}/blobs/{sha256}",
     auth=LeaseToken(),
     response=ERRORS,
-    operation_id="how_far",
+    operation_id="get_upload_offset",
 )
-def how_far(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> HttpResponse:
-    """How many bytes of a file have come under this lease: `Upload-Offset`."""
+def get_upload_offset(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> HttpResponse:
+    """Return in `Upload-Offset` how many bytes of a file have arrived under this lease."""
     return HttpResponse(headers={"Upload-Offset": str(uploads.get_upload_offset(request.auth, sha256))})
 
 
 @node_api.get("/leases/{int:lease_id}/blobs/{sha256}", auth=LeaseToken(), response=ERRORS)
 def get_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> HttpResponseBase:
-    """A file that the lease's spec names: raw bytes, those from `Range: bytes=<first>-` on, or a redirect to them."""
+    """Return a file that the lease's spec names: raw bytes, from `Range: bytes=<first>-` on, or a redirect."""
     blob = uploads.get_downloadable_blob(request.auth, sha256)
-    if address := storage.get_presigned_url(blob):
-        return HttpResponseRedirect(address)
+    if url := storage.get_presigned_url(blob):
+        return HttpResponseRedirect(url)
     return downloads.send_blob(request, blob)
 
 
@@ -153,14 +153,14 @@ def get_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> Ht
     "/leases/{int:lease_id}/checkpoints", auth=LeaseToken(), response={200: protocol.Acknowledgment, **ERRORS}
 )
 def checkpoints(request: NodeRequest, lease_id: int, message: protocol.CheckpointUploaded) -> protocol.Acknowledgment:
-    """Every file of the checkpoint has been sent: it counts from now on."""
+    """Record a checkpoint whose files have all been uploaded."""
     uploads.record_checkpoint(request.auth, message.checkpoint, message.files)
     return protocol.Acknowledgment(received=message.checkpoint.step)
 
 
 @node_api.post("/leases/{int:lease_id}/finish", auth=LeaseToken(), response={200: protocol.Acknowledgment, **ERRORS})
 def finish(request: NodeRequest, lease_id: int, message: protocol.FinishLease) -> protocol.Acknowledgment:
-    """The end of the lease; a repeat does nothing."""
+    """End the lease with its outcome. A repeat changes nothing."""
     lease: Lease = request.auth
     leases.finish_lease(lease, message)
     return protocol.Acknowledgment(received=lease.metrics_received)

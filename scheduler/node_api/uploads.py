@@ -1,4 +1,4 @@
-"""What nodes send to stay: files, the checkpoints and job files made of them. And which files a node may read."""
+"""Uploads of nodes: files, checkpoints and job files. Also which files a node may download."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from scheduler.node_api import resumable_uploads
 from trainer import protocol
 
 MAX_FILES = 256
-"""In one message; a checkpoint has a handful."""
+"""In one message."""
 
 
 def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.MissingBlobs:
-    """Return which files have to be sent.
+    """Return which files the node has to upload.
 
-    A file that only another job has is wanted too: whoever knows no more than its hash does not get hold of it.
+    A file that only another job has counts as missing: the knowledge of a hash gives no access to a file.
     """
     with record_exceeded_limit(lease):
         check_files(message.files)
-    here = find_uploaded_blobs(lease.job, message.files)
+    uploaded = find_uploaded_blobs(lease.job, message.files)
     return protocol.MissingBlobs(
-        sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in here))
+        sha256=tuple(dict.fromkeys(file.sha256 for file in message.files if file.sha256 not in uploaded))
     )
 
 
 def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
-    """Store one file of this lease; raise TooLarge, Over, or Unacceptable for another hash."""
+    """Store a file of this lease. Raises TooLargeError, LeaseEndedError, InvalidMessageError for another hash."""
     limit = get_upload_allowance(lease, length)
     blob = storage.store_stream(sha256, read, limit)
     with transaction.atomic():
@@ -48,11 +48,11 @@ def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], length
 def store_upload_piece(
     lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange
 ) -> int:
-    """Keep a piece of a file; return how far the file is here. With its last byte it is stored as by `take_in`.
+    """Store a piece of a file; return how many bytes have arrived. With the last byte the file is checked and stored.
 
-    Raise as that does, and Elsewhere if something before the piece is missing.
+    Raises as `store_upload` does, and RangeError if bytes before the piece are missing.
     """
-    get_upload_allowance(lease, span.total, resumable_uploads.sum_partial_sizes(lease.pk, beside=sha256))
+    get_upload_allowance(lease, span.total, resumable_uploads.sum_partial_sizes(lease.pk, except_for=sha256))
     with resumable_uploads.open_partial_file(lease.pk, sha256, span.total) as file:
         received = get_upload_offset(lease, sha256)
         if received < span.total:
@@ -60,7 +60,7 @@ def store_upload_piece(
         if received < span.total:
             return received
         path = resumable_uploads.get_partial_path(lease.pk, sha256, span.total)
-        if not lease.uploads.filter(pk=sha256).exists():  # else it became whole while this piece waited for its turn
+        if not lease.uploads.filter(pk=sha256).exists():  # else completed while this piece waited
             blob = resumable_uploads.finish_upload(sha256, path)
             with transaction.atomic():
                 lock_active_lease(lease)
@@ -70,31 +70,29 @@ def store_upload_piece(
 
 
 def get_upload_offset(lease: Lease, sha256: str) -> int:
-    """Return how many bytes of a file have come under this lease."""
+    """Return how many bytes of a file have arrived under this lease."""
     blob = lease.uploads.filter(pk=sha256).first()
     return resumable_uploads.get_received_size(lease.pk, sha256) if blob is None else blob.size
 
 
-def get_upload_allowance(lease: Lease, length: int, under_way: int = 0) -> int:
-    """Return how many bytes the lease may still send; raise TooLarge if `length` is more, Over if it has ended.
+def get_upload_allowance(lease: Lease, length: int, partial_bytes: int = 0) -> int:
+    """Return how many bytes the lease may still upload. Raises TooLargeError if `length` is more, LeaseEndedError.
 
-    Only what is kept under the lease counts: files of superseded checkpoints do not.
+    Files of superseded checkpoints do not count. `partial_bytes`: of other unfinished uploads.
     """
     if not Lease.objects.active(lease).exists():
         raise LeaseEndedError
-    kept = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
-    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - kept - under_way))
+    stored = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
+    limit = int(min(settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES - stored - partial_bytes))
     with record_exceeded_limit(lease):
         if length > limit:
-            raise TooLargeError(
-                f"The file has {length:,} bytes, and the site takes {max(limit, 0):,} more of this lease."
-            )
+            raise TooLargeError(f"The file has {length:,} bytes, and this lease may upload {max(limit, 0):,} more.")
     return limit
 
 
 @contextmanager
 def record_exceeded_limit(lease: Lease) -> Iterator[None]:
-    """Record on the lease that a limit of the site refused a file, so that its node is not blamed."""
+    """Record on the lease that a limit of the site rejected a file, so that its node is not blamed."""
     try:
         yield
     except TooLargeError:
@@ -104,10 +102,10 @@ def record_exceeded_limit(lease: Lease) -> Iterator[None]:
 
 @transaction.atomic
 def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequence[protocol.FileRef] = ()) -> None:
-    """Record a checkpoint and the files that came with it, and delete the files of those that it supersedes.
+    """Record a checkpoint and its job files, and delete the files of checkpoints that it supersedes.
 
-    The same one again changes nothing. Another one of the same step is refused, and so is one older than the newest:
-    it would come between the ends of a stretch that is kept for a replay.
+    A repeat changes nothing. Raises InvalidMessageError for another checkpoint of the same step, and for one older than
+    the newest: it would split a stretch that is kept for a replay.
     """
     lock_active_lease(lease)
     attach_files(lease, files)
@@ -117,31 +115,31 @@ def record_checkpoint(lease: Lease, message: protocol.Checkpoint, files: Sequenc
     if known is not None:
         if known.manifest != manifest:
             raise InvalidMessageError(
-                f"This job has another checkpoint of step {message.step} already; the first one counts."
+                f"This job already has another checkpoint of step {message.step}. The first one counts."
             )
         return
     last = job.checkpoints.last()
     if last is not None and message.step < last.step:
         raise InvalidMessageError(
-            f"This job has a checkpoint of step {last.step} already: one of step {message.step} is too old."
+            f"This job already has a checkpoint of step {last.step}. One of step {message.step} is too old."
         )
     blobs = get_complete_blobs(job, message.files)
-    made = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
-    made.blobs.set(blobs)
-    Job.objects.filter(pk=job.pk).update(failures=0)  # progress: what was lost before does not count any more
-    get_job_kind(job).checkpoint(job, made)
+    checkpoint = Checkpoint.objects.create(job=job, step=message.step, manifest=manifest, lease=lease)
+    checkpoint.blobs.set(blobs)
+    Job.objects.filter(pk=job.pk).update(failures=0)  # the job has made progress
+    get_job_kind(job).checkpoint(job, checkpoint)
     delete_superseded(job)
 
 
 def attach_files(lease: Lease, files: Sequence[protocol.FileRef]) -> None:
-    """Keep small files with the job. Bring a transaction."""
+    """Attach small files to the job. Requires a transaction."""
     blobs = {blob.sha256: blob for blob in get_complete_blobs(lease.job, files)}
     for file in files:
         JobFile.objects.update_or_create(job=lease.job, path=file.path, defaults={"blob": blobs[file.sha256]})
 
 
 def get_downloadable_blob(lease: Lease, sha256: str) -> Blob:
-    """Return a file that this lease's spec names; raise Over, Forbidden or Missing."""
+    """Return a file that this lease's spec names. Raises LeaseEndedError, ForbiddenError, NotFoundError."""
     if lease.state != Lease.State.ACTIVE:
         raise LeaseEndedError
     if sha256 not in {
@@ -150,12 +148,12 @@ def get_downloadable_blob(lease: Lease, sha256: str) -> Blob:
         raise ForbiddenError("This file does not belong to this lease's job.")
     blob = Blob.objects.filter(sha256=sha256).first()
     if blob is None:
-        raise NotFoundError("The site has lost this file; its people have to be told.")
+        raise NotFoundError("The site has lost this file. Report it to a maintainer.")
     return blob
 
 
 def iterate_file_references(message: Any) -> Iterator[protocol.FileRef]:
-    """Yield every file that a message names. Not what only looks like one: free-form parts are an author's words."""
+    """Yield the file references in the typed parts of a message; an author writes the free-form parts."""
     if isinstance(message, protocol.FileRef):
         yield message
     elif isinstance(message, protocol.Message):
@@ -176,7 +174,7 @@ def lock_active_lease(lease: Lease) -> None:
 
 
 def find_uploaded_blobs(job: Job, files: Collection[protocol.FileRef]) -> dict[str, Blob]:
-    """Return those of the files that were sent for this job before, under any of its leases."""
+    """Return the files that were uploaded for this job before, under any of its leases."""
     if not files:
         return {}
     blobs = Blob.objects.filter(sha256__in={file.sha256 for file in files}).filter(
@@ -186,27 +184,27 @@ def find_uploaded_blobs(job: Job, files: Collection[protocol.FileRef]) -> dict[s
 
 
 def get_complete_blobs(job: Job, files: Sequence[protocol.FileRef]) -> list[Blob]:
-    """Return the blobs of all files; raise Unacceptable when one is missing, or is not what was said."""
+    """Return the blobs of all files. Raises InvalidMessageError if one is missing or has another size."""
     check_files(files)
-    here = find_uploaded_blobs(job, files)
+    uploaded = find_uploaded_blobs(job, files)
     for file in files:
-        if file.sha256 not in here:
-            raise InvalidMessageError(f"{file.path} has not been sent: upload it first, then say so again.")
-        if here[file.sha256].size != file.size:
-            raise InvalidMessageError(f"{file.path} has {here[file.sha256].size:,} bytes and not {file.size:,}.")
-    return list(here.values())
+        if file.sha256 not in uploaded:
+            raise InvalidMessageError(f"{file.path} was not uploaded. Upload it, then repeat this message.")
+        if uploaded[file.sha256].size != file.size:
+            raise InvalidMessageError(f"{file.path} has {uploaded[file.sha256].size:,} bytes, not {file.size:,}.")
+    return list(uploaded.values())
 
 
 def check_files(files: Sequence[protocol.FileRef]) -> None:
-    """Refuse a list that no honest node sends: it may be laid out as a folder on somebody else's machine."""
+    """Raise InvalidMessageError or TooLargeError for paths that are unsafe to unpack on another machine."""
     if len(files) > MAX_FILES:
-        raise InvalidMessageError(f"These are {len(files)} files, and {MAX_FILES} are the most in one message.")
+        raise InvalidMessageError(f"{len(files)} files in one message; at most {MAX_FILES} are allowed.")
     paths = [file.path for file in files]
     if len(set(paths)) != len(paths):
-        raise InvalidMessageError("Two of the files have the same path.")
+        raise InvalidMessageError("Two files have the same path.")
     for path in paths:
         if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
-            raise InvalidMessageError(f"{path!r} is no path inside a folder.")
+            raise InvalidMessageError(f"{path!r} is not a path inside a folder.")
     for file in files:
         if file.size > settings.BLOB_MAX_BYTES:
-            raise TooLargeError(f"{file.path} has {file.size:,} bytes; one file may have {settings.BLOB_MAX_BYTES:,}.")
+            raise TooLargeError(f"{file.path} has {file.size:,} bytes; the limit is {settings.BLOB_MAX_BYTES:,}.")

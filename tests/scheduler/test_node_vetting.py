@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import node_vetting
-from scheduler.models import Event, Judgement, Node
+from scheduler.models import Event, Node, ResultCheck
 from scheduler.node_vetting import PROBATION
 from tests.support.pool import make_job, make_node
 
@@ -73,7 +73,7 @@ def test_ten_in_a_row_and_the_nodes_work_counts() -> None:
     assert 40 < checked < 200, "one in ten"
     node_vetting.record_verdict(node, make_job(), False, "It did not agree.", actor="site")
     assert not node_vetting.is_result_accepted(Node.objects.get(pk=node.pk))
-    assert Judgement.objects.filter(node=node).count() == PROBATION + 1
+    assert ResultCheck.objects.filter(node=node).count() == PROBATION + 1
 
 
 @pytest.mark.django_db

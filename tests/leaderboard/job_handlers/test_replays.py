@@ -106,7 +106,7 @@ def test_a_run_that_was_disputed_before_its_verdict_stays_so(run: Run, node: Nod
 def test_in_between_nobody_is_blamed(run: Run, node: Node, stranger: Node) -> None:
     replay = answer(trained(run, stranger).replays.get(), node, exact=False, deviation=0.2)
     stranger.refresh_from_db()
-    assert (replay.state, stranger.judgements.count()) == ("abandoned", 0)
+    assert (replay.state, stranger.result_checks.count()) == ("abandoned", 0)
     assert "a maintainer has to look" in replay.sentence
     assert scored(run, node).trust == "provisional"
 

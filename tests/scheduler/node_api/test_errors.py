@@ -62,7 +62,7 @@ def test_a_banned_node_is_refused_everywhere_and_told_why(work: Work) -> None:
 def test_the_token_of_another_node_does_not_open_a_lease(work: Work, other: Agent) -> None:
     path = f"/leases/{work.lease.lease}/heartbeat"
     assert other.call(path, HEARTBEAT).status_code == 403
-    assert "the token of the lease" in sentence(other.call(path, HEARTBEAT))
+    assert "the lease's token" in sentence(other.call(path, HEARTBEAT))
 
 
 def test_not_even_the_nodes_own_token_does(work: Work) -> None:
@@ -88,7 +88,7 @@ def test_a_lease_token_does_not_ask_for_work(work: Work) -> None:
     assert Agent(work.lease.token).poll().status_code == 403
 
 
-def test_a_lease_that_is_over_takes_nothing_more(work: Work) -> None:
+def test_ended_lease_rejects_every_call(work: Work) -> None:
     assert work.put(b"sent in time").status_code == 200
     Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     lease_sweeper.sweep_leases()
@@ -103,16 +103,16 @@ def test_a_lease_that_is_over_takes_nothing_more(work: Work) -> None:
     ]
     for answer in answers:
         assert answer.status_code == 409
-        assert "over" in sentence(answer)
+        assert "has ended" in sentence(answer)
     assert work.job.state == Job.State.QUEUED
     assert not work.job.checkpoints.exists()
 
 
-def test_another_version_of_the_protocol_is_told_to_update(agent: Agent) -> None:
+def test_other_protocol_version_is_asked_to_update(agent: Agent) -> None:
     body = {"version": 2, "hardware": {"something": "new"}, "and": "more"}
     answer = agent.call("/poll", json.dumps(body))
     assert answer.status_code == 426
-    assert "update" in sentence(answer)
+    assert "Update" in sentence(answer)
     token = auth.create_join_token()
     assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
 
@@ -146,11 +146,11 @@ def test_a_node_that_was_removed_is_unknown(agent: Agent) -> None:
     assert agent.poll(hardware=HARDWARE).status_code == 401
 
 
-def test_what_a_newer_agent_says_beyond_our_words_is_refused_with_a_sentence(agent: Agent) -> None:
+def test_unknown_field_of_a_newer_agent_is_rejected_with_its_name(agent: Agent) -> None:
     words = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
     answer = agent.call("/poll", json.dumps(words))
     assert answer.status_code == 422
-    assert sentence(answer) == "The message says mood, which this site does not know: is the agent newer?"
+    assert sentence(answer) == "Unknown field mood. Is the agent newer than the site?"
 
 
 def test_a_kind_of_job_that_an_older_agent_does_not_know_waits_for_another(agent: Agent) -> None:

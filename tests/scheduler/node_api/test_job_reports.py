@@ -41,7 +41,7 @@ def test_a_replayed_batch_of_metrics_changes_nothing(work: Work, calls: list[Any
 def test_a_gap_in_the_metrics_is_refused(work: Work, calls: list[Any]) -> None:
     answer = work.metrics(2)
     assert answer.status_code == 409
-    assert sentence(answer) == "Batch 1 comes next, and this is 2."
+    assert sentence(answer) == "Expected batch 1, got 2."
     assert not [call for call in calls if call[0] == "metrics"]
 
 

@@ -50,7 +50,7 @@ def test_a_join_token_lets_one_node_in() -> None:
     Agent(registered(register(token)).token).ask()
     answer = register(token, "second")
     assert answer.status_code == 401
-    assert "has been used" in sentence(answer)
+    assert "was used already" in sentence(answer)
     assert Node.objects.count() == 1
 
 

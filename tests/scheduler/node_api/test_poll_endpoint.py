@@ -126,8 +126,8 @@ class WaitingPolls:
         ]
         assert all(session.check() is None for session in self.sessions)
 
-    def check_all(self, timeout: float = 0.1, hang_up: bool = False) -> list[protocol.PollReply | None]:
-        """Let all polls wait, check them once, and return their replies after the timeout."""
+    def check_all(self, timeout: float = 60, hang_up: bool = False) -> list[protocol.PollReply | None]:
+        """Let all polls wait, check them once, then disconnect the nodes, and return the replies."""
 
         async def run() -> list[protocol.PollReply | None]:
             disconnected = asyncio.get_running_loop().create_future()
@@ -138,6 +138,8 @@ class WaitingPolls:
                 disconnected.set_result(None)
                 await asyncio.gather(*waits)
             await self.waiters.check_all()
+            if not hang_up:
+                disconnected.set_result(None)
             return list(await asyncio.gather(*waits))
 
         return async_to_sync(run)()

@@ -121,4 +121,4 @@ def test_any_other_range_gets_the_whole_file(work: Work, range_: str) -> None:
 def test_beyond_its_end_there_is_nothing(work: Work) -> None:
     answer = get(work, f"bytes={len(CONTENT)}-")
     assert answer.status_code == 416
-    assert "Ask for all of it." in sentence(answer)
+    assert "Request the whole file." in sentence(answer)

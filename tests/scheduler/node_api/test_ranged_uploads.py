@@ -221,7 +221,7 @@ def test_a_piece_with_a_gap_before_it_is_refused(work: Work) -> None:
     put(work, 0, CONTENT[:1000])
     answer = put(work, 1001, CONTENT[1001:])
     assert answer.status_code == 416
-    assert sentence(answer) == "The file is here up to byte 1,000, and this piece begins at 1,001."
+    assert sentence(answer) == "The file has 1,000 bytes so far, and this piece starts at 1,001."
 
 
 def test_a_file_that_was_whole_when_the_site_died_is_looked_at_again(work: Work) -> None:

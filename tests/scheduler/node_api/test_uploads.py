@@ -134,7 +134,7 @@ def test_knowing_a_hash_does_not_get_hold_of_the_file(work: Work) -> None:
     assert wanted(work, file) == (secret.sha256,), "the node has to show that it has the file"
     answer = work.uploaded(10, file)
     assert answer.status_code == 422
-    assert "has not been sent" in sentence(answer)
+    assert "was not uploaded" in sentence(answer)
     assert work.finish(files=(file,)).status_code == 422
     assert not JobFile.objects.exists()
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_counts_is_not_replaced(work: Work) -> None:
     work.checkpoint(10, b"weights")
     answer = work.checkpoint(10, b"better weights")
     assert answer.status_code == 422
-    assert "the first one counts" in sentence(answer)
+    assert "The first one counts" in sentence(answer)
 
 
 def test_a_wrong_size_is_refused(work: Work) -> None:
@@ -165,7 +165,7 @@ def test_a_path_that_leads_out_of_its_folder_is_refused(work: Work, path: str) -
     work.put(b"weights")
     answer = work.uploaded(10, reference(b"weights", path))
     assert answer.status_code == 422
-    assert "no path inside a folder" in sentence(answer)
+    assert "is not a path inside a folder" in sentence(answer)
 
 
 def test_the_next_node_reads_the_checkpoint_from_which_it_goes_on(work: Work) -> None:
