@@ -54,9 +54,10 @@ USER 10002
 ENV DAILYTRAIN_HOME=/home/node/data
 RUN mkdir -p /home/node/data
 VOLUME /home/node/data
-# Bubblewrap makes user namespaces; the engine's default seccomp profile forbids that, so run the image with
+# Bubblewrap creates user namespaces and mounts, which the engine's default profiles forbid (SECURITY.md). Run with
+#   --cap-drop ALL --security-opt no-new-privileges
 #   --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined
-# and without any further privilege. It never needs the engine's socket.
+# It never needs the engine's socket.
 ENTRYPOINT ["dailytrain", "node"]
 
 FROM base AS volunteer

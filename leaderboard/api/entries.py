@@ -11,6 +11,7 @@ from django.views.decorators.http import conditional_page
 from ninja import Router
 from ninja.decorators import decorate_view
 
+from leaderboard.api.filters import parse_states
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
@@ -50,8 +51,12 @@ def entries(
 ) -> EntryPage:
     """Entries, newest first; `state` may name several, separated by commas."""
     rows = Entry.objects.select_related("track")
-    asked = {"state__in": state.split(",") if state else None, "track__slug": track, "author__iexact": author}
-    rows = rows.filter(**{name: value for name, value in asked.items() if value})
+    filters = {
+        "state__in": parse_states(state, Entry.State),
+        "track__slug": track,
+        "author__iexact": author,
+    }
+    rows = rows.filter(**{name: value for name, value in filters.items() if value})
     found, links = paginate(rows, cursor, before, limit)
     return {"items": [entry.to_dict() for entry in found], **links}
 

@@ -13,6 +13,7 @@ from ninja.decorators import decorate_view
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
+from leaderboard.api.filters import parse_states
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.charts.curve_svg import MAX_POINTS, points_of
 from leaderboard.lineage import StageDict
@@ -70,8 +71,8 @@ def list_runs(
 ) -> RunPage:
     """Runs, newest first; `state` may name several, separated by commas."""
     rows = Run.objects.with_entry()
-    if state:
-        rows = rows.filter(state__in=state.split(","))
+    if states := parse_states(state, Run.State):
+        rows = rows.filter(state__in=states)
     if track:
         rows = rows.filter(track__slug=track)
     found, links = paginate(rows, cursor, before, limit)

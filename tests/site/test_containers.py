@@ -58,6 +58,7 @@ def test_node_service_has_no_privilege_and_no_engine_socket(compose: dict[str, A
     node = compose["services"]["node"]
     assert "privileged" not in node
     assert node["cap_drop"] == ["ALL"]
+    assert "no-new-privileges" in node["security_opt"]
     assert not any("docker.sock" in volume for volume in node["volumes"])
 
 

@@ -98,3 +98,10 @@ def test_node_page_with_malformed_page_number_is_shown(client: Client, page: str
     client.force_login(owner)
 
     assert client.get(f"/sponsors/nodes/{node.pk}/", {"page": page}).status_code == 200
+
+
+def test_permission_denied_page_names_no_role(client: Client) -> None:
+    response = client.post("/try/", headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
+    assert "Permission denied" in response.text
+    assert "staff" not in response.text.lower()

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 import yaml
@@ -13,6 +23,8 @@ import yaml
 from tests.support.paths import REPOSITORY
 
 PROXY_ADDRESS = "172.20.0.5"  # of the proxy's container in the network of compose
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+TEMPLATE = REPOSITORY / "docker" / "nginx.conf.template"
 
 
 @pytest.fixture(scope="module")
@@ -58,5 +70,126 @@ def test_web_service_is_reachable_through_the_proxy_only(services: dict[str, Any
     # The web service trusts X-Forwarded-For of every client, so no other client may reach it.
     assert "ports" not in services["web"]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
-    config = (REPOSITORY / "docker" / "nginx.conf.template").read_text()
+    config = TEMPLATE.read_text()
     assert "proxy_set_header X-Forwarded-For $remote_addr;" in config, "replaced, not extended"
+
+
+# --- nginx with this configuration ------------------------------------------------------------------------------------
+
+
+class Upstream(ThreadingHTTPServer):
+    """Stands for the web service: numbers its responses and records the requests."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), UpstreamHandler)
+        self.requests: list[dict[str, str]] = []
+
+
+class UpstreamHandler(BaseHTTPRequestHandler):
+    server: Upstream
+
+    def do_GET(self) -> None:
+        self.server.requests.append({name.lower(): value for name, value in self.headers.items()})
+        body = f"page {len(self.server.requests)}".encode()
+        time.sleep(0.2)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        if self.path.startswith("/form"):
+            self.send_header("Set-Cookie", "csrftoken=1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[[str], str]]:
+    """Return a function that starts nginx with the given TRUSTED_PROXIES and returns its URL."""
+    if NGINX is None:
+        pytest.skip("nginx is not installed (apt install nginx-light)")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(trusted_proxies: str) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        replacements = {
+            "${TRUSTED_PROXIES}": trusted_proxies,
+            "listen 8000;": f"listen 127.0.0.1:{port};",
+            "server web:8000;": f"server 127.0.0.1:{upstream.server_address[1]};",
+            "/tmp/pages": f"{tmp_path}/pages",
+        }
+        site = TEMPLATE.read_text()
+        for old, new in replacements.items():
+            assert old in site
+            site = site.replace(old, new)
+        names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        folders = "".join(f"{name}_temp_path {tmp_path}/{name};\n" for name in names)
+        main = "user root;\n" if os.geteuid() == 0 else ""
+        main += f"daemon off;\npid {tmp_path}/pid;\nerror_log stderr;\nevents {{}}\n"
+        (tmp_path / "nginx.conf").write_text(f"{main}http {{\naccess_log off;\n{folders}{site}}}\n")
+        started.append(subprocess.Popen([str(NGINX), "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]))
+        wait_for_port(port, started[-1])
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(10)
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(200):
+        assert process.poll() is None, "nginx refused its configuration"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("nginx does not listen")
+
+
+def test_proxy_with_concurrent_visitors_asks_the_site_once(
+    start_proxy: Callable[[str], str], upstream: Upstream
+) -> None:
+    url = start_proxy("10.0.0.0/8")
+    with ThreadPoolExecutor(8) as pool:
+        pages = list(pool.map(lambda _: httpx.get(f"{url}/").text, range(8)))
+    assert set(pages) == {"page 1"}
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("header", ["Cookie", "Authorization"])
+def test_proxy_does_not_share_personal_pages(
+    start_proxy: Callable[[str], str], upstream: Upstream, header: str
+) -> None:
+    url = start_proxy("10.0.0.0/8")
+    pages = [httpx.get(f"{url}/", headers=headers).text for headers in ({header: "own"}, {}, {header: "own"})]
+    assert pages == ["page 1", "page 2", "page 3"]
+
+
+def test_proxy_does_not_cache_pages_that_set_a_cookie(start_proxy: Callable[[str], str], upstream: Upstream) -> None:
+    url = start_proxy("10.0.0.0/8")
+    assert [httpx.get(f"{url}/form").text for _ in range(2)] == ["page 1", "page 2"]
+
+
+@pytest.mark.parametrize("path", ["/runs/7/weights/final/model.safetensors", "/campaigns/words/files/shard-0.jsonl"])
+def test_proxy_passes_range_of_downloads(start_proxy: Callable[[str], str], upstream: Upstream, path: str) -> None:
+    httpx.get(start_proxy("10.0.0.0/8") + path, headers={"Range": "bytes=5-"})
+    assert upstream.requests[0]["range"] == "bytes=5-"
+
+
+@pytest.mark.parametrize(("trusted", "seen"), [("127.0.0.1", "203.0.113.7"), ("10.0.0.0/8", "127.0.0.1")])
+def test_proxy_replaces_forwarded_address_of_untrusted_clients(
+    start_proxy: Callable[[str], str], upstream: Upstream, trusted: str, seen: str
+) -> None:
+    httpx.get(start_proxy(trusted), headers={"X-Forwarded-For": "203.0.113.7"})
+    assert upstream.requests[0]["x-forwarded-for"] == seen

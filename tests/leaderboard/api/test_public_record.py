@@ -147,3 +147,12 @@ def test_the_documentation_is_served_from_here_alone(client: Client, db: None) -
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
     paths = client.get("/api/v1/openapi.json").json()["paths"]
     assert {"/api/v1/runs", "/api/v1/runs/{run_id}/curve", "/api/v1/tracks/{slug}/board"} <= set(paths)
+
+
+@pytest.mark.parametrize(("path", "known"), [("/runs", "finished"), ("/entries", "approved")])
+def test_list_with_unknown_state_is_422(client: Client, db: None, path: str, known: str) -> None:
+    assert get(client, f"{path}?state={known}")[0] == 200
+    status, answer, _ = get(client, f"{path}?state={known},unknown")
+    assert status == 422
+    assert answer == {"detail": answer["detail"]}  # type: ignore[index]
+    assert "'unknown'" in str(answer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from datetime import UTC, time, timedelta
 from html import unescape
@@ -25,6 +27,8 @@ from tests.support.pool import HARDWARE, Agent, make_job, make_node, sentence
 from trainer import protocol
 from trainer.cli.node import build_parser
 from trainer.node.job import GRACE_SECONDS
+from trainer.sandbox import bubblewrap
+from trainer.sandbox.spec import ResourceLimits, SandboxSpec
 
 pytestmark = pytest.mark.django_db
 
@@ -279,6 +283,27 @@ def test_the_docker_line_fits_the_image(client: Client, ada: User, settings: Set
     assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), "what it keeps is in the volume"
     assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "its last checkpoint gets out"
     assert {"seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"} <= set(options)
+
+
+def test_docker_command_drops_capabilities(client: Client, ada: User) -> None:
+    words = line(client, lent(client), "docker")
+    assert words[words.index("--cap-drop") + 1] == "ALL"
+    assert "no-new-privileges" in words
+    assert "--privileged" not in words
+
+
+def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the container's user with what `--cap-drop ALL` and `no-new-privileges` leave. The image's Python is in /usr.
+    monkeypatch.setattr(bubblewrap, "list_interpreter_folders", list)
+    limits = ResourceLimits(wall_seconds=10, memory_bytes=1 << 30, disk_bytes=1 << 30, processes=8)
+    sandbox = bubblewrap.build_bwrap_arguments(SandboxSpec([], {}, [], Path("/"), limits), None)
+    drop = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
+    if os.geteuid() == 0:
+        drop += ["--bounding-set=-all", "--reuid=10002", "--regid=10002", "--clear-groups"]
+    done = subprocess.run([*drop, *sandbox, "cat", "/proc/self/status"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^CapBnd:\s0+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^NoNewPrivs:\s1$", done.stdout, re.MULTILINE)
 
 
 def test_a_site_on_this_machine_is_reached_from_a_container(client: Client, ada: User, settings: Settings) -> None:
