@@ -1,4 +1,4 @@
-"""What the author of an entry and the maintainers ask of a run: on its page, and in the admin."""
+"""Actions on a run that its author and the maintainers have: on the run's page and in the admin."""
 
 from __future__ import annotations
 
@@ -16,170 +16,161 @@ from leaderboard.runs import RunError
 from scheduler import transitions
 from scheduler.models import Job
 
-Asker = AbstractBaseUser | AnonymousUser
-QUEUE = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
-"""While it is one of these a node works on its training, or is to."""
+Requester = AbstractBaseUser | AnonymousUser
+IN_QUEUE = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
+"""States in which the run has a training job that is not over."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Something that can be asked of a run."""
+class RunAction:
+    """A button on the page of a run."""
 
     name: str
-    """Of the button, in the address."""
+    """In the address."""
     label: str
-    does: str
-    """What will have happened, for the page that comes after."""
-    possible: Callable[[Run], bool]
-    act: Callable[..., object]
-    """Called with the run and the name of who asks, and with what was chosen where there is a choice."""
-    of_maintainers: bool = False
-    """Not the author's to ask."""
-    of_steps: bool = False
-    """One of the run's kept checkpoints is to be chosen (`runs.rewinds`)."""
+    message: str
+    """Shown afterwards."""
+    is_possible: Callable[[Run], bool]
+    perform: Callable[..., object]
+    """Called with the run and the requester's name, and with the step if `needs_step`."""
+    for_maintainers: bool = False
+    """Not for the author."""
+    needs_step: bool = False
+    """The requester chooses one of the run's checkpoints (`runs.list_rewind_steps`)."""
 
 
-def may_ask(user: Asker, run: Run) -> bool:
-    """Whether this is a maintainer, or the person who entered it, of a run that was not made to check him."""
-    return is_maintainer(user) or (run.purpose == Run.Purpose.ENTRY and is_author(user, run))
+def is_author(user: Requester, run: Run) -> bool:
+    """Return whether this person entered the run's entry. The author's name in a commit is no proof.
+
+    Runs that check an entry are not their author's.
+    """
+    is_signed_in = user.is_authenticated and user.is_active
+    return is_signed_in and run.purpose == Run.Purpose.ENTRY and user.pk == run.entry.requested_by_id
 
 
-def is_author(user: Asker, run: Run) -> bool:
-    """Whether this person entered it. An author's name in a commit is no proof."""
-    return user.is_authenticated and user.is_active and user.pk == run.entry.requested_by_id
+def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[RunAction]:
+    """Return the actions that the user has on the run now. The run should have its entry, track and job.
 
-
-def is_maintainer(user: Asker) -> bool:
-    return user.has_perm("leaderboard.change_run")  # type: ignore[union-attr]
-
-
-def possible(user: Asker, run: Run) -> list[Wish]:
-    """Return what this user can ask of the run now. The run should have its entry, track and job."""
-    if not may_ask(user, run):
+    `is_maintainer`: the user has the permission to change runs, and has passed the second step.
+    """
+    if not is_maintainer and not is_author(user, run):
         return []
-    # Who looks at a result and then asks for more seeds gets more false records (docs/multiplier.md).
-    not_again = run.state == Run.State.FINISHED and not is_maintainer(user)
-    found = [wish for wish in WISHES.values() if wish.possible(run) and not (not_again and wish.name == "again")]
-    return [wish for wish in found if not wish.of_maintainers or is_maintainer(user)]
+    found = [action for action in RUN_ACTIONS.values() if action.is_possible(run)]
+    if is_maintainer:
+        return found
+    # Authors who ask for more seeds after they saw a result get more false records (docs/multiplier.md).
+    hidden = ("again",) if run.state == Run.State.FINISHED else ()
+    return [action for action in found if not action.for_maintainers and action.name not in hidden]
 
 
-def ask(run: Run, wish: str, user: Asker, step: int | None = None) -> str:
-    """Do it, and return what has happened in a sentence; raise RunError where it cannot be, just now."""
-    chosen = WISHES[wish]
-    if chosen not in possible(user, run):
-        raise RunError(f"Run {run.pk} is {run.state}: that cannot be asked of it now.")
-    if not chosen.of_steps:
-        chosen.act(run, user.get_username())
+def perform_run_action(run: Run, name: str, user: Requester, step: int | None = None, *, is_maintainer: bool) -> str:
+    """Perform an action and return a message. Raises RunError where it is not possible now."""
+    action = RUN_ACTIONS[name]
+    if action not in list_run_actions(user, run, is_maintainer=is_maintainer):
+        raise RunError(f"Run {run.pk} is {run.state}: this action is not possible now.")
+    if not action.needs_step:
+        action.perform(run, user.get_username())
     elif step is None:
-        raise RunError(f"{chosen.label}: say which step.")
+        raise RunError(f"{action.label}: choose a step.")
     else:
-        chosen.act(run, user.get_username(), step)
-    return chosen.does
+        action.perform(run, user.get_username(), step)
+    return action.message
 
 
-# --- each wish -------------------------------------------------------------------------------------------------------
+# --- each action ------------------------------------------------------------------------------------------------------
 
 
 def is_held(run: Run) -> bool:
     return run.job is not None and (run.job.state == Job.State.HELD or run.job.hold_requested)
 
 
-def hold(run: Run, actor: str) -> None:
-    """Keep a run back; one that trains is handed back with a checkpoint first."""
+def hold_run(run: Run, actor: str) -> None:
+    """Hold a run. A run that trains is handed back with a checkpoint first."""
     assert run.job is not None, "what is in the queue has a job"
-    reason = f"{actor} holds it back."
+    reason = f"Held by {actor}."
     with transaction.atomic():
         if not transitions.hold_job(run.job, actor, reason):
             raise RunError(f"Run {run.pk} is {run.state}: there is nothing to hold.")
         if run.job.state == Job.State.HELD:
-            say(run, reason)
+            set_reason(run, reason)
 
 
-def let_go(run: Run, actor: str) -> None:
-    """Let a held run take its place in the queue again."""
-    assert run.job is not None, "what is held has a job"
+def unhold_run(run: Run, actor: str) -> None:
+    """Queue a held run again."""
+    assert run.job is not None, "a held run has a job"
     with transaction.atomic():
         if not transitions.queue_job(run.job, actor):
-            raise RunError(f"Run {run.pk} is not held any more, or its node has yet to hand it back.")
-        say(run, "")
+            raise RunError(f"Run {run.pk} is no longer held, or its node has not handed it back yet.")
+        set_reason(run, "")
 
 
-def say(run: Run, reason: str) -> None:
+def set_reason(run: Run, reason: str) -> None:
     Run.objects.filter(pk=run.pk).update(reason=reason, revision=F("revision") + 1)
     run.refresh_from_db(fields=["reason", "revision"])
 
 
-def cancel(run: Run, actor: str) -> None:
-    runs.cancel(run, f"{actor} cancelled it.", actor)
-
-
-def go_on(run: Run, actor: str) -> None:
-    runs.retry(run, actor=actor)
-
-
-def again(run: Run, actor: str) -> None:
-    """Queue a run of the same entry with a new seed; one at a time."""
-    if has_another(run):
-        raise RunError("Another run of this entry is under way: wait for its result first.")
+def run_again(run: Run, actor: str) -> None:
+    """Queue a run of the same entry with a new seed, one at a time."""
+    if has_unfinished_run(run):
+        raise RunError("Another run of this entry is not finished: wait for its result first.")
     runs.rerun(run, actor=actor)
 
 
-def publish(run: Run, actor: str) -> None:
-    publications.publish(run, f"{actor} had it published.", actor)
+def can_rewind(run: Run) -> bool:
+    return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(runs.list_rewind_steps(run))
 
 
-def rewind(run: Run, actor: str, step: int) -> None:
-    runs.rewind(run, step, actor=actor)
-
-
-def may_be_rewound(run: Run) -> bool:
-    return run.job_id is not None and run.entry.kind != Entry.Kind.NOTEBOOK and bool(runs.rewinds(run))
-
-
-def has_another(run: Run) -> bool:
+def has_unfinished_run(run: Run) -> bool:
+    """Return whether the run's entry has an unfinished run with the same budget."""
     return Run.objects.filter(entry=run.entry_id, budget=run.budget, state__in=Run.UNFINISHED).exists()
 
 
-def is_ours_to_retry(run: Run) -> bool:
+def is_infrastructure_failure(run: Run) -> bool:
     return run.state == Run.State.FAILED and run.cause == "infrastructure"
 
 
-WISHES = {
-    wish.name: wish
-    for wish in (
-        Wish("hold", "Hold", "It is held back.", lambda run: run.state in QUEUE and not is_held(run), hold),
-        Wish(
+RUN_ACTIONS = {
+    action.name: action
+    for action in (
+        RunAction("hold", "Hold", "The run is held.", lambda run: run.state in IN_QUEUE and not is_held(run), hold_run),
+        RunAction(
             "go-on",
-            "Let it go on",
-            "It is in the queue again.",
-            lambda run: run.state in QUEUE and is_held(run),
-            let_go,
+            "Resume",
+            "The run is queued again.",
+            lambda run: run.state in IN_QUEUE and is_held(run),
+            unhold_run,
         ),
-        Wish("retry", "Go on with this seed", "It is in the queue again.", is_ours_to_retry, go_on),
-        Wish("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, again),
-        Wish(
+        RunAction(
+            "retry",
+            "Retry with this seed",
+            "The run is queued again.",
+            is_infrastructure_failure,
+            lambda run, actor: runs.retry(run, actor=actor),
+        ),
+        RunAction("again", "Run again, new seed", "Another run is queued.", lambda run: run.is_over, run_again),
+        RunAction(
             "rewind",
             "Rewind to step",
-            "A new run goes on from there; the timeline names it.",
-            may_be_rewound,
-            rewind,
-            of_maintainers=True,
-            of_steps=True,
+            "A new run resumes from there. The timeline names it.",
+            can_rewind,
+            lambda run, actor, step: runs.rewind(run, step, actor=actor),
+            for_maintainers=True,
+            needs_step=True,
         ),
-        Wish(
+        RunAction(
             "publish",
             "Publish on the Hub",
-            "It is on its way to the Hub.",
+            "The upload to the Hub is queued.",
             publications.is_publishable,
-            publish,
-            of_maintainers=True,
+            lambda run, actor: publications.publish(run, f"Published by {actor}.", actor),
+            for_maintainers=True,
         ),
-        Wish(
+        RunAction(
             "cancel",
             "Cancel",
-            "It is cancelled as soon as its node has heard of it.",
+            "The run is cancelled as soon as its node has received the request.",
             lambda run: not run.is_over,
-            cancel,
+            lambda run, actor: runs.cancel(run, f"Cancelled by {actor}.", actor),
         ),
     )
 }

@@ -6,11 +6,15 @@ otherwise than this file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, Group, User
 from django.db import models, transaction
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
 
 from leaderboard.models import Entry, Track
 from scheduler.models import Event
@@ -88,6 +92,12 @@ def may_on_github(permission: str, user: User | None, what: str, entry: Entry) -
 def known_on_github(number: int) -> User | None:
     """Return who has signed in here as the person with this number on GitHub, whose logins change hands."""
     return User.objects.filter(socialaccount__provider="github", socialaccount__uid=str(number), is_active=True).first()
+
+
+def is_verified_maintainer(request: HttpRequest) -> bool:
+    """Return whether this is a maintainer of runs who has passed the second step in this session."""
+    is_satisfied: Callable[[HttpRequest], bool] = import_string(settings.SECOND_STEP_CHECK)
+    return request.user.has_perm("leaderboard.change_run") and is_satisfied(request)
 
 
 def demand(user: Person, what: str, entry: Entry) -> None:

@@ -379,7 +379,7 @@ def rewind(run: Run, step: int, *, actor: str) -> Run:
     return made
 
 
-def rewinds(run: Run) -> list[int]:
+def list_rewind_steps(run: Run) -> list[int]:
     """Return the steps of a run that one can go back to, the last one first. On its way a swarm keeps its stages'
     states, which nothing else goes on from."""
     if run.is_swarm:

@@ -52,7 +52,7 @@ urlpatterns = [
     path("runs/<int:run_id>/swarm/live.json", swarms.swarm_live, name="run-swarm-live"),
     path("runs/<int:run_id>/swarm.json", swarms.swarm_events, name="run-swarm-record"),
     path("runs/<int:run_id>/lineage.json", runs.run_lineage, name="run-lineage"),
-    path("runs/<int:run_id>/ask/<slug:wish>/", runs.run_ask, name="run-ask"),
+    path("runs/<int:run_id>/ask/<slug:action>/", runs.perform_action, name="run-ask"),
     path("runs/<int:run_id>/log.txt", runs.run_log, name="run-log"),
     path("runs/<int:run_id>/config.toml", runs.run_toml, name="run-toml"),
     path(

@@ -13,8 +13,8 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.cache import add_never_cache_headers
 
-from leaderboard import actions as asking
 from leaderboard import runs
+from leaderboard.actions import perform_run_action
 from leaderboard.admin.entries import EntryAdmin, maintainer
 from leaderboard.admin.notices import TrackHoursInline
 from leaderboard.admin.outbox import DeliveryAdmin, EffectAdmin, InstallationAdmin
@@ -124,17 +124,18 @@ class RunAdmin(RunModelAdmin):
 
     @admin.action(description="Hold: keep back until let go on", permissions=["change"])
     def hold(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
-        self.ask(request, chosen, "hold")
+        self.perform_action(request, chosen, "hold")
 
     @admin.action(description="Let go on what is held", permissions=["change"])
     def let_go(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
-        self.ask(request, chosen, "go-on")
+        self.perform_action(request, chosen, "go-on")
 
-    def ask(self, request: HttpRequest, chosen: models.QuerySet[Run], wish: str) -> None:
+    def perform_action(self, request: HttpRequest, chosen: models.QuerySet[Run], action: str) -> None:
+        """Perform an action of a run's page. The admin opens after the second step only."""
         for run in chosen.select_related("entry", "track", "job"):
             try:
-                said = asking.ask(run, wish, maintainer(request))
-                self.message_user(request, f"Run {run.pk}: {said}", messages.SUCCESS)
+                done = perform_run_action(run, action, maintainer(request), is_maintainer=True)
+                self.message_user(request, f"Run {run.pk}: {done}", messages.SUCCESS)
             except RunError as error:
                 self.message_user(request, str(error), messages.ERROR)
 

@@ -15,7 +15,7 @@ from leaderboard import formatting, reproduction
 from leaderboard.job_handlers.generation import can_write
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import web_address
-from leaderboard.runs import rewinds
+from leaderboard.runs import list_rewind_steps
 from scheduler.models import Job
 
 register = template.Library()
@@ -181,7 +181,7 @@ def provenance(run: Run) -> Iterator[tuple[str, Any]]:
         yield "Training FLOPs", formatting.power(run.train_flops)
 
 
-register.filter("rewinds", rewinds)
+register.filter("rewind_steps", list_rewind_steps)
 register.filter("commands", reproduction.commands)
 register.filter("environment", reproduction.environment)
 register.filter("lock", reproduction.lock)

@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.utils.http import content_disposition_header
 from django.views.decorators.http import require_safe
 
-from leaderboard import actions, run_logs
+from leaderboard import actions, permissions, run_logs
 from leaderboard.job_handlers import notebooks
 from leaderboard.models import Entry, Run
 from leaderboard.schedule.start_estimates import departure_of
@@ -27,7 +27,9 @@ def page(request: HttpRequest, run: Run) -> HttpResponse:
         "executed": notebooks.EXECUTED,
         "model": notebooks.MODEL,
         "events": Event.objects.about(run),
-        "wishes": actions.possible(request.user, run),
+        "actions": actions.list_run_actions(
+            request.user, run, is_maintainer=permissions.is_verified_maintainer(request)
+        ),
         "departure": departure_of(run),
         "log": run_logs.shown(run),
         "revision": latest_event(),

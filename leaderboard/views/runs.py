@@ -14,7 +14,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.views.decorators.http import condition, require_POST, require_safe
 
-from leaderboard import actions, lineage, reproduction, run_logs
+from leaderboard import actions, lineage, permissions, reproduction, run_logs
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
 from leaderboard.initial_weights import RUN_FILE
@@ -52,6 +52,12 @@ SAMPLED = 8
 X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
 
 
+SECOND_STEP_MISSING = (
+    "You act on runs of others only after the second step. "
+    "Sign in with a code from your authenticator app. To set one up, open the admin."
+)
+
+
 @require_safe
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
@@ -76,7 +82,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "publishing": publications.rule() if publications.is_connected() and found.is_over else "",
         "way": releases.way(found),
         "departure": departure_of(found),
-        "wishes": actions.possible(request.user, found),
+        "actions": list_actions(request, found),
         **curves(request, found, others, offered(found, place)),
         **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
         "revision": revision_of(request, place),
@@ -178,18 +184,24 @@ def standings_of(run: Run) -> Standings | None:
     return standings.of(run.track, may_lag=True)
 
 
+def list_actions(request: HttpRequest, run: Run) -> list[actions.RunAction]:
+    return actions.list_run_actions(request.user, run, is_maintainer=permissions.is_verified_maintainer(request))
+
+
 @require_POST
-def run_ask(request: HttpRequest, run_id: int, wish: str) -> HttpResponse:
-    """Do what its author or a maintainer asks of a run."""
+def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpResponse:
+    """Perform an action of the run's author, or of a maintainer after the second step."""
     found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
-    if wish not in actions.WISHES:
+    if action not in actions.RUN_ACTIONS:
         raise Http404
-    if not actions.may_ask(request.user, found):
-        raise PermissionDenied
+    is_maintainer = permissions.is_verified_maintainer(request)
+    if not is_maintainer and not actions.is_author(request.user, found):
+        raise PermissionDenied(SECOND_STEP_MISSING if permissions.is_maintainer(request.user) else "")
     try:
         given = request.POST.get("step", "")
         step = int(given) if given.isdecimal() and len(given) < 19 else None
-        messages.success(request, actions.ask(found, wish, request.user, step))
+        done = actions.perform_run_action(found, action, request.user, step, is_maintainer=is_maintainer)
+        messages.success(request, done)
     except RunError as error:
         messages.error(request, str(error))
     return redirect(found)

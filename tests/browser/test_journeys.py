@@ -125,7 +125,7 @@ def test_an_idea_goes_from_a_commit_to_its_verdict(
     run.job.refresh_from_db()  # type: ignore[union-attr]
     assert run.job
     assert run.job.state == "held"
-    page.get_by_role("button", name="Let it go on").click()
+    page.get_by_role("button", name="Resume").click()
     run.job.refresh_from_db()
     assert run.job.state == "queued"
 

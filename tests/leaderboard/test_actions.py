@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from pytest_django import Settings
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run
@@ -45,8 +47,8 @@ def job_of(run: Run) -> Job:
 def test_a_queued_run_is_held_let_go_and_cancelled_by_its_author(client: Client, ada: User, run: Run) -> None:
     assert buttons(client, run) == ["hold", "cancel"]
     page = ask(client, run, "hold")
-    assert "It is held back." in page
-    assert "ada holds it back." in page
+    assert "The run is held." in page
+    assert "Held by ada." in page
     assert (run.state, job_of(run).state) == ("queued", Job.State.HELD)
     assert buttons(client, run) == ["go-on", "cancel"]
     ask(client, run, "go-on")
@@ -65,10 +67,10 @@ def test_one_that_trains_is_held_with_its_checkpoint_and_goes_on_from_there(
     assert leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1)).stop == "finish"
     weights = sent(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
     uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
-    leases.finish_lease(lease, protocol.FinishLease(outcome="released", reason="ada holds it back."))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="released", reason="Held by ada."))
     run.refresh_from_db()
     assert (run.state, job_of(run).state) == ("paused", Job.State.HELD)
-    assert run.reason == "ada holds it back. It goes on from step 10 once it is let go on."
+    assert run.reason == "Held by ada. It goes on from step 10 once it is let go on."
     assert leases.claim_job(able) is None
     ask(client, run, "go-on")
     _, spec = take(able)
@@ -112,7 +114,7 @@ def test_what_the_infrastructure_broke_goes_on_with_its_seed(client: Client, ada
 
 
 def test_what_is_not_possible_just_now_is_refused_with_a_sentence(client: Client, ada: User, run: Run) -> None:
-    assert "cannot be asked of it now" in ask(client, run, "go-on")
+    assert "this action is not possible now" in ask(client, run, "go-on")
     assert client.post(f"/runs/{run.pk}/ask/win/").status_code == 404
     assert client.get(f"/runs/{run.pk}/ask/cancel/").status_code == 405
 
@@ -131,6 +133,35 @@ def test_nobody_else_can_ask(client: Client, ada: User, run: Run) -> None:
 
 def test_a_maintainer_can(run: Run, maintainer: User, client: Client) -> None:
     client.force_login(maintainer)
+    assert buttons(client, run) == ["hold", "cancel"]
+    ask(client, run, "cancel")
+    assert run.state == "cancelled"
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_maintainer_before_second_step_cannot_act_on_a_run(
+    run: Run, maintainer: User, client: Client, settings: Settings, is_verified: bool
+) -> None:
+    settings.STAFF_TWO_STEP = True
+    client.force_login(maintainer)
+    if is_verified:
+        session = client.session
+        session["account_authentication_methods"] = [{"method": "mfa", "at": time.time()}]
+        session["account_authentication_methods_user"] = str(maintainer.pk)
+        session.save()
+    assert bool(buttons(client, run)) == is_verified
+    answer = client.post(f"/runs/{run.pk}/ask/cancel/")
+    assert answer.status_code == (302 if is_verified else 403)
+    assert ("second step" in answer.content.decode()) == (not is_verified)
+    run.refresh_from_db()
+    assert run.state == ("cancelled" if is_verified else "queued")
+
+
+def test_author_without_second_step_keeps_the_own_actions(
+    client: Client, ada: User, run: Run, settings: Settings
+) -> None:
+    settings.STAFF_TWO_STEP = True
+    User.objects.filter(pk=ada.pk).update(is_superuser=True, is_staff=True)
     assert buttons(client, run) == ["hold", "cancel"]
     ask(client, run, "cancel")
     assert run.state == "cancelled"

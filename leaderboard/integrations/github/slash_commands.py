@@ -352,7 +352,7 @@ def again(entry: Entry, asker: Asker) -> str | Refusal:
     if entry.state != Entry.State.APPROVED:
         return Refusal(f"Commit {entry.sha[:8]} is not approved yet; `/train smoke` repeats the smoke run.")
     theirs = entry.runs.select_related("entry__bundle", "entry__requested_by", "track__season", "season", "job")
-    broken = [run for run in theirs if actions.is_ours_to_retry(run)]
+    broken = [run for run in theirs if actions.is_infrastructure_failure(run)]
     if broken:
         for run in broken:
             runs.retry(run, actor=asker.name)
@@ -360,7 +360,7 @@ def again(entry: Entry, asker: Asker) -> str | Refusal:
     last = theirs.filter(purpose=Run.Purpose.ENTRY).order_by("pk").last()
     if last is None:
         return Refusal("It has no run yet that could be repeated.")
-    if not last.is_over or actions.has_another(last):
+    if not last.is_over or actions.has_unfinished_run(last):
         return Refusal("A run of it is under way: wait for its result first.")
     if last.state == Run.State.FINISHED and not asker.may("rerun", entry):
         # Who looks at a result and then asks for more seeds gets more false records (docs/multiplier.md).

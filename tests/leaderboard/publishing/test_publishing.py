@@ -61,7 +61,9 @@ def ours(hub: Hub, run: Run) -> list[str]:
 
 def test_a_maintainer_has_a_run_published(hub: Hub, finished: Run, maintainer: User) -> None:
     finished = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished.pk)
-    assert actions.ask(finished, "publish", maintainer) == "It is on its way to the Hub."
+    assert actions.perform_run_action(finished, "publish", maintainer, is_maintainer=True) == (
+        "The upload to the Hub is queued."
+    )
     due()
     effect = Effect.objects.get(key=f"hub.run:{finished.pk}")
     assert (effect.state, effect.problem) == (Effect.State.DONE, "")
@@ -357,7 +359,8 @@ def test_a_release_outlives_its_checkpoint(site: Any, run: Run, node: Node, clie
 
 def test_without_a_hub_weights_are_kept_and_nothing_is_sent(site: Any, finished: Run, maintainer: User) -> None:
     assert not publications.is_connected()
-    assert "publish" not in [wish.name for wish in actions.possible(maintainer, finished)]
+    offered = actions.list_run_actions(maintainer, finished, is_maintainer=True)
+    assert "publish" not in [action.name for action in offered]
     publications.publish(finished, "Asked.")
     assert Publication.objects.get().published_at is None
     assert not Effect.objects.filter(kind="hub").exists()
@@ -371,7 +374,7 @@ def test_a_run_without_final_weights_is_not_published(hub: Hub, run: Run) -> Non
 def test_only_maintainers_publish(hub: Hub, finished: Run) -> None:
     author = User.objects.create_user("ada")
     finished.entry.requested_by = author
-    assert "publish" not in [wish.name for wish in actions.possible(author, finished)]
+    assert "publish" not in [action.name for action in actions.list_run_actions(author, finished, is_maintainer=False)]
 
 
 def test_half_a_configuration_shows_up_in_the_check(settings: Any) -> None:
