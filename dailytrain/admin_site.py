@@ -57,7 +57,7 @@ class DailyTrainAdminSite(AdminSite):
 
 
 def log_admin_change(instance: LogEntry, created: bool, **kwargs: Any) -> None:
-    """Copy a change made by hand in the admin into the audit log, beside the entries of its actions."""
+    """Copy a change made by hand in the admin into the audit log, in addition to the entries of its actions."""
     if not created or instance.content_type is None or not str(instance.object_id).isdigit():
         return
     message = f"{ACTIONS.get(instance.action_flag, 'Changed')} {instance.object_repr}"

@@ -49,7 +49,7 @@ def entries(
     before: Before = None,
     limit: Limit = 50,
 ) -> EntryPage:
-    """Entries, newest first; `state` may name several, separated by commas."""
+    """Entries, newest first. `state` takes several states, separated by commas."""
     rows = Entry.objects.select_related("track")
     filters = {
         "state__in": parse_states(state, Entry.State),

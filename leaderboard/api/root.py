@@ -1,4 +1,4 @@
-"""What there is."""
+"""The start of the API: links to its lists."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ class StartDict(TypedDict):
     site: str
     docs: str
     openapi: str
-    feed: str
-    """Of records, as Atom."""
+    feed: str  # of records, as Atom
     places: dict[str, str]
 
 
 @router.get("/", response=StartDict)
 def start(request: HttpRequest) -> StartDict:
-    """Return where the rest is."""
+    """Links to the lists, the documentation and the feed."""
     root = f"{settings.SITE_URL}/api/v1"
     return {
         "site": settings.SITE_URL,

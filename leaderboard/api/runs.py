@@ -1,4 +1,4 @@
-"""Runs: how far they are, their curves, samples and scores."""
+"""Runs: their state, curves, samples, scores and events."""
 
 from __future__ import annotations
 
@@ -36,19 +36,15 @@ class RunDetail(RunDict):
     scores: list[ScoreDict]
     dataset_hash: str
     bundle: str | None
-    start_run: int | None
-    """Whose weights it starts from; null: from scratch."""
-    start_step: int | None
-    """Of which of that run's checkpoints; null: the final one."""
-    lineage: list[StageDict]
-    """The runs before it, the oldest first, each with the step at which the next one left it."""
+    start_run: int | None  # the run whose weights it starts from; null: from scratch
+    start_step: int | None  # the checkpoint of that run; null: the final one
+    lineage: list[StageDict]  # the runs before it, oldest first, each with the step at which the next one starts
 
 
 class CurveDict(TypedDict):
     run: int
     revision: int
-    points: dict[str, int]
-    """How many each series has before thinning."""
+    points: dict[str, int]  # number of points of each series before thinning
     train: list[PointDict]
     dev: list[PointDict]
 
@@ -69,7 +65,7 @@ def list_runs(
     before: Before = None,
     limit: Limit = 50,
 ) -> RunPage:
-    """Runs, newest first; `state` may name several, separated by commas."""
+    """Runs, newest first. `state` takes several states, separated by commas."""
     rows = Run.objects.with_entry()
     if states := parse_states(state, Run.State):
         rows = rows.filter(state__in=states)
@@ -109,14 +105,14 @@ def run(request: HttpRequest, run_id: int) -> RunDetail:
 @router.get("/runs/{run_id}/live", response=LiveDict)
 @decorate_view(condition(etag_func=run_etag))
 def live(request: HttpRequest, run_id: int) -> LiveDict:
-    """What changes while it runs; small, to be asked often."""
+    """The fields that change while it trains: a small response to poll."""
     return get_object_or_404(Run.objects.select_related("track"), pk=run_id).live_dict()
 
 
 @router.get("/runs/{run_id}/scores", response=list[ScoreDict])
 @decorate_view(condition(etag_func=run_etag))
 def scores(request: HttpRequest, run_id: int) -> list[ScoreDict]:
-    """Every number of the trusted scorer, with its standard error; empty until it has come."""
+    """All scores of the trusted scorer with their standard errors; empty until it has finished."""
     found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
     return [score.to_dict() for score in found.scores.all()]
 
@@ -126,7 +122,7 @@ def scores(request: HttpRequest, run_id: int) -> list[ScoreDict]:
 def curve(
     request: HttpRequest, run_id: int, limit: Annotated[int, Query(ge=10, le=MAX_POINTS)] = MAX_POINTS
 ) -> CurveDict:
-    """The run's loss curve on train and dev, each of at most `limit` points, extremes kept."""
+    """The run's loss curve on train and dev, each of at most `limit` points, with its extremes."""
     found = get_object_or_404(Run.objects.only("pk", "revision", "step"), pk=run_id)
     counts = dict(found.points.order_by().values_list("series").annotate(Count("pk")))
     train, dev = points_of(found, limit)
@@ -142,7 +138,7 @@ def curve(
 @router.get("/runs/{run_id}/samples", response=list[SampleDict])
 @decorate_view(condition(etag_func=run_etag))
 def samples(request: HttpRequest, run_id: int) -> list[SampleDict]:
-    """What the model wrote at its checkpoints. A machine's text: show it as text, never as HTML."""
+    """Texts that the model generated at its checkpoints. Show them as text, never as HTML."""
     found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
     return [sample.to_dict() for sample in Sample.objects.filter(run=found)]
 
@@ -150,7 +146,7 @@ def samples(request: HttpRequest, run_id: int) -> list[SampleDict]:
 @router.get("/runs/{run_id}/events", response=list[EventDict])
 @decorate_view(conditional_page)
 def events(request: HttpRequest, run_id: int) -> list[EventDict]:
-    """What happened to it, in order."""
+    """The events of the run, oldest first."""
     found = get_object_or_404(Run.objects.only("pk"), pk=run_id)
     return [
         {"at": event.at.isoformat(), "actor": event.actor, "sentence": event.sentence}

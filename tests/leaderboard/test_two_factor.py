@@ -1,4 +1,4 @@
-"""Staff signs in with two steps; nobody else has to."""
+"""The second factor of staff."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def set_up(client: Client) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_admin_stays_closed_until_the_second_step_is_set_up(client: Client, cora: User) -> None:
+def test_admin_before_two_factor_setup_redirects_to_setup(client: Client, cora: User) -> None:
     page = sign_in(client)
     assert page.redirect_chain[-1][0].startswith("/accounts/reauthenticate/?next=")
     assert client.get(ADMIN).headers["Location"].startswith("/accounts/two-step/app/?next=%2Fadmin")
@@ -63,7 +63,7 @@ def test_the_admin_stays_closed_until_the_second_step_is_set_up(client: Client, 
     assert "Set up an authenticator app for sign-in." in [event.sentence for event in Event.objects.about(cora)]
 
 
-def test_with_the_app_set_up_a_password_alone_signs_nobody_in(client: Client, cora: User) -> None:
+def test_password_alone_after_setup_is_refused(client: Client, cora: User) -> None:
     sign_in(client)
     secret = set_up(client)
     client.logout()
@@ -80,7 +80,7 @@ def test_with_the_app_set_up_a_password_alone_signs_nobody_in(client: Client, co
     assert "A code for sign-in was wrong." in [event.sentence for event in Event.objects.about(cora)]
 
 
-def test_a_recovery_code_opens_the_door_once(client: Client, cora: User) -> None:
+def test_recovery_code_is_accepted_once(client: Client, cora: User) -> None:
     sign_in(client)
     set_up(client)
     codes = Authenticator.objects.get(user=cora, type="recovery_codes").wrap().get_unused_codes()
@@ -91,7 +91,7 @@ def test_a_recovery_code_opens_the_door_once(client: Client, cora: User) -> None
         assert client.get(ADMIN).status_code == expected
 
 
-def test_secrets_are_not_kept_as_they_are(client: Client, cora: User) -> None:
+def test_authenticator_secrets_are_stored_encrypted(client: Client, cora: User) -> None:
     sign_in(client)
     secret = set_up(client)
     kept = Authenticator.objects.get(user=cora, type="totp")
@@ -99,20 +99,20 @@ def test_secrets_are_not_kept_as_they_are(client: Client, cora: User) -> None:
     assert kept.wrap().validate_code("nothing") is False
 
 
-def test_djangos_own_form_leads_to_the_sites(client: Client, cora: User) -> None:
+def test_admin_login_form_redirects_to_the_site(client: Client, cora: User) -> None:
     assert client.get("/admin/login/?next=/admin/").headers["Location"] == "/accounts/login/?next=/admin/"
     answer = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
     assert (answer.status_code, client.session.get("_auth_user_id")) == (302, None)
 
 
-def test_nor_does_it_sign_in_somebody_else_from_an_ordinary_account(client: Client, cora: User) -> None:
+def test_admin_login_form_signs_no_other_user_in(client: Client, cora: User) -> None:
     client.force_login(User.objects.create_user("lena"), backend="django.contrib.auth.backends.ModelBackend")
     answer = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
     assert answer.status_code == 403
     assert client.session["_auth_user_id"] != str(cora.pk)
 
 
-def test_a_decision_needs_the_second_step_too(client: Client, cora: User, idea: Entry) -> None:
+def test_admin_action_without_second_factor_is_refused(client: Client, cora: User, idea: Entry) -> None:
     sign_in(client)
     answer = client.post(f"/admin/leaderboard/entry/{idea.pk}/approve/", {"sha": idea.sha})
     assert answer.headers["Location"].startswith("/accounts/two-step/")
@@ -120,13 +120,13 @@ def test_a_decision_needs_the_second_step_too(client: Client, cora: User, idea: 
     assert idea.state == "proposed"
 
 
-def test_who_is_no_staff_signs_in_as_before(client: Client, two_steps: None) -> None:
+def test_sign_in_of_ordinary_user_needs_no_second_factor(client: Client, two_steps: None) -> None:
     User.objects.create_user("lena", password=PASSWORD)
     assert sign_in(client, "lena", next="/sponsors/mine/").status_code in (200, 404)
     assert client.session["_auth_user_id"]
 
 
-def test_without_the_setting_the_admin_opens_as_ever(client: Client, maintainer: User) -> None:
+def test_admin_without_the_setting_needs_no_second_factor(client: Client, maintainer: User) -> None:
     client.force_login(maintainer)
     assert client.get("/admin/").status_code == 200
     page = client.get("/admin/").content.decode()

@@ -51,7 +51,7 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
 
 def test_check_with_production_settings_passes(environment: dict[str, str]) -> None:
     assert "no issues" in manage(environment, "check", "--fail-level", "WARNING")
-    # W002: anybody can create an account with a password.
+    # W002: every visitor can create an account with a password.
     assert "dailytrain.W002" not in manage(environment, "check", "--deploy")
 
 

@@ -56,7 +56,7 @@ def who(client: Client) -> str:
     return str(user.get_username())
 
 
-def test_somebody_whom_github_knows_gets_an_account_and_goes_on_where_they_were(client: Client, github: GitHub) -> None:
+def test_first_sign_in_creates_account_and_returns_to_the_page(client: Client, github: GitHub) -> None:
     assert "Sign in with GitHub" in client.get(LOGIN).content.decode()
 
     answer = sign_in(client)
@@ -66,7 +66,7 @@ def test_somebody_whom_github_knows_gets_an_account_and_goes_on_where_they_were(
     assert github.asked[0].get("scope", "") == "", "the public profile is enough"
 
 
-def test_the_second_time_it_is_the_same_account_even_under_a_new_name(client: Client, github: GitHub) -> None:
+def test_second_sign_in_under_new_name_finds_the_same_account(client: Client, github: GitHub) -> None:
     sign_in(client)
     client.post("/accounts/logout/")
     assert who(client) == ""
@@ -78,7 +78,7 @@ def test_the_second_time_it_is_the_same_account_even_under_a_new_name(client: Cl
     assert (User.objects.count(), SocialAccount.objects.count(), SocialToken.objects.count()) == (1, 1, 0)
 
 
-def test_a_name_that_is_taken_here_is_not_taken_over(client: Client, github: GitHub) -> None:
+def test_sign_in_with_taken_name_gets_another_name(client: Client, github: GitHub) -> None:
     User.objects.create_superuser("octocat", password="a password of this test only")
 
     sign_in(client)
@@ -88,7 +88,7 @@ def test_a_name_that_is_taken_here_is_not_taken_over(client: Client, github: Git
     assert not User.objects.get(username=who(client)).is_staff
 
 
-def test_nobody_is_called_as_the_site_calls_itself_in_the_audit_log(client: Client, github: GitHub) -> None:
+def test_sign_in_as_site_gets_another_name(client: Client, github: GitHub) -> None:
     github.person["login"] = "site"
 
     sign_in(client)
@@ -96,7 +96,7 @@ def test_nobody_is_called_as_the_site_calls_itself_in_the_audit_log(client: Clie
     assert who(client) not in ("", "site")
 
 
-def test_who_turns_back_at_github_is_not_signed_in(client: Client, github: GitHub) -> None:
+def test_cancelled_authorization_signs_no_user_in(client: Client, github: GitHub) -> None:
     github.says_yes = False
 
     answer = sign_in(client)
@@ -105,7 +105,7 @@ def test_who_turns_back_at_github_is_not_signed_in(client: Client, github: GitHu
     assert who(client) == ""
 
 
-def test_an_answer_to_a_question_that_was_never_asked_lets_nobody_in(client: Client, github: GitHub) -> None:
+def test_callback_without_request_signs_no_user_in(client: Client, github: GitHub) -> None:
     answer = client.get("/accounts/github/login/callback/?code=code-1&state=invented")
 
     assert answer.status_code == 401
@@ -113,7 +113,7 @@ def test_an_answer_to_a_question_that_was_never_asked_lets_nobody_in(client: Cli
     assert who(client) == ""
 
 
-def test_a_code_meant_for_another_browser_lets_nobody_in(client: Client, github: GitHub) -> None:
+def test_callback_with_code_of_other_browser_signs_no_user_in(client: Client, github: GitHub) -> None:
     sign_in(Client())
     stolen = github.authorize({**github.asked[0]})
 
@@ -123,14 +123,14 @@ def test_a_code_meant_for_another_browser_lets_nobody_in(client: Client, github:
     assert who(client) == ""
 
 
-def test_a_wrong_secret_is_a_page_and_not_a_crash(client: Client, github: GitHub, settings: Settings) -> None:
+def test_callback_with_wrong_secret_shows_an_error_page(client: Client, github: GitHub, settings: Settings) -> None:
     app = {"client_id": CLIENT_ID, "secret": "another"}
     settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
 
     assert "Signing in did not work" in sign_in(client).content.decode()
 
 
-def test_with_github_there_are_no_local_accounts(client: Client, github: GitHub) -> None:
+def test_local_accounts_with_github_are_off(client: Client, github: GitHub) -> None:
     User.objects.create_user("ada", password="a password of this test only")
     page = client.get(LOGIN).content.decode()
 
@@ -151,7 +151,7 @@ def test_signup_with_github_only_creates_no_account(client: Client, github: GitH
 @pytest.mark.parametrize("is_staff", [False, True])
 @pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
 @pytest.mark.parametrize("two_steps", [False, True])
-def test_password_login_with_github_only_signs_nobody_in(
+def test_password_login_with_github_only_is_refused(
     client: Client, github: GitHub, settings: Settings, path: str, is_staff: bool, two_steps: bool
 ) -> None:
     settings.STAFF_TWO_STEP = two_steps
@@ -164,7 +164,7 @@ def test_password_login_with_github_only_signs_nobody_in(
     assert "_auth_user_id" not in client.session
 
 
-def test_staff_with_github_only_needs_the_second_step(client: Client, github: GitHub, settings: Settings) -> None:
+def test_staff_with_github_only_needs_a_second_factor(client: Client, github: GitHub, settings: Settings) -> None:
     settings.STAFF_TWO_STEP = True
     sign_in(client)
     User.objects.update(is_staff=True)
@@ -181,7 +181,7 @@ def test_staff_with_github_only_needs_the_second_step(client: Client, github: Gi
     assert client.get("/admin/")["Location"].startswith("/admin/login/")
 
 
-def test_the_sign_in_page_alone_may_lead_to_github(client: Client, github: GitHub) -> None:
+def test_only_sign_in_pages_may_redirect_to_github(client: Client, github: GitHub) -> None:
     assert f"form-action 'self' {github.address};" in client.get(LOGIN)["Content-Security-Policy"]
     assert "form-action 'self';" in client.get("/sponsors/")["Content-Security-Policy"]
     assert "unsafe" not in client.get(LOGIN)["Content-Security-Policy"]
@@ -190,7 +190,7 @@ def test_the_sign_in_page_alone_may_lead_to_github(client: Client, github: GitHu
 # --- local accounts --------------------------------------------------------------------------------------------------
 
 
-def test_without_github_a_name_and_a_password_do(client: Client) -> None:
+def test_local_sign_up_and_sign_in_without_github_work(client: Client) -> None:
     page = client.get(LOGIN).content.decode()
     assert "GITHUB_CLIENT_ID" in page, "it says how to add GitHub"
     assert "Sign in with GitHub" not in page
@@ -205,7 +205,7 @@ def test_without_github_a_name_and_a_password_do(client: Client) -> None:
     assert who(client) == "ada"
 
 
-def test_a_wrong_password_keeps_the_name_that_was_typed(client: Client) -> None:
+def test_login_form_after_wrong_password_keeps_the_name(client: Client) -> None:
     User.objects.create_user("ada", password="a password of this test only")
 
     page = client.post("/accounts/login/", {"login": "ada", "password": "wrong"}).content.decode()
@@ -215,7 +215,7 @@ def test_a_wrong_password_keeps_the_name_that_was_typed(client: Client) -> None:
     assert who(client) == ""
 
 
-def test_nobody_guesses_passwords_for_long(client: Client) -> None:
+def test_repeated_wrong_passwords_are_limited(client: Client) -> None:
     User.objects.create_user("ada", password="a password of this test only")
     for _ in range(5):
         client.post("/accounts/login/", {"login": "ada", "password": "wrong"})
@@ -229,7 +229,7 @@ def test_nobody_guesses_passwords_for_long(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("there", "missing"), [("ID", "SECRET"), ("SECRET", "ID")])
-def test_half_a_configuration_is_told(settings: Settings, there: str, missing: str) -> None:
+def test_check_github_oauth_with_half_a_configuration_warns(settings: Settings, there: str, missing: str) -> None:
     setattr(settings, f"GITHUB_CLIENT_{there}", "x")
 
     (warning,) = sign_in_module.check_github_oauth(None)
@@ -238,7 +238,7 @@ def test_half_a_configuration_is_told(settings: Settings, there: str, missing: s
     assert settings.SITE_URL + "/accounts/github/login/callback/" in str(warning.hint)
 
 
-def test_a_whole_one_and_none_are_fine(settings: Settings) -> None:
+def test_check_github_oauth_with_complete_or_no_configuration_passes(settings: Settings) -> None:
     assert sign_in_module.check_github_oauth(None) == []
     settings.GITHUB_CLIENT_ID = settings.GITHUB_CLIENT_SECRET = "x"
     assert sign_in_module.check_github_oauth(None) == []

@@ -1,4 +1,4 @@
-"""The public API: pages of lists, ETags, the pool, limits, and its own description."""
+"""The public API: pagination, ETags, the pool, rate limits and the documentation page."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ LISTS = ("/", "/tracks", "/entries", "/runs", "/nodes", "/sponsors", "/queue", "
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_every_list_answers_without_a_token_and_is_304_until_it_changes(client: Client, path: str) -> None:
+def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
     scene.night()
     first = client.get(f"{API}{path}")
     assert first.status_code == 200
-    if path not in ("/", "/queue"):  # which tells when things leave: as the clock moves, so does that
+    if path not in ("/", "/queue"):  # its estimates change with time
         assert client.get(f"{API}{path}", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
-def test_the_start_leads_to_what_there_is(client: Client) -> None:
+def test_start_links_to_every_list(client: Client) -> None:
     for address in client.get(f"{API}/").json()["places"].values():
         assert client.get(address.removeprefix("http://127.0.0.1:8000")).status_code == 200, address
 
 
-def test_a_cursor_leads_through_all_and_says_nothing_to_its_bearer(client: Client, run: Run) -> None:
+def test_cursor_leads_through_all_rows_and_is_opaque(client: Client, run: Run) -> None:
     made = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
     seen: list[int] = []
     cursor: str | None = ""
@@ -52,13 +52,13 @@ def test_a_cursor_leads_through_all_and_says_nothing_to_its_bearer(client: Clien
     assert seen == sorted(made, reverse=True)
 
 
-def test_the_last_page_of_exactly_full_pages_is_the_last(client: Client, run: Run) -> None:
+def test_last_full_page_has_no_cursor(client: Client, run: Run) -> None:
     make_run(run.entry, run.track)
     page = client.get(f"{API}/runs?limit=2").json()
     assert (len(page["items"]), page["cursor"], page["next"]) == (2, None, None)
 
 
-def test_what_comes_in_meanwhile_moves_no_page(client: Client, run: Run) -> None:
+def test_cursor_with_new_rows_continues_where_it_was(client: Client, run: Run) -> None:
     older = make_run(run.entry, run.track)
     first = client.get(f"{API}/runs?limit=1").json()
     make_run(run.entry, run.track)
@@ -67,26 +67,26 @@ def test_what_comes_in_meanwhile_moves_no_page(client: Client, run: Run) -> None
 
 
 @given(st.text(max_size=60))
-def test_a_cursor_of_nobodys_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(HttpError, match="Begin again") as refused:
+def test_decode_cursor_with_invalid_text_is_422(text: str) -> None:
+    with pytest.raises(HttpError, match="Begin again") as raised:
         pagination.decode_cursor(text)
-    assert refused.value.status_code == 422
+    assert raised.value.status_code == 422
 
 
 @given(st.integers(min_value=0, max_value=2**59))
-def test_a_cursor_comes_back_as_what_it_was(number: int) -> None:
+def test_decode_cursor_reverses_encode_cursor(number: int) -> None:
     assert pagination.decode_cursor(pagination.encode_cursor(number)) == number
 
 
-def test_entries_are_found_by_state_track_and_author(client: Client, run: Run) -> None:
-    def found(query: str) -> list[int]:
+def test_entries_are_filtered_by_state_track_and_author(client: Client, run: Run) -> None:
+    def find_entries(query: str) -> list[int]:
         return [row["id"] for row in client.get(f"{API}/entries?{query}").json()["items"]]
 
-    assert found("state=approved,rejected&track=small") == [run.entry_id]
-    assert found("state=rejected") == found("track=none") == found("author=nobody") == []
+    assert find_entries("state=approved,rejected&track=small") == [run.entry_id]
+    assert find_entries("state=rejected") == find_entries("track=none") == find_entries("author=none") == []
 
 
-def test_a_node_says_what_it_does_and_who_lends_it(client: Client, maintainer: Any) -> None:
+def test_node_shows_its_jobs_and_sponsor(client: Client, maintainer: Any) -> None:
     scene.night()
     Sponsor.objects.create(user=maintainer, name="Rack & Sons")
     Node.objects.update(owner=maintainer)
@@ -97,20 +97,20 @@ def test_a_node_says_what_it_does_and_who_lends_it(client: Client, maintainer: A
     assert {row["sponsor"] for row in client.get(f"{API}/nodes").json()["items"]} == {""}
 
 
-def test_the_queue_tells_runs_and_reasons(client: Client, run: Run) -> None:
+def test_queue_lists_runs_with_reasons(client: Client, run: Run) -> None:
     found = client.get(f"{API}/queue").json()
     assert found["live"] == []
     assert [(line["run"]["id"], bool(line["reason"])) for line in found["waiting"]] == [(run.pk, True)]
 
 
-def test_a_run_tells_its_scores_and_what_happened(client: Client, run: Run) -> None:
+def test_run_lists_its_scores_and_events(client: Client, run: Run) -> None:
     assert client.get(f"{API}/runs/{run.pk}/scores").json() == []
-    told = client.get(f"{API}/runs/{run.pk}/events").json()
-    assert told
-    assert set(told[0]) == {"at", "actor", "sentence"}
+    events = client.get(f"{API}/runs/{run.pk}/events").json()
+    assert events
+    assert set(events[0]) == {"at", "actor", "sentence"}
 
 
-def test_readers_are_slowed_down_beyond_what_a_class_of_them_needs(
+def test_requests_over_the_limit_of_an_address_are_429(
     client: Client, track: Track, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 3)
@@ -121,7 +121,7 @@ def test_readers_are_slowed_down_beyond_what_a_class_of_them_needs(
     assert client.get(f"{API}/tracks", REMOTE_ADDR="203.0.113.7").status_code == 200
 
 
-def test_pool_lists_take_as_many_queries_for_one_row_as_for_many(
+def test_pool_lists_with_many_rows_take_the_same_queries(
     client: Client, node: Node, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     for number in range(5):
@@ -132,20 +132,20 @@ def test_pool_lists_take_as_many_queries_for_one_row_as_for_many(
         client.get(f"{API}/sponsors")
 
 
-# --- its own description ----------------------------------------------------------------------------------------------
+# --- documentation ----------------------------------------------------------------------------------------------------
 
 
-def test_the_document_is_openapi_and_names_every_list(client: Client) -> None:
+def test_openapi_document_is_valid_and_lists_all_paths(client: Client) -> None:
     document = client.get(f"{API}/openapi.json").json()
     OpenAPI.model_validate(document)
     assert {f"{API}{path}" for path in LISTS} <= set(document["paths"])
-    operations = [said for methods in document["paths"].values() for said in methods.values()]
-    assert len({said["operationId"] for said in operations}) == len(operations)
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
     for reference in re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(document)):
         assert reference in document["components"]["schemas"]
 
 
-def test_its_page_has_every_operation_and_no_script_of_anybodys(client: Client) -> None:
+def test_docs_page_has_all_operations_and_no_external_script(client: Client) -> None:
     page = client.get(f"{API}/docs").content.decode()
     for path, methods in client.get(f"{API}/openapi.json").json()["paths"].items():
         for method in methods:

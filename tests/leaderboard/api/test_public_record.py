@@ -18,13 +18,13 @@ def get(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:
     return answer.status_code, answer.json() if answer.content else None, answer.headers.get("ETag", "")
 
 
-def test_the_tracks_say_what_they_fix(client: Client, track: Track) -> None:
+def test_track_shows_what_it_fixes(client: Client, track: Track) -> None:
     (found,) = client.get("/api/v1/tracks").json()
     assert (found["slug"], found["budget"], found["corpus"]) == ("small", "20steps", "python-library")
     assert found["page"] == "/tracks/small/"
 
 
-def test_the_board_has_what_was_judged_best_first(client: Client, run: Run, node: Node) -> None:
+def test_board_lists_judged_runs_best_first(client: Client, run: Run, node: Node) -> None:
     finish(run, node)
     better = make_run(run.entry, run.track)
     Run.objects.filter(pk=better.pk).update(state="finished", bits_per_byte=1.5)
@@ -37,7 +37,7 @@ def test_the_board_has_what_was_judged_best_first(client: Client, run: Run, node
     assert get(client, "/tracks/small/board", etag)[0] == 200
 
 
-def test_a_run_tells_its_provenance_and_scores(client: Client, run: Run, node: Node) -> None:
+def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Node) -> None:
     finish(run, node)
     _, found, etag = get(client, f"/runs/{run.pk}")
     assert isinstance(found, dict)
@@ -47,7 +47,7 @@ def test_a_run_tells_its_provenance_and_scores(client: Client, run: Run, node: N
     assert get(client, f"/runs/{run.pk}", etag)[0] == 304
 
 
-def test_live_is_304_until_the_run_moves(client: Client, run: Run, node: Node) -> None:
+def test_live_of_unchanged_run_is_304(client: Client, run: Run, node: Node) -> None:
     assert run.job
     lease(run.job, node)
     _, before, etag = get(client, f"/runs/{run.pk}/live")
@@ -60,7 +60,7 @@ def test_live_is_304_until_the_run_moves(client: Client, run: Run, node: Node) -
     assert (before["fraction"], after["fraction"], after["node"]) == (0, 0.25, "cellar")
 
 
-def test_a_curve_is_thinned_and_keeps_its_extremes(client: Client, run: Run) -> None:
+def test_curve_when_thinned_keeps_its_extremes(client: Client, run: Run) -> None:
     steps = range(1, 7001)
     loss = {step: 5 - math.log(step) / 3 + (0.1 if step % 2 else 0) for step in steps}
     loss[3333], loss[4444] = 50.0, 0.001
@@ -85,7 +85,7 @@ def test_samples_are_plain_text(client: Client, run: Run) -> None:
     assert found == [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
 
 
-def test_lists_go_on_page_by_page(client: Client, run: Run) -> None:
+def test_lists_are_paginated(client: Client, run: Run) -> None:
     made = [run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))]
     seen: list[int] = []
     before = ""
@@ -101,7 +101,7 @@ def test_lists_go_on_page_by_page(client: Client, run: Run) -> None:
     assert [row["id"] for row in queued["items"]] == [run.pk]  # type: ignore[index]
 
 
-def test_an_entry_lists_its_runs(client: Client, run: Run) -> None:
+def test_entry_lists_its_runs(client: Client, run: Run) -> None:
     _, found, _ = get(client, f"/entries/{run.entry_id}")
     assert isinstance(found, dict)
     assert [row["id"] for row in found["runs"]] == [run.pk]
@@ -111,11 +111,11 @@ def test_an_entry_lists_its_runs(client: Client, run: Run) -> None:
 
 
 @pytest.mark.parametrize("path", ["/runs/999", "/runs/999/curve", "/entries/999", "/tracks/none/board"])
-def test_what_is_not_there_is_404_with_a_sentence(client: Client, db: None, path: str) -> None:
+def test_missing_row_is_404_with_a_message(client: Client, db: None, path: str) -> None:
     assert get(client, path)[:2] == (404, {"detail": "Not found."})
 
 
-def test_tables_take_the_same_queries_whatever_their_length(
+def test_tables_with_many_rows_take_the_same_queries(
     client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_tables_take_the_same_queries_whatever_their_length(
             Run.objects.filter(pk=made.pk).update(state="finished", bits_per_byte=1.5)
 
 
-def test_an_unchanged_board_takes_one_query(
+def test_board_with_current_etag_takes_one_query(
     client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     etag = get(client, "/tracks/small/board")[2]
@@ -138,7 +138,7 @@ def test_an_unchanged_board_takes_one_query(
         assert get(client, "/tracks/small/board", etag)[0] == 304
 
 
-def test_the_documentation_is_served_from_here_alone(client: Client, db: None) -> None:
+def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
     page = client.get("/api/v1/docs")
     assert page.status_code == 200
     text = page.content.decode()

@@ -1,3 +1,5 @@
+"""Run requests: authentication, validation, rate limits."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,7 +17,7 @@ from tests.leaderboard.conftest import Repository
 
 
 @pytest.fixture(autouse=True)
-def fresh_rates() -> None:
+def _clear_rate_limits() -> None:
     cache.clear()
 
 
@@ -32,14 +34,14 @@ def token(carol: User) -> ApiToken:
     return made
 
 
-def ask(client: Client, token: Any, wanted: dict[str, Any]) -> HttpResponse:
+def request_run(client: Client, token: Any, payload: dict[str, Any]) -> HttpResponse:
     secret = token if isinstance(token, str) else token.secret
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-    return client.post("/api/v1/runs", wanted, content_type="application/json", headers=headers)  # type: ignore[return-value]
+    return client.post("/api/v1/runs", payload, content_type="application/json", headers=headers)  # type: ignore[return-value]
 
 
 @pytest.fixture
-def wanted(main: Repository, track: Track) -> dict[str, Any]:
+def payload(main: Repository, track: Track) -> dict[str, Any]:
     return {
         "repository": str(main.path),
         "sha": main.git("rev-parse", "HEAD"),
@@ -48,14 +50,14 @@ def wanted(main: Repository, track: Track) -> dict[str, Any]:
     }
 
 
-def test_a_ci_job_asks_watches_and_is_approved(
-    client: Client, token: ApiToken, wanted: dict[str, Any], maintainer: User
+def test_run_request_of_ci_job_is_watched_and_approved(
+    client: Client, token: ApiToken, payload: dict[str, Any], maintainer: User
 ) -> None:
-    answer = ask(client, token, wanted)
+    answer = request_run(client, token, payload)
     assert answer.status_code == 201
-    asked = answer.json()
+    reply = answer.json()
     run = Run.objects.get()
-    assert asked == {
+    assert reply == {
         "entry": run.entry_id,
         "run": run.pk,
         "state": "waiting",
@@ -67,44 +69,47 @@ def test_a_ci_job_asks_watches_and_is_approved(
     assert client.get(f"/runs/{run.pk}/").status_code == 200
     assert client.get(f"/api/v1/runs/{run.pk}/live").json()["state"] == "waiting"
 
-    intake.approve(run.entry, wanted["sha"], maintainer)
+    intake.approve(run.entry, payload["sha"], maintainer)
     assert client.get(f"/api/v1/runs/{run.pk}/live").json()["state"] == "queued"
     assert Job.objects.get().priority == Job.Priority.COMMUNITY
     token.refresh_from_db()
     assert token.last_used_at
 
 
-def test_asking_again_gives_the_same_run(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:
-    first, again = ask(client, token, wanted), ask(client, token, {**wanted, "title": "Other"})
+def test_repeated_run_request_returns_the_same_run(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
+    first, again = (
+        request_run(client, token, payload),
+        request_run(client, token, {**payload, "title": "Other"}),
+    )
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()  # type: ignore[attr-defined]
     assert Run.objects.count() == Entry.objects.count() == 1
 
 
 @pytest.mark.parametrize("secret", ["", "dt_wrong", "x" * 5000])
-def test_without_a_valid_token_it_is_401(client: Client, wanted: dict[str, Any], secret: str) -> None:
-    answer = ask(client, secret, wanted)
+def test_run_request_without_valid_token_is_401(client: Client, payload: dict[str, Any], secret: str) -> None:
+    answer = request_run(client, secret, payload)
     assert answer.status_code == 401
     assert "valid token is required" in answer.json()["detail"]  # type: ignore[attr-defined]
     assert answer["WWW-Authenticate"] == "Bearer"
     assert not Entry.objects.exists()
 
 
-def test_a_revoked_token_is_401(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:
+def test_run_request_with_revoked_token_is_401(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     ApiToken.objects.update(revoked=True)
-    assert ask(client, token, wanted).status_code == 401
+    assert request_run(client, token, payload).status_code == 401
 
 
-def test_a_token_of_another_scope_is_403(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:
+def test_run_request_with_other_scope_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     ApiToken.objects.update(scope="runs:read")
-    answer = ask(client, token, wanted)
+    answer = request_run(client, token, payload)
     assert answer.status_code == 403
     assert answer.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
 
 
-def test_the_token_of_a_closed_account_is_403(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:
+def test_run_request_of_closed_account_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     User.objects.filter(pk=token.owner_id).update(is_active=False)
-    assert ask(client, token, wanted).status_code == 403
+    assert request_run(client, token, payload).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -123,24 +128,24 @@ def test_the_token_of_a_closed_account_is_403(client: Client, token: ApiToken, w
         ({"seed": 3}, "seed: "),
     ],
 )
-def test_what_cannot_be_run_is_422_with_a_sentence(
-    client: Client, token: ApiToken, wanted: dict[str, Any], change: dict[str, Any], sentence: str
+def test_invalid_run_request_is_422_with_a_message(
+    client: Client, token: ApiToken, payload: dict[str, Any], change: dict[str, Any], sentence: str
 ) -> None:
-    answer = ask(client, token, {**wanted, **change})
+    answer = request_run(client, token, {**payload, **change})
     assert answer.status_code == 422
     assert sentence in answer.json()["detail"]  # type: ignore[attr-defined]
     assert not Run.objects.exists()
 
 
-def test_a_token_may_ask_so_often_an_hour(client: Client, token: ApiToken, wanted: dict[str, Any]) -> None:
-    codes = [ask(client, token, {**wanted, "track": "none"}).status_code for _ in range(31)]
+def test_run_requests_over_the_hourly_limit_are_429(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
+    codes = [request_run(client, token, {**payload, "track": "none"}).status_code for _ in range(31)]
     assert codes == [422] * 30 + [429]
     other = ApiToken(name="CI", owner=token.owner)
     secret = other.draw_secret()
     other.save()
-    assert ask(client, secret, wanted).status_code == 201
+    assert request_run(client, secret, payload).status_code == 201
 
 
-def test_the_secret_is_stored_hashed(token: ApiToken) -> None:
+def test_api_token_is_stored_hashed(token: ApiToken) -> None:
     assert token.secret not in {getattr(token, field.attname) for field in ApiToken._meta.fields}  # type: ignore[attr-defined]
     assert ApiToken.objects.with_secret(token.secret) == token  # type: ignore[attr-defined]
