@@ -98,8 +98,7 @@ def build_own(spec: ContenderSpec, batches: Sequence[Batch]) -> tuple[nn.Module,
     fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, None)
     raw_model = module.Model(config).to(fabric.device)
     recipe = module.recipe(config)
-    objective, resolved = prepare_objective(raw_model, recipe, resolved, batches[0][0], is_micro_batch_open=False)
-    model = fabric.setup_module(objective)
+    model = fabric.setup_module(prepare_objective(raw_model, recipe, resolved))
     built = [
         fabric.setup_optimizers(each)
         for each in optimizers.build_optimizers(raw_model, recipe, resolved.muon_precision)

@@ -24,9 +24,9 @@ from trainer.models.rwkv5 import HEAD, Config
 
 Tensors = dict[str, Tensor]
 
-OPEN = 1.2784645427610738  # silu of this is 1
-CONSTANT = 0.02  # minimum constant part of LN1's output, relative to a channel's standard deviation of 1
-SMALLEST = 1e-2  # minimum magnitude of a weight of LN1, since the gate divides by it
+SILU_INVERSE_OF_1 = 1.2784645427610738  # silu of this is 1
+MIN_CONSTANT = 0.02  # minimum constant part of LN1's output, relative to a channel's standard deviation of 1
+MIN_WEIGHT = 1e-2  # minimum magnitude of a weight of LN1, since the gate divides by it
 
 
 def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensors:
@@ -34,63 +34,63 @@ def convert_rwkv5(tensors: Mapping[str, Tensor], before: Mapping[str, Any], afte
     old, new = float(before["version"]), float(after["version"])
     if new < old:
         raise CheckpointError(f"--from a model of version {old}: it can become a later version, not {new}")
-    made = {name: tensor.float() for name, tensor in tensors.items()}
+    converted = {name: tensor.float() for name, tensor in tensors.items()}
     units = Config(**after).hidden
     blocks = {name.partition(".att.")[0] + "." for name in tensors if ".att." in name}
     for block in sorted(blocks):
         if old == 5.0 < new:
-            made[block + "att.time_faaaa"] = made.pop(block + "att.time_first").exp()
-            add_neutral_gate(made, block)
-            narrow_channel_mix(made, block, units)
+            converted[block + "att.time_faaaa"] = converted.pop(block + "att.time_first").exp()
+            add_neutral_gate(converted, block)
+            narrow_channel_mix(converted, block, units)
         if old < 5.2 <= new:
             for name in ("time_decay", "time_faaaa"):
-                made[f"{block}att.{name}"] = made[f"{block}att.{name}"].view(-1, 1).repeat(1, HEAD)
-    return made
+                converted[f"{block}att.{name}"] = converted[f"{block}att.{name}"].view(-1, 1).repeat(1, HEAD)
+    return converted
 
 
-def add_neutral_gate(made: Tensors, block: str) -> None:
+def add_neutral_gate(tensors: Tensors, block: str) -> None:
     """Add a gate that is 1 for every token, to rounding.
 
     It has no bias, but its input has: LN1 gives w n + b, and the sum of n over the channels is zero. So the product of
-    that input with the row 1/w is the sum of b/w, whatever the token is: rows a = OPEN / (w sum(b/w)) make the gate
-    silu(OPEN) = 1. (The gate looks at the token alone, time_mix_g = 1, since before the first one comes a zero.)
+    that input with the row 1/w is the sum of b/w, whatever the token is: rows a = c / (w sum(b/w)) make the gate
+    silu(c) = 1. (The gate looks at the token alone, time_mix_g = 1, since before the first one comes a zero.)
     Where the biases nearly cancel, such rows would be huge, and the gate would leap with the first update of b: then b
-    gets a little w on top, at most `CONSTANT` of it, the same shift for every channel before LN1's weight. A weight
-    that is nearly zero is moved away from it, to `SMALLEST`.
+    gets a little w on top, at most `MIN_CONSTANT` of it, the same shift for every channel before LN1's weight. A weight
+    that is nearly zero is moved away from it, to `MIN_WEIGHT`.
     """
-    weight, bias = made[block + "ln1.weight"], made[block + "ln1.bias"]
-    safe = torch.where(weight.abs() < SMALLEST, torch.full_like(weight, SMALLEST).copysign(weight), weight)
-    made[block + "ln1.weight"] = safe
+    weight, bias = tensors[block + "ln1.weight"], tensors[block + "ln1.bias"]
+    safe = torch.where(weight.abs() < MIN_WEIGHT, torch.full_like(weight, MIN_WEIGHT).copysign(weight), weight)
+    tensors[block + "ln1.weight"] = safe
     constant = (bias.double() / safe).mean()
-    if abs(constant) < CONSTANT:
-        wanted = math.copysign(CONSTANT, constant)
-        made[block + "ln1.bias"] = bias + (wanted - float(constant)) * safe
-        constant = (made[block + "ln1.bias"].double() / safe).mean()
-    row = OPEN / (len(safe) * constant * safe.double())
-    made[block + "att.gate.weight"] = row.float().repeat(len(safe), 1)
-    made[block + "att.time_mix_g"] = torch.ones(1, 1, len(safe))
+    if abs(constant) < MIN_CONSTANT:
+        target = math.copysign(MIN_CONSTANT, constant)
+        tensors[block + "ln1.bias"] = bias + (target - float(constant)) * safe
+        constant = (tensors[block + "ln1.bias"].double() / safe).mean()
+    row = SILU_INVERSE_OF_1 / (len(safe) * constant * safe.double())
+    tensors[block + "att.gate.weight"] = row.float().repeat(len(safe), 1)
+    tensors[block + "att.time_mix_g"] = torch.ones(1, 1, len(safe))
 
 
-def narrow_channel_mix(made: Tensors, block: str, units: int) -> None:
+def narrow_channel_mix(tensors: Tensors, block: str, units: int) -> None:
     """Keep the `units` of the channel mix that contribute most, and add the average contribution of the others.
 
     A unit's contribution is its column of `value` times relu(z)^2; z is assumed normal, with the mean and variance that
     LN2's bias and weight give it (independent inputs). The average of what is dropped is added through all kept
     units together, each in proportion to its mean over its variance: their weighted sum is nearly constant.
     """
-    key, value = made[block + "ffn.key.weight"], made[block + "ffn.value.weight"]
+    key, value = tensors[block + "ffn.key.weight"], tensors[block + "ffn.value.weight"]
     if len(key) <= units:
         return
-    ratio = made[block + "ffn.time_mix_k"].flatten()
-    spread = (ratio.square() + (1 - ratio).square()).sqrt() * made[block + "ln2.weight"]
-    mean, squares = compute_relu2_moments(key @ made[block + "ln2.bias"], (key * spread).norm(dim=1))
-    said = value.norm(dim=0) * squares.sqrt()
-    kept = said.topk(units).indices.sort().values
+    ratio = tensors[block + "ffn.time_mix_k"].flatten()
+    spread = (ratio.square() + (1 - ratio).square()).sqrt() * tensors[block + "ln2.weight"]
+    mean, squares = compute_relu2_moments(key @ tensors[block + "ln2.bias"], (key * spread).norm(dim=1))
+    contributions = value.norm(dim=0) * squares.sqrt()
+    kept = contributions.topk(units).indices.sort().values
     dropped = torch.ones(len(key), dtype=torch.bool).index_fill_(0, kept, False)
     steady = mean[kept] / (squares[kept] - mean[kept].square()).clamp(min=1e-12)
     steady = steady / (steady @ mean[kept]).clamp(min=1e-12)
-    made[block + "ffn.key.weight"] = key[kept].contiguous()
-    made[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], steady)
+    tensors[block + "ffn.key.weight"] = key[kept].contiguous()
+    tensors[block + "ffn.value.weight"] = value[:, kept] + torch.outer(value[:, dropped] @ mean[dropped], steady)
 
 
 def compute_relu2_moments(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import UserError
-
-
-class UnknownPresetError(UserError):
-    """There is no preset of that name."""
+from trainer.config.train_config import ConfigError
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Preset:
 
 PRESETS = {
     "daily-h100": Preset(
-        "The night: 24 hours on one H100 or H200, depth 24 at 524,288 tokens a step.",
+        "The nightly run: 24 hours on one H100 or H200, depth 24 at 524,288 tokens a step.",
         {
             # 3.4e19 FLOPs at 40 % of an H100's peak: depth 24 (0.7 B parameters) gets about 9 tokens a parameter there,
             # 13 at the 59 % that nanochat reaches.
@@ -61,7 +57,7 @@ PRESETS = {
         },
     ),
     "cpu-demo": Preset(
-        "Three minutes on any machine: what a night looks like, in small.",
+        "Three minutes on any machine: a small version of the nightly run.",
         {
             "budget": "3m",
             "device": "cpu",
@@ -75,7 +71,7 @@ PRESETS = {
         },
     ),
     "cpu-ladder": Preset(
-        "The small track: 1e13 FLOPs on two cores, about two minutes; what ideas are compared by.",
+        "The small track: 1e13 FLOPs on two cores, about two minutes, for comparing ideas.",
         {
             "budget": "1e13flops",
             "device": "cpu",
@@ -141,7 +137,7 @@ PRESETS = {
         },
     ),
     "tiny": Preset(
-        "Seconds: shows that everything is in place, learns next to nothing.",
+        "A few seconds: checks the installation and learns almost nothing.",
         {
             "budget": "50steps",
             "device": "cpu",
@@ -161,7 +157,7 @@ PRESETS = {
 
 
 def get_preset_values(name: str) -> Mapping[str, Any]:
-    """Return a preset's names and values; raise `UnknownPreset` for one that there is not."""
+    """Return a preset's names and values; raise `ConfigError` for an unknown name."""
     if name not in PRESETS:
-        raise UnknownPresetError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+        raise ConfigError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
     return PRESETS[name].values

@@ -55,7 +55,7 @@ def flatten_table(table: Mapping[str, Any], before: str = "") -> list[tuple[str,
 
 
 def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], closed: tuple[str, ...] = ()) -> RecipePart:
-    """Return one part of a recipe with these fields changed; `closed` are those that nobody changes."""
+    """Return one part of a recipe with these fields changed; `closed` cannot be changed."""
     hints = {name: hint for name, hint in get_type_hints(type(part)).items() if name not in closed}
     for name in changes:
         if name not in hints:

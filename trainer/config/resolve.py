@@ -31,7 +31,7 @@ class ResolvedConfig:
     depth: int  # sizes the model, except for the fields of the model that are given
     sequence_length: int
     batch: int
-    micro_batch: int
+    micro_batch: int  # if open, the upper limit from which `trainer.training.micro_batch` chooses
     packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16", "fp8"]
     muon_precision: Literal["fp32", "bf16"]

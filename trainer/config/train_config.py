@@ -10,13 +10,12 @@
     [recipe.matrices]   # fields of the architecture's recipe, see `trainer.config.recipe_overrides`
     learning_rate = 0.01
 
-    [train]             # what changes the numbers, beside the architecture and its recipe: `TrainArgs` below
+    [train]             # what else changes the results: `TrainArgs` below
     batch = 8
 
-The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level says
-where and how to run and changes no number: corpus and folders (the dataset's hash counts, not its place),
-`checkpoint_every`, `keep`, `logger`, `threads`. What is not given is computed from the device and the budget in
-`trainer.config.resolve`, printed and saved.
+The same as flags: `--arch gpt --budget 180s --model.depth 4 --train.batch 8`. Everything else at the top level does not
+change results: folders (the dataset's hash counts, not its path), `checkpoint_every`, `keep`, `logger`, `threads`.
+What is not given is computed from the device and the budget in `trainer.config.resolve`, printed and saved.
 
 `corpus` is one of `trainer.data.corpora`: `python-library`, `files:PATH`, `rephrased:OWNER/NAME@SHA256` for what a
 campaign of the dataset swarm has published, and others.
@@ -36,32 +35,27 @@ from trainer.optim.lora_args import LoraArgs
 
 DEFAULT_CORPUS = "python-library"
 DEFAULT_TOKENIZER = "bpe:8192"
-SHORT_TEXT = 16 * 2**20
-"""Bytes of text that a CPU run of less than ten minutes prepares, unless told otherwise."""
-
-
-SHARDED = ("fsdp", "zero2")
-"""Strategies that cut the weights."""
+SHORT_TEXT = 16 * 2**20  # default bytes of text for a CPU run of less than ten minutes
+SHARDED = ("fsdp", "zero2")  # strategies that shard the weights
 
 
 class ConfigError(UserError):
-    """The configuration contradicts itself or names what is not there; the message is one line."""
+    """The configuration is invalid. The message is one line."""
 
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """What changes the numbers, beside the architecture and its recipe."""
+    """Settings that change a run's results, in addition to the architecture and its recipe."""
 
     sequence_length: int | None = None
     """Tokens in a row. Computed: 256 on a CPU, 2048 on a GPU."""
     batch: int | None = None
     """Rows in one optimizer step. Computed: 8 on a CPU; on a GPU it grows with the budget."""
     micro_batch: int | None = None
-    """Rows that pass through the model of each device at once; gradients of a step's parts add up. Computed: as many as
-    fit into the memory, at most 32 on a GPU."""
+    """Rows of one forward pass on each device. Computed: as many as fit into the memory, at most 32 on a GPU."""
     packing: Literal["blocks", "documents"] = "blocks"
-    """How rows are cut from the text: `blocks` anywhere, nothing left out; `documents` so that each begins with the
-    start of a document, at the price of some tokens (how many is printed)."""
+    """How rows are cut from the text: `blocks` anywhere, using all tokens; `documents` at the start of a document,
+    dropping some tokens (how many is printed)."""
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
     """What matrix products are computed in; weights are always fp32. Computed: bf16 on a GPU that supports it, on a CPU
     where it is measured to be much faster (`trainer.training.precision`). fp8 needs torchao and a GPU that has it."""
@@ -69,23 +63,20 @@ class TrainArgs:
     """What Muon's matrix polynomials are computed in, whatever the model is. Computed: bf16 on a GPU and on a CPU that
     multiplies it in hardware, see `trainer.optim.muon`."""
     compile: bool | None = None
-    """Whether torch.compile translates the model first. Computed: on a GPU yes, on a CPU from ten minutes up where
-    there is a C++ compiler."""
+    """Compile the model with torch.compile. Computed: on a GPU, and on a CPU with C++ compiler from ten minutes up."""
     activation_checkpointing: bool = False
-    """Keep no block's activations but its input and compute the rest again going backward: less memory, a third more
-    work."""
+    """Store only the input of each block and recompute it in the backward pass: less memory, a third more work."""
     chunk: int | None = None
-    """Tokens of a row that pass at once; the state is carried on to the next ones, see
-    `trainer.training.chunked_bptt`. Memory then
-    does not grow with the row. For models whose state does not grow either: rwkv5. Computed: the whole row."""
+    """Tokens of a row in one pass, after which the state is carried on, so that memory does not grow with the row (see
+    `trainer.training.chunked_bptt`). For models with a state of fixed size: rwkv5. Computed: the whole row."""
     chunk_gradients: Literal["truncated", "through"] = "truncated"
-    """Whether gradients end at a chunk's first token or go on through the state into the chunks before it, which takes
-    one or two more forward passes."""
+    """Whether gradients stop at a chunk's first token or go through the state into earlier chunks, which costs one or
+    two more forward passes."""
     strategy: Literal["auto", "ddp", "fsdp", "zero2"] = "auto"
     """How several devices share the work: `ddp` gives each the whole model, `fsdp` a part of every weight, `zero2` of
     every gradient and momentum. Computed: ddp."""
     spikes: Literal["skip", "stop", "off"] = "skip"
-    """What to do with a gradient far beyond the usual, see `trainer.training.grad_spikes`."""
+    """What to do with a gradient spike, see `trainer.training.grad_spikes`."""
     evaluations: int | None = None
     """Evaluations on dev after the first, evenly over the budget. Computed: 3 below a minute, else 5."""
     dev_tokens: int | None = None
@@ -94,14 +85,8 @@ class TrainArgs:
     """Length of each sample; 0 writes none."""
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "sequence_length": 2,
-            "batch": 1,
-            "micro_batch": 1,
-            "chunk": 2,
-            "evaluations": 1,
-            "dev_tokens": 1,
-        }.items():
+        limits = {"sequence_length": 2, "batch": 1, "micro_batch": 1, "chunk": 2, "evaluations": 1, "dev_tokens": 1}
+        for name, least in limits.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"train.{name} must be at least {least}, not {value}")

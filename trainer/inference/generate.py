@@ -19,25 +19,24 @@ import torch
 
 from trainer import errors
 from trainer.checkpoint.store import load_model, read_run
-from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens
-from trainer.models.base import LanguageModel
 from trainer.protocol import GenerateOrder, GenerateResult
 
 LINE_SECONDS = 0.2  # text generated within this time becomes one line
 
-NO_ROOM = "The model needs more memory than it may have."
+OUT_OF_MEMORY = "The model needs more memory than its limit."
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     try:
-        with errors.attribute_to_model("while it wrote"):
+        with errors.attribute_to_model("while it generated text"):
             result = run_generate_order(options.run, options.checkpoint, options.out)
     except errors.ModelError as error:
         traceback.print_exc()
-        errors.write_failure(options.out, "model", NO_ROOM if errors.is_out_of_memory(error.__cause__) else str(error))
+        reason = OUT_OF_MEMORY if errors.is_out_of_memory(error.__cause__) else str(error)
+        errors.write_failure(options.out, "model", reason)
         return errors.ExitCode.MODEL_ERROR
     (options.out / "result.json").write_text(result.model_dump_json())
     return errors.ExitCode.OK
@@ -47,7 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.inference.generate")
     parser.add_argument("run", type=Path, help="the run's folder, with order.json and tokenizer.json in it")
     parser.add_argument("--checkpoint", type=Path, required=True, help="the checkpoint's folder")
-    parser.add_argument("--out", type=Path, required=True, help="where the text goes")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     return parser.parse_args(argv)
 
 
@@ -57,41 +56,23 @@ def run_generate_order(run: Path, checkpoint: Path, out: Path) -> GenerateResult
     tokenizer = load_tokenizer(run / "tokenizer.json")
     model = load_model(run, checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    tokens = TokenCounter(
-        generate_order_tokens(model, tokenizer, order, int(read_run(run)["model"]["sequence_length"]))
-    )
+    sampler = Sampler(order.temperature, top_p=order.top_p, seed=order.seed)
+    generator = TextGenerator(model, int(read_run(run)["model"]["sequence_length"]))
+    generator.add([tokenizer.end_of_text, *tokenizer.encode(order.prompt)])
+    count = 0
+
+    def count_tokens() -> Iterator[int]:
+        nonlocal count
+        for token in generate_tokens(generator, sampler, tokenizer.end_of_text, order.tokens):
+            count += 1
+            yield token
+
     with (out / "metrics.jsonl").open("w") as lines:
-        for text in group_text(decode_stream(tokenizer, tokens), LINE_SECONDS):
+        for text in group_text(decode_stream(tokenizer, count_tokens()), LINE_SECONDS):
             lines.write(json.dumps({"kind": "text", "text": text}) + "\n")
             lines.flush()
-    return GenerateResult(
-        tokens=tokens.count,
-        seconds=time.monotonic() - started,
-        ended="length" if tokens.count == order.tokens else "end of text",
-    )
-
-
-def generate_order_tokens(
-    model: LanguageModel, tokenizer: Tokenizer, order: GenerateOrder, context: int
-) -> Iterator[int]:
-    """Yield the tokens that follow the prompt, which starts a new text."""
-    sampler = Sampler(order.temperature, top_p=order.top_p, seed=order.seed)
-    reader = TextGenerator(model, context)
-    reader.add([tokenizer.end_of_text, *tokenizer.encode(order.prompt)])
-    return generate_tokens(reader, sampler, tokenizer.end_of_text, order.tokens)
-
-
-class TokenCounter:
-    """Iterates over tokens and counts them."""
-
-    def __init__(self, tokens: Iterator[int]) -> None:
-        self._tokens = tokens
-        self.count = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for token in self._tokens:
-            self.count += 1
-            yield token
+    ended = "length" if count == order.tokens else "end of text"
+    return GenerateResult(tokens=count, seconds=time.monotonic() - started, ended=ended)
 
 
 def group_text(parts: Iterable[str], seconds: float) -> Iterator[str]:

@@ -100,22 +100,14 @@ class ParameterGroup:
     optimizer: Literal["muon", "adamw", "adamw8bit"]
     """`muon` takes matrices only (two dimensions, or stacks of them). `adamw8bit` is AdamW with 8-bit state from
     bitsandbytes: a quarter of the memory, useful for large embedding tables. It is not faster."""
-    learning_rate: float
-    """Peak learning rate."""
-    weight_decay: float = 0.0
-    """Decoupled: each step shrinks weights by `learning rate x weight_decay`."""
-    momentum: float = 0.95
-    """Muon only."""
-    normalised: bool = False
-    """Muon only: divide each neuron's update by the root of its running mean square (NorMuon)."""
-    variance_momentum: float = 0.95
-    """Muon only: decay of that running mean."""
-    cautious: bool = False
-    """Decay a weight only where the update also moves it towards zero (cautious weight decay)."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW only."""
-    epsilon: float = 1e-10
-    """AdamW only. Small, since zero-initialized projections see tiny gradients at first."""
+    learning_rate: float  # peak learning rate
+    weight_decay: float = 0.0  # decoupled: each step shrinks weights by `learning rate x weight_decay`
+    momentum: float = 0.95  # Muon only
+    normalised: bool = False  # Muon only: divide each neuron's update by the root of its running mean square (NorMuon)
+    variance_momentum: float = 0.95  # Muon only: decay of that running mean
+    cautious: bool = False  # decay a weight only where the update also moves it towards zero (cautious weight decay)
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW only
+    epsilon: float = 1e-10  # AdamW only. Small, since zero-initialized projections see tiny gradients at first.
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay", "epsilon"):
@@ -136,16 +128,13 @@ class ParameterGroup:
 class Schedule:
     """The learning rate as a function of the used budget fraction. Every shape ends low, so every run is annealed."""
 
-    warmup: float = 0.02
-    """Fraction of the budget in which the rate rises."""
+    warmup: float = 0.02  # fraction of the budget in which the rate rises
     warmdown: float = 0.6
     """Fraction of the budget, at its end, in which a trapezoid's rate falls. A cosine falls from the warmup on."""
-    final: float = 0.0
-    """Rate at the end, as a fraction of the peak."""
+    final: float = 0.0  # rate at the end, as a fraction of the peak
     shape: Literal["trapezoid", "cosine"] = "trapezoid"
     """`trapezoid`: up, flat, linearly down. `cosine`: up, then half a cosine down (SGDR, arXiv 1608.03983, eq. 5)."""
-    top: float = 1.0
-    """Factor on the rates of all groups. Use a tenth or less to fine-tune a trained model."""
+    top: float = 1.0  # factor on the rates of all groups. Use a tenth or less to fine-tune a trained model.
     warmup_steps: int = 0
     """Steps in which the rate also rises from a fifth of its value, as in RWKV-LM: for budgets in which one step is a
     tiny fraction. 0: none."""

@@ -25,8 +25,7 @@ from trainer.models.scaling import weight_decay
 from trainer.ops.attention import attention
 from trainer.ops.elementwise import norm, rotate, softcap, squared_relu
 
-GATE_CHANNELS = 32
-"""Input channels that a gate reads: enough, and cheap."""
+GATE_CHANNELS = 32  # input channels that a gate reads: enough, and cheap
 
 
 @dataclass(frozen=True)
@@ -139,14 +138,10 @@ class Config:
 class BlockInputs:
     """The tokens and what all blocks need to know about their positions."""
 
-    tokens: Tensor
-    """`[B, T]`."""
-    cosine: Tensor
-    """`[T, 1, D]`, D being a head's width: each position's cosines, twice."""
-    sine: Tensor
-    """`[T, 1, D / 2]`."""
-    documents: Tensor | None
-    """`[B, positions so far]`: the number of each token's document. None without a mask."""
+    tokens: Tensor  # `[B, T]`
+    cosine: Tensor  # `[T, 1, D]`, D being a head's width: each position's cosines, twice
+    sine: Tensor  # `[T, 1, D / 2]`
+    documents: Tensor | None  # `[B, positions so far]`: the number of each token's document. None without a mask.
 
 
 @dataclass
@@ -173,12 +168,9 @@ class GPTState:
     """The state of `Model.advance`."""
 
     caches: list[KVCache]
-    length: int = 0
-    """Tokens so far."""
-    embedding: Tensor | None = None
-    """Embedding of the last token, `[B, 1, width]`, for the smear."""
-    documents: Tensor | None = None
-    """As in `BlockInputs`."""
+    length: int = 0  # tokens so far
+    embedding: Tensor | None = None  # embedding of the last token, `[B, 1, width]`, for the smear
+    documents: Tensor | None = None  # as in `BlockInputs`
 
 
 def rotary_tables(start: int, end: int, size: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:

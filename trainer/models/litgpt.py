@@ -77,8 +77,7 @@ def is_known_config(name: str) -> bool:
 class LitGPTState:
     """The state of `Model.advance`: litgpt's own caches, attached to its blocks only while they run."""
 
-    length: int
-    """Tokens so far."""
+    length: int  # tokens so far
     caches: list[LitGPTCache]
     mask: Tensor
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
 from trainer.ops.attention import attention
 
-KeysAndValues = tuple[Tensor, Tensor]
-"""A block's keys and values so far, `[B, H, T, D]` each."""
+KeysAndValues = tuple[Tensor, Tensor]  # a block's keys and values so far, `[B, H, T, D]` each
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,11 @@ from torch import Tensor, nn
 
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule
 
-HEAD = 64
-"""Channels in a head, fixed in all published models."""
+HEAD = 64  # channels in a head, fixed in all published models
 
-CHUNK = 64
-"""Tokens per chunk, a power of two. The state is passed from chunk to chunk."""
+CHUNK = 64  # tokens per chunk, a power of two. The state is passed from chunk to chunk.
 
-BLOCK = 8
-"""Tokens whose pairwise scores come from one matrix product, a power of two."""
+BLOCK = 8  # tokens whose pairwise scores come from one matrix product, a power of two
 
 VERSIONS = (5.0, 5.1, 5.2)
 
@@ -194,12 +191,9 @@ def diagonal_blocks(scores: Tensor, size: int) -> Tensor:
 class RWKV5State:
     """A block's state: all that generation carries from token to token."""
 
-    time_shift: Tensor
-    """The last token's input to the time mix, `[B, D]`."""
-    channel_shift: Tensor
-    """The last token's input to the channel mix, `[B, D]`."""
-    heads: Tensor
-    """One matrix per head, `[B, H, N, N]`, in fp32 (or fp64) for every weight type."""
+    time_shift: Tensor  # the last token's input to the time mix, `[B, D]`
+    channel_shift: Tensor  # the last token's input to the channel mix, `[B, D]`
+    heads: Tensor  # one matrix per head, `[B, H, N, N]`, in fp32 (or fp64) for every weight type
 
     @classmethod
     def empty(cls, config: Config, x: Tensor) -> Self:

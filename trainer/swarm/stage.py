@@ -120,7 +120,7 @@ class Stage:
             if not self.is_last:
                 return hidden
             features = self.partition.normalize_output(self.model, hidden)
-            return features if targets is None else self.objective.loss_of(features, targets)
+            return features if targets is None else self.objective.compute_loss(features, targets)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
@@ -129,7 +129,7 @@ class Stage:
     def compute_nats(self, tokens: Tensor, hidden: Tensor | None, targets: Tensor) -> Tensor:
         """Return each target's nats `[B, T]`, fp32, for evaluation. Last stage only."""
         features = self.compute_features(tokens, hidden)
-        return self.objective.loss_of(features, targets.to(self.device), each=True).view_as(tokens)
+        return self.objective.compute_loss(features, targets.to(self.device), each=True).view_as(tokens)
 
     @torch.no_grad()
     def compute_next_logits(self, tokens: Tensor, hidden: Tensor | None) -> Tensor:

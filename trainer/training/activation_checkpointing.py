@@ -1,6 +1,6 @@
-"""Activation checkpointing: of a block only its input is kept, and the block runs again when its gradient is wanted.
+"""Activation checkpointing: only a block's input is stored, and the backward pass runs the block again.
 
-Memory for activations falls to about the blocks' inputs, work grows by the blocks' forward pass: about a third
+Memory for activations falls to about the blocks' inputs. Work grows by the blocks' forward pass, about a third
 (Chen et al., arXiv 1604.06174). The gradients are the same.
 """
 
@@ -16,14 +16,14 @@ from trainer.models.base import LanguageModel
 
 
 def enable_activation_checkpointing(model: LanguageModel) -> None:
-    """Have every block do so, whenever gradients are asked for. Names of parameters stay."""
+    """Enable it for every block. Names of parameters do not change."""
     for block in model.repeated_blocks():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @contextmanager
 def disable_activation_checkpointing(model: LanguageModel) -> Iterator[None]:
-    """In here blocks keep what they compute, as they did at first."""
+    """Context manager that disables it."""
     changed = {block: vars(block).pop("forward") for block in model.repeated_blocks() if "forward" in vars(block)}
     try:
         yield

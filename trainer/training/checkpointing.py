@@ -66,7 +66,7 @@ def resume_run(run: Run, console: Console) -> None:
     folder = find_latest_checkpoint(run.config.out)
     metrics = MetricsWriter(run.metrics_path)
     if folder is None:
-        metrics.cut_back(-1)
+        metrics.truncate(-1)
         return
     saved = verify_checkpoint(folder).get("identity", {})
     check_identity(run.config.out, saved, run.identity)
@@ -80,7 +80,7 @@ def resume_run(run: Run, console: Console) -> None:
     run.spike_filter.load_state_dict(state["spikes"])
     run.loader.load_state_dict(state["loader"])
     restore_random_state(state["random"])
-    metrics.cut_back(run.usage.steps)
+    metrics.truncate(run.usage.steps)
     console.print(f"going on from {folder.name}, {run.fraction:.0%} of the budget is used", highlight=False)
     changed = [name for name in RESUMABLE_FIELDS if saved["train"].get(name) != run.identity["train"][name]]
     if changed:

@@ -1,12 +1,11 @@
-"""torch.compile: what is translated, where the result is kept, and how long it took.
+"""Compile the model with torch.compile, and cache the compiled code.
 
-Two pieces are translated, each whole (no breaks) and for fixed shapes: tokens to features, and a chunk of features to
-nats. With `fsdp` and `zero2` it is each block, since weights are gathered between them. The time is ours: measured,
-reported as `compile_seconds`, and not charged to the budget.
+Two functions are compiled, each as one graph for fixed shapes: tokens to features, and a chunk of features to its loss.
+With `fsdp` and `zero2` each block is compiled, since weights are gathered between blocks. The time is reported as
+`compile_seconds` and not charged to the budget.
 
-What was translated is kept in a folder and found again by the next process: in $DAILYTRAIN_CACHE, else below the home
-folder, else (as in a sandbox) in a temporary one. A node's jobs do not share it: it holds machine code, which one
-entry's code could exchange for the next one's.
+The cache is in $DAILYTRAIN_CACHE, else below the home folder, else (as in a sandbox) in a temporary folder. A node's
+jobs do not share it: it holds machine code, and one entry could replace another's.
 """
 
 from __future__ import annotations
@@ -22,44 +21,44 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import get_cache_folder
 from trainer.training.objective import Objective
 
-BACKEND = "inductor"
-"""What makes code of a translated graph. Tests take `aot_eager`, which makes none and needs no compiler."""
+BACKEND = "inductor"  # tests use `aot_eager`, which generates no code and needs no compiler
 
 
 def has_compiler(device: str) -> bool:
-    """Is there what torch.compile needs? On a CPU that is a C++ compiler."""
+    """Return whether torch.compile can run: on a CPU it needs a C++ compiler."""
     return device == "cuda" or any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def is_writable(folder: Path) -> bool:
-    """May this process make or fill this folder?"""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return os.access(there, os.W_OK)
+    """Return whether this process can create this folder or write to it."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return os.access(existing, os.W_OK)
 
 
 def set_cache_folder() -> None:
-    """Choose the folder, unless the environment has. torch names its own there as soon as inductor is imported."""
+    """Set the cache folder unless the environment does. (torch sets its default when inductor is imported.)"""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") not in (None, default_cache_dir()):
         return
-    lasting = get_cache_folder().parent / "compiled"
-    folder = lasting if is_writable(lasting) else Path(tempfile.gettempdir()) / "dailytrain-compiled"
+    folder = get_cache_folder().parent / "compiled"
+    if not is_writable(folder):
+        folder = Path(tempfile.gettempdir()) / "dailytrain-compiled"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
-def compile_objective(objective: Objective, resolved: ResolvedConfig, whole: bool = True) -> None:
-    """Have the objective's pieces translated at their first use. `whole`: raise where a piece would break in two."""
-    model = objective.model
+def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph: bool = True) -> None:
+    """Compile the objective's functions at their first call. `fullgraph`: raise at a graph break."""
+    model, options = objective.model, {"dynamic": False, "fullgraph": fullgraph, "backend": BACKEND}
     if resolved.is_sharded:
         for block in model.repeated_blocks():
             block.compile(dynamic=False, backend=BACKEND)
     else:
-        objective.features = torch.compile(model.features, dynamic=False, fullgraph=whole, backend=BACKEND)
-    objective.nats = torch.compile(objective.of_chunk, dynamic=False, fullgraph=whole, backend=BACKEND)
+        objective.features = torch.compile(model.features, **options)
+    objective.chunk_loss = torch.compile(objective.compute_chunk_loss, **options)
 
 
 def is_graph_break(error: BaseException) -> bool:
-    """Is this what `whole` is refused with?"""
+    """Return whether this is what `fullgraph` raises."""
     return isinstance(error, torch._dynamo.exc.TorchDynamoException)

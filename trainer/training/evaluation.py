@@ -1,4 +1,4 @@
-"""What a run is measured by on the way: always the same part of dev, and a few samples."""
+"""Evaluation during a run: the loss on a fixed part of dev, and a few samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.training.run import Run
 
 
 def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> None:
-    """Measure the model on the same part of dev as always, and have it write. Not charged to the budget."""
+    """Compute the loss on dev and generate samples. Not charged to the budget."""
     run.raw_model.eval()
     run.dev = compute_dev_loss(run)
     run.raw_model.train()
@@ -31,8 +31,11 @@ def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> No
 
 @torch.no_grad()
 def compute_dev_loss(run: Run) -> dict[str, float]:
-    """Return nats per token and bits per byte of text. Targets that stand for no text (end of text) are left out, so
-    that another tokenizer or a scorer of single documents measures the same thing; so are those not learned."""
+    """Return nats per token and bits per byte of text.
+
+    Targets without text (end of text) do not count, so that results are comparable across tokenizers and with a scorer
+    of single documents. Neither do ignored targets.
+    """
     resolved, device = run.resolved, run.fabric.device
     bytes_of = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
     nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -52,7 +55,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
 
 
 def generate_sample(run: Run, prompt: str) -> str:
-    with attribute_to_model("while it wrote a sample"), run.fabric.autocast(), gather_weights(run.objective):
+    with attribute_to_model("while it generated a sample"), run.fabric.autocast(), gather_weights(run.objective):
         return complete_prompt(
             run.raw_model,
             run.dataset.tokenizer,

@@ -1,8 +1,8 @@
 """Start a model from a base checkpoint (`trainer.checkpoint.base_weights`).
 
-Every tensor that fits by name and shape is copied; the others stay as the architecture initializes them. `run.json`
-records under `from` what was copied, what is new and where it came from. `--version V` converts the weights to a later
-version of the architecture first, see `trainer.checkpoint.surgery`.
+Tensors that fit by name and shape are copied; the others keep the architecture's initialization. `run.json` records
+under `from` what was copied, what is new and its source. `--version V` first converts the weights to a later version of
+the architecture, see `trainer.checkpoint.surgery`.
 """
 
 from __future__ import annotations

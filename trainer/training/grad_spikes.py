@@ -1,6 +1,6 @@
-"""Steps that would do harm: a gradient far beyond what is usual is left out, and training ends if that does not help.
+"""Gradient spikes: skip an update whose gradient norm is far above the median, and stop if spikes do not end.
 
-Decided from the gradients' norms alone, and its memory is part of the checkpoint: a resumed run decides alike.
+The state is part of the checkpoint, so a resumed run takes the same decisions.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from typing import Any, Literal
 
 from trainer.errors import ModelError
 
-FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike. A guess on the careful side.
+SPIKE_FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike; a cautious guess
 WINDOW = 100
-FEWEST = 20  # norms to have seen before anything is called unusual
-IN_A_ROW = 10  # so many spikes one after another are no spikes any more
+MIN_NORMS = 20  # before a norm can be a spike
+MAX_IN_A_ROW = 10  # more consecutive spikes end the run
 
 
 @dataclass
 class GradientSpikeFilter:
-    """`skip` leaves a spike's update out, `stop` ends the run at the first, `off` looks away."""
+    """`skip` skips the update of a spike, `stop` ends the run at the first spike, `off` does nothing."""
 
     mode: Literal["skip", "stop", "off"]
     norms: list[float] = field(default_factory=list)
     skipped: int = 0
     in_a_row: int = 0
 
-    def admits(self, norm: float, step: int) -> bool:
-        """Shall an update with this gradient be made? Raises `ModelFailure` if training has come to nothing."""
-        usual = statistics.median(self.norms) if len(self.norms) >= FEWEST else None
-        if self.mode == "off" or usual is None or norm <= FACTOR * usual:
+    def accept(self, norm: float, step: int) -> bool:
+        """Return whether to make the update of a gradient with this norm. Raise `ModelError` if the run must end."""
+        median = statistics.median(self.norms) if len(self.norms) >= MIN_NORMS else None
+        if self.mode == "off" or median is None or norm <= SPIKE_FACTOR * median:
             self.norms = [*self.norms[1 - WINDOW :], norm]
             self.in_a_row = 0
             return True
         self.skipped += 1
         self.in_a_row += 1
-        if self.mode == "stop" or self.in_a_row >= IN_A_ROW:
+        if self.mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             times = "" if self.mode == "stop" else f", {self.in_a_row} times in a row"
             raise ModelError(
-                f"The gradient's norm at step {step} is {norm:.3g}, usual is {usual:.3g}{times}: training diverged. "
+                f"The gradient's norm at step {step} is {norm:.3g}, the median {median:.3g}{times}: training diverged. "
                 "A lower learning rate, a longer warmup or a clipped gradient may help."
             )
         return False

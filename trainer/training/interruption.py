@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Signals that stop a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Self
 
 
 class StopRequest:
-    """SIGTERM and SIGINT: in the loop the first is a wish, fulfilled after the step; elsewhere they stop at once."""
+    """Handles SIGTERM and SIGINT. In the loop the first one stops the run after the step, else they stop at once."""
 
     def __init__(self) -> None:
         self.is_graceful = False
         self.is_requested = False
 
     def __enter__(self) -> Self:
-        self.before = {number: signal.signal(number, self.heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.before = {number: signal.signal(number, self.handle_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def heard(self, number: int, frame: FrameType | None) -> None:
+    def handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_requested or not self.is_graceful:
             raise KeyboardInterrupt
         self.is_requested = True

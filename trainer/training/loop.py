@@ -151,7 +151,7 @@ def train_step(
     # One wait for the device a step: the loss is needed to stop a run that diverged.
     loss, norm_value = torch.stack([total, norm.to(total)]).tolist()
     check_finite(loss, norm_value, step, fraction)
-    if spike_filter.admits(norm_value, step):
+    if spike_filter.accept(norm_value, step):
         with attribute_to_model("in an optimizer step"):
             update_weights(parameters, optimizers, norm_value, clip)
     for optimizer in optimizers:

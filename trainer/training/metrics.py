@@ -1,14 +1,14 @@
-"""A run's `metrics.jsonl`: one JSON object a line, on disk at once, cut back when a run goes on from an earlier step.
+"""A run's `metrics.jsonl`: one JSON object per line, flushed at once, truncated when a run resumes at an earlier step.
 
     {"kind": "train", "step", "fraction", "tokens", "flops", "seconds", "loss", "learning_rate", "gradient_norm",
      "tokens_per_second", "mfu", "memory_bytes", "spikes"}
     {"kind": "dev", "step", "fraction", "tokens", "flops", "seconds", "loss", "bits_per_byte"}
     {"kind": "sample", "step", "prompt", "text"}
-Losses are nats per token, in a train line the mean since the line before; `seconds` are those charged to the budget;
-`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is the part of the
-devices' peak that went into the model's FLOPs (a CPU's peak is measured at the start and kept in `run.json`), null
-where nobody knows it; `spikes` are the updates left out so far. With a budget in steps, tokens or FLOPs only `seconds`,
-`tokens_per_second`, `mfu` and `memory_bytes` depend on the clock or the machine's state.
+Losses are nats per token, in a train line the mean since the previous line; `seconds` are those charged to the budget;
+`learning_rate` is that of the first optimizer's first group (the matrices, in the baseline); `mfu` is the model's FLOPs
+as a share of the devices' peak (measured for a CPU, see `run.json`; null if unknown); `spikes` are the updates skipped
+so far. With a budget in steps, tokens or FLOPs only `seconds`, `tokens_per_second`, `mfu` and `memory_bytes` depend on
+the clock or the machine's state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trainer.config.train_config import ConfigError
 
 
 class MetricsLogger(Protocol):
-    """Lightning's loggers, as far as we use them."""
+    """The methods of Lightning's loggers that we use."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Send numbers."""
+        """Log values."""
 
     def finalize(self, status: str) -> None:
-        """Send what is left."""
+        """Flush and end."""
 
 
 class MetricsWriter:
-    """Appends lines to a run's `metrics.jsonl`, and the numbers in them to an outside logger if there is one."""
+    """Appends lines to a run's `metrics.jsonl` and logs their numbers to an external logger, if any."""
 
     def __init__(self, file: Path, logger: MetricsLogger | None = None) -> None:
         self.file = file
@@ -47,19 +47,19 @@ class MetricsWriter:
         if self.logger is not None:
             self.logger.finalize("success" if kind is None else "failed")
 
-    def cut_back(self, step: int) -> None:
-        """Drop the lines after a checkpoint's step, and a last line that a kill cut short."""
+    def truncate(self, step: int) -> None:
+        """Delete the lines after a step, and a last line that is incomplete."""
         if not self.file.is_file():
             return
-        aside = self.file.with_suffix(".partial")
-        with self.file.open(encoding="utf-8") as lines, aside.open("w", encoding="utf-8") as stream:
-            stream.writelines(line for line in lines if is_kept_line(line, step))
+        partial = self.file.with_suffix(".partial")
+        with self.file.open(encoding="utf-8") as lines, partial.open("w", encoding="utf-8") as stream:
+            stream.writelines(line for line in lines if is_complete_until(line, step))
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(self.file)
+        partial.replace(self.file)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append a line; a reader of the file sees it whole."""
+        """Append a line. A reader of the file sees all of it or nothing."""
         self.stream.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self.stream.flush()
         if self.logger is not None:
@@ -67,8 +67,8 @@ class MetricsWriter:
             self.logger.log_metrics(numbers, step=step)
 
 
-def is_kept_line(line: str, step: int) -> bool:
-    """Is this a whole line of a step up to this one?"""
+def is_complete_until(line: str, step: int) -> bool:
+    """Return whether this is a complete line of this or an earlier step."""
     if not line.endswith("\n"):
         return False
     try:
@@ -78,9 +78,9 @@ def is_kept_line(line: str, step: int) -> bool:
 
 
 def build_logger(name: str, run_folder: Path, group: str | None = None) -> MetricsLogger | None:
-    """Return Lightning's logger of that name, writing below the run's folder; raise `ConfigError` if not installed.
+    """Return Lightning's logger of that name, which writes below the run's folder. `group`: of runs, for W&B.
 
-    `group`: under which W&B keeps what belongs together.
+    Raise `ConfigError` if it is not installed.
     """
     if name == "none":
         return None

@@ -26,8 +26,8 @@ from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
 class Objective(nn.Module):
     """Inputs and targets `[B, T]` in, nats out: their sum in fp32, or with `each` one for every position `[B x T]`.
 
-    `features` and `nats` are the two parts that torch.compile may translate; the loop over chunks stays Python.
-    With a `chunk`, longer rows pass the model in pieces of so many tokens, see `trainer.training.chunked_bptt`.
+    `features` and `chunk_loss` are the two functions that torch.compile compiles; the loop over chunks stays Python.
+    With a `chunk`, the model reads longer rows in pieces of that many tokens, see `trainer.training.chunked_bptt`.
     """
 
     def __init__(self, model: LanguageModel, l2wrap: float = 0.0, chunk: int = 0, through: bool = False) -> None:
@@ -36,16 +36,16 @@ class Objective(nn.Module):
         self.l2wrap = l2wrap
         self.chunk, self.through = chunk, through
         self.features: Callable[[Tensor], Tensor] = model.features
-        self.nats: ChunkLoss = self.of_chunk
+        self.chunk_loss: ChunkLoss = self.compute_chunk_loss
         self.vocabulary_size = 0
 
-    def of_chunk(self, features: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    def compute_chunk_loss(self, features: Tensor, targets: Tensor, reduction: str) -> Tensor:
         """Return the nats of features `[1, N, D]` and targets `[N]`."""
         logits = self.model.logits(features).flatten(0, 1).float()
         nats = F.cross_entropy(logits, targets, reduction=reduction)
-        return nats + self.pull(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
+        return nats + self.compute_l2wrap(logits, targets) if self.l2wrap and torch.is_grad_enabled() else nats
 
-    def pull(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def compute_l2wrap(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return zero, with the gradient of L2Wrap: `l2wrap` times each learned position's largest logit.
 
         It keeps logits from drifting upwards together, which the loss does not see (RWKV-LM's loss).
@@ -56,25 +56,25 @@ class Objective(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor, each: bool = False) -> Tensor:
         if not 0 < self.chunk < inputs.size(1):
-            return self.loss_of(self.features(inputs), targets, each)
+            return self.compute_loss(self.features(inputs), targets, each)
         if each or not torch.is_grad_enabled():
             return evaluate_in_chunks(self, inputs, targets, each)
-        return ChunkedBPTT.apply(self, inputs, targets, *self.learning())
+        return ChunkedBPTT.apply(self, inputs, targets, *self.list_trainable())
 
-    def learning(self) -> list[nn.Parameter]:
+    def list_trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def loss_of(self, features: Tensor, targets: Tensor, each: bool = False) -> Tensor:
-        """Return what `forward` does, of features `[B, T, D]`."""
+    def compute_loss(self, features: Tensor, targets: Tensor, each: bool = False) -> Tensor:
+        """Return what `forward` does, for features `[B, T, D]`."""
         features, targets = features.flatten(0, 1), targets.flatten()
-        rows = self.rows(features)
+        positions = self.count_chunk_positions(features)
         if each or not torch.is_grad_enabled():
             reduction = "none" if each else "sum"
-            parts = [self.nats(x, y, reduction) for x, y in iterate_chunks(features, targets, rows)]
+            parts = [self.chunk_loss(x, y, reduction) for x, y in iterate_chunks(features, targets, positions)]
             return torch.cat(parts) if each else torch.stack(parts).sum()
-        return ChunkedLossFunction.apply(self.nats, rows, features, targets, *self.learning())
+        return ChunkedLossFunction.apply(self.chunk_loss, positions, features, targets, *self.list_trainable())
 
-    def rows(self, features: Tensor) -> int:
+    def count_chunk_positions(self, features: Tensor) -> int:
         """Return how many positions a chunk has: up to `max_chunk_positions`, dividing evenly if possible."""
         if not self.vocabulary_size:
             with torch.no_grad():

@@ -22,13 +22,13 @@ from torch import nn
 from trainer.config.train_config import ConfigError
 from trainer.training.random_state import get_random_state, restore_random_state
 
-WORTHWHILE = 1.5  # times as fast bf16 must be: the rest of a model, element by element, gains nothing from it on a CPU
+MIN_SPEEDUP = 1.5  # of bf16: on a CPU the element-wise rest of a model gains nothing from it
 WIDTH, POSITIONS, REPEATS = 256, 512, 4
 
 
 @lru_cache
 def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf16"]:
-    """Return the precision to train in on this device. `threads` are torch's, and only tell measurements apart."""
+    """Return the precision to train in on this device. `threads` (torch's) only separates cached measurements."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     before = get_random_state()
@@ -41,23 +41,19 @@ def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf1
             y = down(F.relu(up(x)).square())
         y.float().sum().backward()
 
-    # In turns, so that whatever else the machine does hits both alike.
+    # Alternating, so that other load on the machine affects both.
     times = [
-        (measure_seconds(lambda: pass_through(False), device), measure_seconds(lambda: pass_through(True), device))
+        (measure_seconds(lambda: pass_through(False)), measure_seconds(lambda: pass_through(True)))
         for _ in range(REPEATS)
     ]
     fp32, bf16 = (min(column) for column in zip(*times, strict=True))
-    return "bf16" if fp32 > WORTHWHILE * bf16 else "fp32"
+    return "bf16" if fp32 > MIN_SPEEDUP * bf16 else "fp32"
 
 
-def measure_seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Return how long it takes once."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def measure_seconds(work: Callable[[], None]) -> float:
+    """Return how long one call takes."""
     started = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     return time.perf_counter() - started
 
 

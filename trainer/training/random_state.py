@@ -1,4 +1,4 @@
-"""The state of every global random number generator: set by a seed, saved and put back with a checkpoint."""
+"""Seed the global random number generators, and save and restore their states."""
 
 from __future__ import annotations
 

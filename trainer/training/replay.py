@@ -1,13 +1,13 @@
-"""Train a stretch of a run once more: from a checkpoint, or from the first weights, up to a step.
+"""Repeat a part of a run: train from a checkpoint, or from the initial weights, to a given step.
 
     python -m trainer.training.replay --until 300 [--recorded-state FILE] CONFIGURATION...
 
-The configuration is that of `trainer.train`. With `--out` holding the checkpoint where the stretch begins, the one at
-its end is written beside it; without one the stretch begins at step 0, and that is written too. Nothing is evaluated
-in between. `--recorded-state` is what the run's own machine had a say in, from the `state.json` of a later checkpoint:
-what each step was charged, which the schedule of a budget in seconds follows, and the precision and such.
+The configuration is that of `trainer.train`. The replay starts at the checkpoint in `--out`, or at step 0, whose
+checkpoint it then writes. It writes a checkpoint at its end and evaluates nothing. `--recorded-state` holds what
+depended on the run's own machine, from the `state.json` of a later checkpoint: the time charged for each step, which
+the schedule of a budget in seconds follows, and `MACHINE_FIELDS`.
 
-It runs in the sandbox, with the entry's code, and never sees what `trainer.scoring.compare_replay` compares it with.
+It runs in the sandbox, with the entry's code, and does not see what `trainer.scoring.compare_replay` compares it with.
 """
 
 from __future__ import annotations
@@ -35,20 +35,18 @@ from trainer.training.loop import charge_step, run_step
 from trainer.training.run import Run
 from trainer.training.setup import build_run
 
-NOTHING: Mapping[str, Any] = {}
-
 
 def main(argv: Sequence[str]) -> int:
-    """Return the exit code, as `trainer.train` does; all trouble is recorded on standard error."""
+    """Return the exit code, as `trainer.train` does. Errors are printed on standard error."""
     parser = argparse.ArgumentParser(prog="trainer.training.replay", add_help=False)
     parser.add_argument("--until", type=int, required=True)
     parser.add_argument("--recorded-state", type=Path)
     options, rest = parser.parse_known_args(argv)
     try:
-        recorded = json.loads(options.recorded_state.read_bytes()) if options.recorded_state else NOTHING
+        recorded = json.loads(options.recorded_state.read_bytes()) if options.recorded_state else {}
         replay_run(parse_config(rest, "trainer.training.replay"), options.until, recorded, Console(stderr=True))
-    except ModelError as failure:
-        traceback.print_exception(failure)
+    except ModelError as error:
+        traceback.print_exception(error)
         return errors.ExitCode.MODEL_ERROR
     except (UserError, OSError) as error:
         return errors.print_error("trainer.training.replay", error, errors.ExitCode.USER_ERROR)
@@ -56,13 +54,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], console: Console) -> Path:
-    """Train up to step `until`, or to the end of the budget if that comes first; return the folder of what came out.
+    """Train to step `until`, or to the end of the budget if that comes first; return the last checkpoint's folder.
 
-    `recorded`: "clock", the microseconds charged for each step from the first of the run on, and "train", fields of the
-    configuration's [train] that count where it leaves them open.
+    `recorded`: "clock", the microseconds charged for each step of the run, and "train", values of `MACHINE_FIELDS` that
+    the configuration leaves open.
     """
     with entry_integrity.EntryIntegrity(ARCHITECTURES.get(config.arch, entry_integrity.BASE)) as integrity:
-        run = build_run(apply_recorded_fields(config, recorded.get("train", NOTHING)), console, integrity)
+        run = build_run(apply_recorded_fields(config, recorded.get("train", {})), console, integrity)
         try:
             train_steps(run, until, recorded.get("clock", ()))
             return save_checkpoint(run)
@@ -71,19 +69,19 @@ def replay_run(config: TrainConfig, until: int, recorded: Mapping[str, Any], con
 
 
 def apply_recorded_fields(config: TrainConfig, train: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration with what the run's own machine had a say in."""
-    left_open = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
-    numbers = dataclasses.replace(config.train, **{name: train[name] for name in left_open})
-    return dataclasses.replace(config, train=numbers)
+    """Return the configuration with the recorded values of fields that it leaves open."""
+    open_fields = [name for name in MACHINE_FIELDS if name in train and getattr(config.train, name) in (None, "auto")]
+    train_args = dataclasses.replace(config.train, **{name: train[name] for name in open_fields})
+    return dataclasses.replace(config, train=train_args)
 
 
 def train_steps(run: Run, until: int, clock: Sequence[int]) -> None:
-    begun, by_clock = run.usage.steps, run.budget.kind == "seconds"
-    if begun >= until:
-        raise ConfigError(f"the stretch ends at step {until}, and the checkpoint is of step {begun}")
+    first, by_clock = run.usage.steps, run.budget.kind == "seconds"
+    if first >= until:
+        raise ConfigError(f"the replay ends at step {until}, and the checkpoint is of step {first}")
     if by_clock and len(clock) < until:
-        raise ConfigError(f"a budget in seconds needs what {until} steps were charged, and {len(clock)} are known")
-    if begun == 0:
+        raise ConfigError(f"a budget in seconds needs the recorded time of {until} steps, and {len(clock)} are known")
+    if first == 0:
         save_checkpoint(run)
     while run.usage.steps < until and run.fraction < 1:
         loss, _ = run_step(run, run.fraction)

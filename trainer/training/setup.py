@@ -1,4 +1,4 @@
-"""Everything before a run's first step, in its order: what is wrong is told before anything long begins."""
+"""Build a run: everything before its first step, checks of the input first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -24,7 +24,7 @@ from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_l
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
-from trainer.data.prefetch import PrefetchLoader, build_loader
+from trainer.data.prefetch import build_loader
 from trainer.data.tokenizer import Tokenizer
 from trainer.distributed.devices import build_fabric, select_device
 from trainer.errors import ModelError, attribute_to_model
@@ -32,7 +32,7 @@ from trainer.models import ARCHITECTURES, PRESETS, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import lora, muon
 from trainer.optim import optimizers as optim
-from trainer.training import compilation, entry_integrity, micro_batch, precision
+from trainer.training import compilation, entry_integrity, precision
 from trainer.training.activation_checkpointing import enable_activation_checkpointing
 from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
 from trainer.training.compilation import is_writable
@@ -45,29 +45,26 @@ from trainer.training.objective import Objective
 from trainer.training.random_state import seed_everything
 from trainer.training.run import Run
 
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
 
 def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.EntryIntegrity) -> Run:
     """Return the run, ready to train, where an earlier process stopped. Raise `UserError` for bad input."""
     device = select_device(config.device, config.devices)
     torch.set_num_threads(config.threads or max(1, count_cores() // config.devices))
     compilation.set_cache_folder()
-    before = read_saved_identity(config.out).get("train", {})
-    resolved = resolve_config(config, device, decide_machine_fields(config, device, before))
+    saved = read_saved_identity(config.out).get("train", {})
+    resolved = resolve_config(config, device, choose_machine_fields(config, device, saved))
     if config.arch not in ARCHITECTURES:
-        load_architecture(config.arch)  # names the known ones
+        load_architecture(config.arch)  # raises a `UserError` that names the known ones
     with attribute_to_model(f"while the architecture {config.arch} was imported"), flops.FlopMeter() as imported:
         module = load_architecture(config.arch)
     logger = build_logger(config.logger, config.out)
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
-    row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # too little text is told now
+    row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # raises if there is too little text
     row = row[:, : resolved.chunk_tokens]
     vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
-    shape = get_inherited_fields(base, config.arch)
-    model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, shape)
+    inherited = get_inherited_fields(base, config.arch)
+    model_config = configure_model(module, config, resolved, dataset.tokenizer, vocabulary_size, inherited)
     fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
     built = build_model(module, config, model_config, base, dataset.tokenizer)
@@ -75,33 +72,43 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
         raise ConfigError(
             f"train.chunk is for models whose state does not grow, as rwkv5's; that of {config.arch} does"
         )
-    bare = built.model.to(fabric.device)
-    check_outputs(bare, resolved, vocabulary_size, fabric.device)
+    raw_model = built.model.to(fabric.device)
+    row = row.to(fabric.device)
+    check_outputs(raw_model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
-        counted = flops.count_flops(bare, row.to(fabric.device))
-    entry_integrity.check_early_flops(imported.flops + built.flops, counted.per_token * resolved.tokens_per_step)
-    is_micro_batch_open = config.train.micro_batch is None and "micro_batch" not in before
-    objective, resolved = prepare_objective(bare, built.recipe, resolved, row, is_micro_batch_open)
+        flop_count = flops.count_flops(raw_model, row)
+    entry_integrity.check_early_flops(imported.flops + built.flops, flop_count.per_token * resolved.tokens_per_step)
+    objective = prepare_objective(raw_model, built.recipe, resolved)
     seed_everything(config.seed)
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
-        # Of the weights as the strategy has left them, whole or cut.
-        made = optim.build_optimizers(bare, built.recipe, resolved.muon_precision)
-        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in made]
+        # After `setup_module`, which may replace the weights by shards.
+        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision)
+        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     run = Run(
         config=config,
         resolved=resolved,
         fabric=fabric,
         dataset=dataset,
-        raw_model=bare,
+        raw_model=raw_model,
         objective=objective,
         model=model,
         optimizers=optimizers,
         recipe=built.recipe,
-        flop_count=counted,
+        flop_count=flop_count,
         integrity=integrity,
         spike_filter=GradientSpikeFilter(resolved.spikes),
-        loader=build_train_loader(dataset, resolved, config, fabric),
+        loader=build_loader(
+            dataset,
+            "train",
+            resolved.packing,
+            resolved.rows_per_device,
+            resolved.sequence_length,
+            config.seed,
+            rank=fabric.global_rank,
+            ranks=fabric.world_size,
+            pinned=resolved.device == "cuda",
+        ),
         identity=describe_identity(config, resolved, model_config, built.recipe, dataset, built.lineage),
         lineage=built.lineage,
         peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
@@ -109,38 +116,36 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     integrity.extend_snapshot(type(fabric), *map(type, optimizers))
     integrity.check()
     check_run_folder(run)
+    resume_run(run, console)
+    warm_up(run, console, row, is_micro_batch_open=config.train.micro_batch is None and "micro_batch" not in saved)
     write_run_json(run)
     log_run_summary(run, console)
-    resume_run(run, console)
-    warm_up(run, console, is_micro_batch_open)
     return run
 
 
-def decide_machine_fields(
-    config: TrainConfig, device: Literal["cpu", "cuda"], before: Mapping[str, Any]
+def choose_machine_fields(
+    config: TrainConfig, device: Literal["cpu", "cuda"], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the machine has a say in: as it was settled for this run, else found out now."""
-    found = {
-        "muon_precision": muon.choose_precision(device),
-        **{name: before[name] for name in MACHINE_FIELDS if name in before},
-    }
+    """Return values for `MACHINE_FIELDS`: those saved with the run, else what suits this machine."""
     if config.train.precision == "fp8":
         precision.check_fp8(device)
-    if config.train.precision == "auto" and "precision" not in found:
-        found["precision"] = precision.choose_precision(torch.device(device), torch.get_num_threads())
-    if "compile" not in found and not compilation.has_compiler(device):
-        found["compile"] = False
-    return found
+    fields = {name: saved[name] for name in MACHINE_FIELDS if name in saved}
+    fields.setdefault("muon_precision", muon.choose_precision(device))
+    if config.train.precision == "auto" and "precision" not in fields:
+        fields["precision"] = precision.choose_precision(torch.device(device), torch.get_num_threads())
+    if not compilation.has_compiler(device):
+        fields.setdefault("compile", False)
+    return fields
 
 
 def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
-    """Open the dataset given, or prepare the corpus (or find it prepared)."""
+    """Open the given dataset, or prepare the corpus (or find it in the cache)."""
     if config.dataset is not None:
         return Dataset.open(config.dataset)
     return prepare_dataset(
         config.corpus or DEFAULT_CORPUS,
         config.tokenizer or DEFAULT_TOKENIZER,
-        # Where nothing may be written outside the run's folder, the dataset stays in it.
+        # In a sandbox only the run's folder is writable.
         folder=None if is_writable(get_cache_folder()) else config.out / "dataset",
         limit_bytes=choose_text_limit(config, device),
         progress=True,
@@ -153,17 +158,17 @@ def configure_model(
     resolved: ResolvedConfig,
     tokenizer: Tokenizer,
     vocabulary_size: int,
-    shape: Mapping[str, Any] = MappingProxyType({}),
+    inherited: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArchitectureConfig:
-    """Return the model's configuration: sized by the dial, shaped as the checkpoint it starts from, then with the
-    fields that were given."""
+    """Return the model's configuration: the sizes for the depth, then the base checkpoint's fields (`inherited`), then
+    the given fields."""
     sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
     fields = {field.name for field in dataclasses.fields(sized)}
     known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
-    sized = dataclasses.replace(sized, **{name: value for name, value in shape.items() if name in known})
-    # An architecture of a fixed size is that size whatever the dial says, as a track or a preset sets it for all.
-    own = known - {"depth"} if config.arch in PRESETS else known
-    given = {name: value for name, value in config.model.items() if name in own}
+    sized = dataclasses.replace(sized, **{name: value for name, value in inherited.items() if name in known})
+    # An architecture of a fixed size ignores a depth, which a track or a preset sets for all architectures.
+    settable = known - {"depth"} if config.arch in PRESETS else known
+    given = {name: value for name, value in config.model.items() if name in settable}
     unknown = set(config.model) - known - {"depth"}
     if unknown:
         raise ConfigError(
@@ -182,12 +187,12 @@ def configure_model(
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model before it is arranged on devices."""
+    """A model before it is placed on devices."""
 
     model: LanguageModel
     recipe: Recipe
     lineage: dict[str, Any] | None
-    flops: float  # what the architecture computed meanwhile
+    flops: float  # computed by the architecture during the build
 
 
 def build_model(
@@ -197,7 +202,7 @@ def build_model(
     base: BaseCheckpoint | None,
     tokenizer: Tokenizer,
 ) -> BuiltModel:
-    """Build the model from the run's seed, with the weights and adapters that it starts from."""
+    """Build the model from the run's seed, with the weights of the base checkpoint and adapters, if any."""
     seed_everything(config.seed)
     with attribute_to_model("while the model was built"), flops.FlopMeter() as meter:
         model = module.Model(model_config)
@@ -211,50 +216,25 @@ def build_model(
     return BuiltModel(model, recipe, lineage, meter.flops)
 
 
-def prepare_objective(
-    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, row: torch.Tensor, is_micro_batch_open: bool
-) -> tuple[Objective, ResolvedConfig]:
-    """Make the model what is trained: in 8 bits, with activations computed again, translated, where it is asked for.
-
-    `is_micro_batch_open`: the micro-batch is neither given nor saved with the run; on a CPU it is chosen here.
-    """
+def prepare_objective(model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig) -> Objective:
+    """Return the model's training objective, with fp8, activation checkpointing and compilation if configured."""
     if resolved.precision == "fp8":
         precision.convert_to_fp8(model)
     if resolved.activation_checkpointing:
         enable_activation_checkpointing(model)
     objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
-    if is_micro_batch_open and resolved.device == "cpu":
-        with attribute_to_model("in a forward pass"):
-            rows = micro_batch.choose_cpu_micro_batch(objective, row, resolved.rows_per_device)
-        resolved = dataclasses.replace(resolved, micro_batch=rows)
     if resolved.compile:
         compilation.compile_objective(objective, resolved)
-    return objective, resolved
+    return objective
 
 
-def build_train_loader(
-    dataset: Dataset, resolved: ResolvedConfig, config: TrainConfig, fabric: Fabric
-) -> PrefetchLoader:
-    """Return what hands out this process's rows of every step."""
-    return build_loader(
-        dataset,
-        "train",
-        resolved.packing,
-        resolved.rows_per_device,
-        resolved.sequence_length,
-        config.seed,
-        rank=fabric.global_rank,
-        ranks=fabric.world_size,
-        pinned=resolved.device == "cuda",
-    )
-
-
-def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int, device: torch.device) -> None:
-    """Ask the model once: logits of the right shape, finite, from a `LanguageModel`."""
-    with attribute_to_model("at its first answer"), torch.no_grad():
+def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int) -> None:
+    """Raise `ModelError` unless the untrained model returns finite logits of the right shape."""
+    device = next(model.parameters()).device
+    with attribute_to_model("in its first forward pass"), torch.no_grad():
         logits = model(torch.zeros(2, resolved.chunk_tokens, dtype=torch.int64, device=device))
-    wanted = (2, resolved.chunk_tokens, vocabulary_size)
-    if tuple(logits.shape) != wanted:
-        raise ModelError(f"The model answers with the shape {tuple(logits.shape)} where {wanted} is wanted.")
+    expected = (2, resolved.chunk_tokens, vocabulary_size)
+    if tuple(logits.shape) != expected:
+        raise ModelError(f"The model returns logits of the shape {tuple(logits.shape)} instead of {expected}.")
     if not logits.isfinite().all():
-        raise ModelError("The model's first answer, before any training, is not finite.")
+        raise ModelError("The model's first logits, before any training, are not finite.")

@@ -39,7 +39,7 @@ def parts() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     return model, [torch.optim.AdamW(model.parameters())]
 
 
-def test_the_manifest_describes_every_file(tiny_run: Path) -> None:
+def test_manifest_describes_every_file(tiny_run: Path) -> None:
     folder = get_checkpoint_path(tiny_run, 30)
     manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
     assert manifest.step == 30
@@ -47,7 +47,7 @@ def test_the_manifest_describes_every_file(tiny_run: Path) -> None:
     assert all(describe_file(folder / file.path) == file for file in manifest.files)
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_restore_returns_saved_state(tmp_path: Path) -> None:
     model, optimizers = parts()
     model(torch.ones(1, 3)).sum().backward()
     optimizers[0].step()
@@ -58,12 +58,12 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert others[0].state_dict()["state"][0]["exp_avg"].equal(optimizers[0].state_dict()["state"][0]["exp_avg"])
 
 
-def test_a_folder_without_a_manifest_does_not_count(run_copy: Path) -> None:
+def test_folder_without_manifest_is_ignored(run_copy: Path) -> None:
     (get_checkpoint_path(run_copy, 30) / "manifest.json").unlink()
     assert find_latest_checkpoint(run_copy) == get_checkpoint_path(run_copy, 20)
 
 
-def test_a_write_that_was_cut_short_leaves_the_one_before(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_previous_checkpoint(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -74,14 +74,14 @@ def test_a_write_that_was_cut_short_leaves_the_one_before(run_copy: Path, monkey
     assert find_latest_checkpoint(run_copy) == get_checkpoint_path(run_copy, 30)
 
 
-def test_an_empty_folder_has_none(tmp_path: Path) -> None:
+def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert find_latest_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         load_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_a_changed_file_is_named_with_what_to_do(run_copy: Path, name: str) -> None:
+def test_changed_file_error_names_file_and_remedy(run_copy: Path, name: str) -> None:
     file = get_checkpoint_path(run_copy, 30) / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -100,13 +100,13 @@ def test_a_changed_file_is_named_with_what_to_do(run_copy: Path, name: str) -> N
     ],
     ids=["missing file", "cut manifest", "empty manifest"],
 )
-def test_other_damage_is_told_too(run_copy: Path, damage: Callable[[Path], object]) -> None:
+def test_other_damage_is_reported(run_copy: Path, damage: Callable[[Path], object]) -> None:
     damage(get_checkpoint_path(run_copy, 30))
     with pytest.raises(CheckpointError, match="is damaged"):
         load_model(run_copy)
 
 
-def test_nothing_in_it_is_executed(run_copy: Path) -> None:
+def test_restore_executes_no_code(run_copy: Path) -> None:
     """A pickle that would run code is refused, even under a fitting manifest."""
     import pickle
 
@@ -125,14 +125,14 @@ def test_nothing_in_it_is_executed(run_copy: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_model_comes_back_ready_to_answer(run_copy: Path) -> None:
+def test_load_model_returns_model_in_eval_mode(run_copy: Path) -> None:
     (get_checkpoint_path(run_copy, 30) / "optimizer.pt").unlink()  # a scorer is not sent it
     model = load_model(run_copy)
     assert not model.training
     assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
 
 
-def test_weights_that_do_not_fit_are_refused(run_copy: Path) -> None:
+def test_weights_of_other_shape_are_rejected(run_copy: Path) -> None:
     run = json.loads((run_copy / "run.json").read_text())
     run["model"]["depth"] = 3
     (run_copy / "run.json").write_text(json.dumps(run))
@@ -140,7 +140,7 @@ def test_weights_that_do_not_fit_are_refused(run_copy: Path) -> None:
         load_model(run_copy)
 
 
-def test_the_oldest_are_deleted(tmp_path: Path) -> None:
+def test_prune_deletes_oldest(tmp_path: Path) -> None:
     model, optimizers = parts()
     for step in (1, 2, 30, 100_000_000):
         write_checkpoint(get_checkpoint_path(tmp_path, step), model, optimizers, {"step": step})
@@ -149,7 +149,7 @@ def test_the_oldest_are_deleted(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_tensors_shared_by_two_names_are_kept_once(tmp_path: Path) -> None:
+def test_shared_tensors_are_stored_once(tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     model["b"].weight = model["a"].weight
     write_checkpoint(get_checkpoint_path(tmp_path, 1), model, [], {"step": 1})

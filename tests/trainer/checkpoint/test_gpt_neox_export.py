@@ -40,7 +40,7 @@ def converted(model: litgpt.Model, folder: Path) -> tuple[dict[str, Any], dict[s
     return config, load(out.getvalue())
 
 
-def test_it_is_litgpts_own_conversion_to_the_bit_less_the_padding(model: litgpt.Model, tmp_path: Path) -> None:
+def test_conversion_equals_litgpts_without_padding(model: litgpt.Model, tmp_path: Path) -> None:
     _, ours = converted(model, tmp_path)
     lit = {name.replace("head.", "lm_head.", 1).removeprefix("gpt."): t for name, t in model.state_dict().items()}
     theirs: dict[str, torch.Tensor] = {}
@@ -51,7 +51,7 @@ def test_it_is_litgpts_own_conversion_to_the_bit_less_the_padding(model: litgpt.
         assert torch.equal(kept, ours[name]), name
 
 
-def test_transformers_model_gives_the_same_logits(model: litgpt.Model, tmp_path: Path) -> None:
+def test_transformers_model_gives_same_logits(model: litgpt.Model, tmp_path: Path) -> None:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     config, weights = converted(model, tmp_path)
@@ -64,7 +64,7 @@ def test_transformers_model_gives_the_same_logits(model: litgpt.Model, tmp_path:
         assert torch.allclose(theirs(tokens).logits, model.logits(model.features(tokens)), atol=1e-5)
 
 
-def test_the_heads_of_every_known_shape_are_litgpts() -> None:
+def test_heads_equal_litgpt_configurations() -> None:
     for name, heads in gpt_neox.HEADS.items():
         outside = OutsideConfig.from_name(name)
         assert (outside.n_head, outside.rotary_percentage, outside.parallel_residual) == (heads, 0.25, True), name
@@ -80,11 +80,11 @@ def test_the_heads_of_every_known_shape_are_litgpts() -> None:
         {},
     ],
 )
-def test_other_shapes_are_left_alone(run: dict[str, Any]) -> None:
+def test_other_shapes_are_not_supported(run: dict[str, Any]) -> None:
     assert not gpt_neox.is_supported(run)
 
 
-def test_a_vocabulary_that_the_weights_do_not_have_is_refused(model: litgpt.Model, tmp_path: Path) -> None:
+def test_too_large_vocabulary_is_rejected(model: litgpt.Model, tmp_path: Path) -> None:
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9000, "sequence_length": 32}}
     with (tmp_path / "ours.safetensors").open("rb") as source, pytest.raises(FormatError, match="has 320 rows"):
@@ -92,7 +92,7 @@ def test_a_vocabulary_that_the_weights_do_not_have_is_refused(model: litgpt.Mode
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0[]"])
-def test_what_is_no_safetensors_file_is_refused(content: bytes) -> None:
+def test_invalid_safetensors_file_is_rejected(content: bytes) -> None:
     run = {"arch": "litgpt", "model": {"name": "pythia-14m", "vocabulary_size": 9, "sequence_length": 9}}
     with pytest.raises(FormatError, match="not a safetensors file"):
         gpt_neox.convert_weights(run, io.BytesIO(content), io.BytesIO())

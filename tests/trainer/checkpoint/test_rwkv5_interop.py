@@ -54,7 +54,7 @@ def exported(run: Path, out: Path) -> Path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rwkv") is None, reason="the package rwkv is not installed")
-def test_the_package_rwkv_answers_our_exports_as_we_do(tmp_path: Path) -> None:
+def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
     runs = {version: write_run(tmp_path / f"run-{version}", version) for version in rwkv5.VERSIONS}
     files = {version: exported(run, tmp_path / f"{version}.pth") for version, run in runs.items()}
     names = {version: str(file.with_suffix("")) for version, file in files.items()}  # it appends .pth itself
@@ -76,7 +76,7 @@ def test_the_package_rwkv_answers_our_exports_as_we_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "width"), [(5.0, 128), (5.1, 64), (5.2, 64)])
-def test_what_goes_out_comes_in_again(version: float, width: int, tmp_path: Path) -> None:
+def test_export_and_import_preserve_logits(version: float, width: int, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", version, width)
     file = exported(run, tmp_path / "x.pth")
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
@@ -85,7 +85,7 @@ def test_what_goes_out_comes_in_again(version: float, width: int, tmp_path: Path
     assert (model["version"], model["vocabulary_size"], model["depth"]) == (version, 41, 2)
 
 
-def test_weights_in_bf16_and_of_squeezed_shapes_come_in_too(tmp_path: Path) -> None:
+def test_import_accepts_bf16_and_squeezed_shapes(tmp_path: Path) -> None:
     file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
     tensors = torch.load(file, weights_only=True)
     torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, file)
@@ -93,7 +93,7 @@ def test_weights_in_bf16_and_of_squeezed_shapes_come_in_too(tmp_path: Path) -> N
     assert logits(tmp_path / "back").dtype == torch.float32
 
 
-def test_a_tokenizer_comes_along_if_it_fits(
+def test_import_takes_fitting_tokenizer(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
@@ -116,7 +116,7 @@ def test_a_tokenizer_comes_along_if_it_fits(
         (lambda tensors: tensors.update({"note": "hello"}), "does not hold one table of tensors"),
     ],
 )
-def test_a_file_that_does_not_fit_is_told_in_one_line(
+def test_import_misfit_prints_one_line(
     change: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_told_in_one_line(
     assert not (tmp_path / "back").exists()
 
 
-def test_a_file_with_code_in_it_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_executes_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"emb.weight": os.system}, tmp_path / "x.pth")
     (tmp_path / "y.pth").write_bytes(b"nothing of the kind")
     for name, sentence in {"x.pth": "plain tensors", "y.pth": "plain tensors", "z.pth": "No such file"}.items():
@@ -138,7 +138,7 @@ def test_a_file_with_code_in_it_is_not_run(tmp_path: Path, capsys: pytest.Captur
         assert sentence in capsys.readouterr().err
 
 
-def test_only_rwkv5_goes_out_and_no_run_is_overwritten(
+def test_export_rejects_other_architectures_and_import_existing_runs(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tiny_run), "--format", "rwkv", "--out", str(tmp_path / "x.pth")]) == 2
@@ -151,7 +151,7 @@ def test_only_rwkv5_goes_out_and_no_run_is_overwritten(
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_log_probabilities_are_printed_after_each_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logits_prints_log_probabilities_per_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run")
     assert main(["logits", str(run), "--tokens", ",".join(map(str, TOKENS)), "--json"]) == 0
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
@@ -160,7 +160,7 @@ def test_log_probabilities_are_printed_after_each_token(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.startswith("after 1: ")
 
 
-def test_any_architecture_answers(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logits_works_for_other_architectures(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logits", str(tiny_run), "--tokens", "1,2,3", "--json"]) == 0
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
     assert printed.shape == (3, 320)
@@ -170,7 +170,7 @@ def test_any_architecture_answers(tiny_run: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("tokens", "sentence"), [("1,x", "joined by commas, not '1,x'"), ("1,41", "no token 41"), ("", "joined by commas")]
 )
-def test_tokens_of_no_use_are_told(
+def test_logits_invalid_tokens_print_one_line(
     tokens: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["logits", str(write_run(tmp_path / "run")), f"--tokens={tokens}", "--json"]) == 2

@@ -73,7 +73,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("version", ["5.1", "5.2"])
-def test_the_loss_does_not_jump_and_the_lineage_is_told(go: Train, first: Path, version: str, tmp_path: Path) -> None:
+def test_conversion_keeps_loss_and_records_lineage(go: Train, first: Path, version: str, tmp_path: Path) -> None:
     assert go(tmp_path, "--from", first, "--arch", "rwkv5", "--version", version, "--budget", "6steps") == 0
     before, after = dev_losses(first), dev_losses(tmp_path)
     assert before[-1] < before[0] - 3
@@ -87,7 +87,7 @@ def test_the_loss_does_not_jump_and_the_lineage_is_told(go: Train, first: Path, 
     assert not any("receptance" in name or "head" in name or "emb" in name for name in remade)
 
 
-def test_the_next_version_does_exactly_as_the_one_before() -> None:
+def test_conversion_to_next_version_is_exact() -> None:
     torch.manual_seed(0)
     configs = {v: rwkv5.Config(50, 40, depth=2, width=128, version=v) for v in (5.1, 5.2)}
     old, new = rwkv5.Model(configs[5.1]), rwkv5.Model(configs[5.2])
@@ -103,7 +103,7 @@ def test_the_next_version_does_exactly_as_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.1, 3.0])
-def test_a_new_gate_is_open_for_every_token(bias: float) -> None:
+def test_neutral_gate_is_1_for_every_token(bias: float) -> None:
     torch.manual_seed(1)
     width = 128
     norm = torch.nn.LayerNorm(width)
@@ -114,15 +114,15 @@ def test_a_new_gate_is_open_for_every_token(bias: float) -> None:
         before = norm.bias.clone()
         surgery.add_neutral_gate(tensors, "b.")
         norm.bias.copy_(tensors["b.ln1.bias"])
-        assert (norm.weight - tensors["b.ln1.weight"]).abs().max() <= 2 * surgery.SMALLEST
+        assert (norm.weight - tensors["b.ln1.weight"]).abs().max() <= 2 * surgery.MIN_WEIGHT
         norm.weight.copy_(tensors["b.ln1.weight"])
         x = norm(5 * torch.randn(500, width))
         gate = F.silu(x @ tensors["b.att.gate.weight"].T)
     torch.testing.assert_close(gate, torch.ones_like(gate), rtol=0, atol=1e-3)
-    assert (norm.bias - before).abs().max() <= 2 * surgery.CONSTANT * norm.weight.abs().max()
+    assert (norm.bias - before).abs().max() <= 2 * surgery.MIN_CONSTANT * norm.weight.abs().max()
 
 
-def test_units_that_say_nothing_go_first() -> None:
+def test_narrowing_drops_unused_units_first() -> None:
     torch.manual_seed(2)
     key, value = torch.randn(8, 4), torch.randn(4, 8)
     value[:, 2], key[5] = 0, 0
@@ -135,7 +135,7 @@ def test_units_that_say_nothing_go_first() -> None:
     torch.testing.assert_close(tensors["b.ffn.value.weight"], value[:, kept])
 
 
-def test_means_of_what_a_unit_says_are_those_of_a_sample() -> None:
+def test_relu2_moments_equal_sample_moments() -> None:
     torch.manual_seed(3)
     for mean, deviation in ((0.3, 1.0), (-2.0, 0.7), (1.5, 0.2)):
         sample = (mean + deviation * torch.randn(400_000)).relu().square()
@@ -144,7 +144,7 @@ def test_means_of_what_a_unit_says_are_those_of_a_sample() -> None:
             assert float(mine) == pytest.approx(float(seen), rel=0.05, abs=1e-4)
 
 
-def test_a_run_may_begin_at_an_earlier_checkpoint(go: Train, first: Path, tmp_path: Path) -> None:
+def test_run_from_earlier_step_starts_there(go: Train, first: Path, tmp_path: Path) -> None:
     assert go(tmp_path, "--from", first, "--step", 60, "--budget", "1steps") == 0
     lineage = json.loads((tmp_path / "run.json").read_text())["from"]
     assert (lineage["name"], lineage["step"], lineage["tokens"]) == ("first/step-00000060", 60, 60 * 8 * 32)
@@ -161,12 +161,14 @@ def test_a_run_may_begin_at_an_earlier_checkpoint(go: Train, first: Path, tmp_pa
         (("--from", "RUN/checkpoints", "--step", "7"), "--step goes with --from a run's folder"),
     ],
 )
-def test_a_step_that_is_not_kept_is_told(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:
+def test_missing_step_is_rejected(flags: tuple[str, ...], sentence: str, first: Path, tmp_path: Path) -> None:
     given = [flag.replace("RUN", str(first)) for flag in flags]
     with pytest.raises(UserError, match=sentence):
         parse_config(["--out", str(tmp_path / "run"), *given])
 
 
-def test_only_models_with_versions_take_one(go: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_for_model_without_versions_is_rejected(
+    go: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert go(tmp_path, "--arch", "gpt", "--version", "5.1", "--budget", "1steps") == 2
     assert "gpt has no option 'version'" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from trainer.checkpoint.background_writer import CheckpointWriter
 from trainer.checkpoint.store import get_checkpoint_path, restore_checkpoint, take_snapshot, write_snapshot
 
 
-def test_training_goes_on_while_it_writes() -> None:
+def test_begin_returns_before_write_ends() -> None:
     writer, go, done = CheckpointWriter(), threading.Event(), []
     writer.begin(lambda: go.wait(10) and done.append(1))
     writer.check()
@@ -23,7 +23,7 @@ def test_training_goes_on_while_it_writes() -> None:
     assert done == [1]
 
 
-def test_one_waits_for_the_other() -> None:
+def test_second_write_waits_for_first() -> None:
     writer, written = CheckpointWriter(), []
     for number in range(5):
         writer.begin(lambda number=number: written.append(number))  # type: ignore[misc]
@@ -31,7 +31,7 @@ def test_one_waits_for_the_other() -> None:
     assert written == [0, 1, 2, 3, 4]
 
 
-def test_trouble_is_told_once_at_the_next_call() -> None:
+def test_write_error_is_raised_once_at_next_call() -> None:
     writer = CheckpointWriter()
 
     def write() -> None:
@@ -44,7 +44,7 @@ def test_trouble_is_told_once_at_the_next_call() -> None:
     writer.wait()
 
 
-def test_what_changes_meanwhile_is_not_in_it(tmp_path: Path) -> None:
+def test_snapshot_is_not_changed_by_training(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.ones(1, 3)).sum().backward()

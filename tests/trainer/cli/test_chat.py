@@ -53,7 +53,7 @@ def conversation(tokenizer: Tokenizer, says: str) -> Conversation:
     return Conversation(model, tokenizer, 64, Sampler())
 
 
-def test_an_answer_ends_where_the_users_next_line_begins(tokenizer: Tokenizer) -> None:
+def test_answer_ends_at_users_next_line(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " I do.\nUser:")
     assert "".join(talk.generate_answer("Who sees the cat?", 50)) == " I do."
     assert "".join(talk.generate_answer("Who else?", 50)) == " I do."
@@ -61,14 +61,14 @@ def test_an_answer_ends_where_the_users_next_line_begins(tokenizer: Tokenizer) -
     assert tokenizer.decode(talk.reader.text) == expected
 
 
-def test_what_has_been_read_is_not_read_again(tokenizer: Tokenizer) -> None:
+def test_conversation_reads_each_token_once(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " the king finds")
     "".join(talk.generate_answer("a", 3))
     "".join(talk.generate_answer("b", 3))
     assert talk.model.read == talk.reader.text[:-1]
 
 
-def test_an_answer_that_was_left_counts_as_far_as_it_went(tokenizer: Tokenizer) -> None:
+def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " train train train")
     parts = talk.generate_answer("Say it", 50)
     said = next(parts) + next(parts)
@@ -77,7 +77,7 @@ def test_an_answer_that_was_left_counts_as_far_as_it_went(tokenizer: Tokenizer) 
     assert f"Assistant:{said}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
 
 
-def test_reset_forgets(tokenizer: Tokenizer) -> None:
+def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " yes")
     "".join(talk.generate_answer("Remember", 5))
     talk.reset()
@@ -92,12 +92,12 @@ def characters(text: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
 )
-def test_a_stop_word_is_never_shown_and_nothing_else_is_lost(text: str, shown: str) -> None:
+def test_stop_at_hides_only_stop_word(text: str, shown: str) -> None:
     assert "".join(stop_at("\nUser:", characters(text))) == shown
     assert "".join(stop_at("\nUser:", [text])) == shown
 
 
-def test_ctrl_c_ends_the_answer_and_twice_the_program() -> None:
+def test_ctrl_c_ends_answer_then_program() -> None:
     with InterruptHandler() as patience:
         os.kill(os.getpid(), signal.SIGINT)
         assert patience.is_requested
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_answer_and_twice_the_program() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_two_turns_through_a_pipe(
+def test_chat_through_pipe_keeps_state(
     tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def say(*lines: str) -> str:
@@ -126,7 +126,7 @@ def test_two_turns_through_a_pipe(
     assert say("/help") == ""
 
 
-def test_a_folder_that_is_no_run_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_without_run_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -18,7 +18,7 @@ def write(path: Path, rows: list[tuple[str, str, str]]) -> str:
     return str(path)
 
 
-def test_each_line_gets_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rephrase_check_prints_line_per_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(SOURCE, style, output) for style, output in GOOD.items()]
     rows += [(SOURCE, "medium", SOURCE), (SOURCE, "easy", ""), (SOURCE, "easy", GOOD["easy"])]
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows), "--json"]) == 0
@@ -31,7 +31,7 @@ def test_each_line_gets_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_without_json_it_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rephrase_check_without_json_prints_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(SOURCE, "easy", GOOD["easy"]), (SOURCE, "medium", SOURCE)]
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows)]) == 0
     expected = ["1: accepted", "2: It is nearly identical to its source.", "1 of 2 accepted."]
@@ -47,7 +47,7 @@ def test_without_json_it_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ('{"source": "a", "style": "poem", "output": "b"}', "line 2 has the style 'poem'"),
     ],
 )
-def test_a_bad_line_is_one_sentence_and_nothing_is_printed(
+def test_rephrase_check_bad_line_prints_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, sentence: str
 ) -> None:
     path = Path(write(tmp_path / "pairs.jsonl", [(SOURCE, "easy", GOOD["easy"])]))

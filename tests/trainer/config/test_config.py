@@ -15,28 +15,28 @@ from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, choose_te
 from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
 
 
-def test_flags_and_file_say_the_same(tmp_path: Path) -> None:
+def test_flags_and_toml_file_give_same_config(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('arch = "smear"\nbudget = "20steps"\nlimit_bytes = 5\n[model]\ndepth = 3\n[train]\nbatch = 4\n')
     flags = ["--arch", "smear", "--budget=20steps", "--limit-bytes", "5", "--model.depth=3", "--train.batch", "4"]
     assert parse_config(["--config", str(file), "--out", "x"]) == parse_config(["--out", "x", *flags])
 
 
-def test_a_json_file_does_as_well(tmp_path: Path) -> None:
+def test_json_file_gives_same_config(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"budget": "1h", "seed": 7, "model": {"depth": 2}, "train": {"compile": False}}))
     config = parse_config(["--config", str(file), "--out", "x"])
     assert (config.budget, config.seed, config.model, config.train.compile) == ("1h", 7, {"depth": 2}, False)
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('budget = "20steps"\n[model]\ndepth = 3\nwindows = "SL"\n')
     config = parse_config(["--model.depth", "5", "--config", str(file), "--out", "x", "--budget", "9steps"])
     assert (config.budget, config.model) == ("9steps", {"depth": 5, "windows": "SL"})
 
 
-def test_words_are_joined_by_either_dash() -> None:
+def test_flag_words_may_be_joined_by_dash_or_underscore() -> None:
     assert parse_config(["--out", "x", "--limit_bytes", "16MiB"]) == parse_config(["--out", "x", "--limit-bytes=16MiB"])
 
 
@@ -59,14 +59,14 @@ def test_words_are_joined_by_either_dash() -> None:
         (["--out", "x", "--config", "absent.toml"], "cannot read the configuration absent.toml"),
     ],
 )
-def test_contradictions_and_slips_are_told_in_one_line(flags: list[str], sentence: str) -> None:
+def test_invalid_config_raises_one_line_error(flags: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence) as refusal:
         parse_config(flags)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.toml", "arch ="), ("a.json", "{"), ("a.json", "[1]")])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: str) -> None:
+def test_invalid_config_file_is_rejected(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match="the configuration"):
         parse_config(["--config", str(tmp_path / name), "--out", "x"])
@@ -76,7 +76,7 @@ def config(**fields: Any) -> TrainConfig:
     return TrainConfig(out=Path("x"), **fields)
 
 
-def test_what_is_given_is_kept() -> None:
+def test_resolve_keeps_given_values() -> None:
     numbers = TrainArgs(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
     resolved = resolve_config(config(train=numbers, model={"depth": 7}), "cpu")
     assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
@@ -88,19 +88,19 @@ def test_what_is_given_is_kept() -> None:
     }
 
 
-def test_a_short_run_on_a_cpu_is_small_exact_and_not_compiled() -> None:
+def test_resolve_short_cpu_run_is_small_fp32_uncompiled() -> None:
     resolved = resolve_config(config(budget="60s"), "cpu")
     assert (resolved.depth, resolved.sequence_length, resolved.precision, resolved.compile) == (2, 256, "fp32", False)
     assert choose_text_limit(config(budget="60s"), "cpu") == 16 * 2**20
 
 
-def test_a_long_one_is_compiled_and_reads_all_text() -> None:
+def test_resolve_long_cpu_run_is_compiled_with_all_text() -> None:
     assert resolve_config(config(budget="2h"), "cpu").compile
     assert choose_text_limit(config(budget="2h"), "cpu") is None
     assert choose_text_limit(config(budget="60s"), "cuda") is None
 
 
-def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:
+def test_resolve_gpu_night_gets_fitting_model() -> None:
     resolved = resolve_config(config(budget="24h"), "cuda")
     assert (resolved.precision, resolved.compile, resolved.sequence_length) == ("bf16", True, 2048)
     assert 22 <= resolved.depth <= 26
@@ -111,30 +111,30 @@ def test_on_a_gpu_a_night_gets_the_model_that_fits_it() -> None:
     "budget", ["1s", "10m", "24h", "30d", "1steps", "1e9steps", "5B-tokens", "1e12flops", "1e24flops"]
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_budget_gets_numbers_that_fit_together(budget: str, device: Any) -> None:
+def test_resolve_any_budget_is_consistent(budget: str, device: Any) -> None:
     resolved = resolve_config(config(budget=budget), device)
     assert resolved.batch % resolved.micro_batch == 0
     assert resolved.depth >= 2
     assert resolved.tokens_per_step <= 2**24
 
 
-def test_more_compute_never_makes_the_model_or_the_batch_smaller() -> None:
+def test_resolve_more_compute_never_shrinks_model_or_batch() -> None:
     budgets = [Budget("seconds", float(seconds)) for seconds in (60, 600, 3600, 20_000, 86_400)]
     assert sorted(map(choose_gpu_depth, budgets)) == list(map(choose_gpu_depth, budgets))
     assert sorted(choose_gpu_batch(b, 2048) for b in budgets) == [choose_gpu_batch(b, 2048) for b in budgets]
 
 
-def test_a_budget_smaller_than_a_step_is_impossible() -> None:
+def test_resolve_budget_below_one_step_is_rejected() -> None:
     with pytest.raises(ConfigError, match="one step is 2048 tokens"):
         resolve_config(config(budget="2000tokens"), "cpu")
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, "4", True])
-def test_depth_is_a_whole_number(depth: Any) -> None:
+def test_depth_must_be_whole_number(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth must be a whole number"):
         resolve_config(config(model={"depth": depth}), "cpu")
 
 
-def test_ten_minutes_are_not_short() -> None:
+def test_ten_minutes_is_not_short() -> None:
     assert is_short(Budget.parse("599s"))
     assert not is_short(Budget.parse("10m"))

@@ -23,11 +23,11 @@ RECIPE = Recipe(
 )
 
 
-def test_nothing_given_changes_nothing() -> None:
+def test_empty_overrides_change_nothing() -> None:
     assert override_recipe(RECIPE, {}) == RECIPE
 
 
-def test_fields_of_all_parts_are_changed_and_the_others_stay() -> None:
+def test_overrides_change_only_given_fields() -> None:
     changed = override_recipe(
         RECIPE,
         {
@@ -44,7 +44,7 @@ def test_fields_of_all_parts_are_changed_and_the_others_stay() -> None:
     assert (embedding.betas, embedding.match) == ((0.8, 0.9), ("embedding.*", "head.*"))
 
 
-def test_flags_and_tables_say_the_same_and_flags_win(tmp_path: Path) -> None:
+def test_flag_overrides_table(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[recipe]\nclip = 2.0\n[recipe.schedule]\nwarmdown = 0.3\n[recipe.matrices]\nmomentum = 0.9\n")
     flags = ["--recipe.schedule.warmdown", "0.4", "--recipe.matrices.learning-rate=0.5"]
@@ -54,7 +54,7 @@ def test_flags_and_tables_say_the_same_and_flags_win(tmp_path: Path) -> None:
     assert (changed.groups[1].momentum, changed.groups[1].learning_rate) == (0.9, 0.5)
 
 
-def test_parts_that_fit_only_together_may_come_in_any_order() -> None:
+def test_dependent_overrides_work_in_any_order() -> None:
     for table in ({"warmup": 0.5, "warmdown": 0.5}, {"warmdown": 0.5, "warmup": 0.5}):
         assert override_recipe(RECIPE, {"schedule": table}).schedule == Schedule(0.5, 0.5)
 
@@ -89,14 +89,14 @@ def test_parts_that_fit_only_together_may_come_in_any_order() -> None:
         ({"clip": 0}, "clip must be above 0"),
     ],
 )
-def test_slips_are_told_in_one_line(overrides: dict[str, Any], sentence: str) -> None:
+def test_invalid_override_raises_one_line_error(overrides: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         override_recipe(RECIPE, overrides)
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_run_keeps_what_was_changed_and_is_another_run(
+def test_run_records_overrides_in_identity(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--budget", "4steps", "--recipe.clip", "0.01", "--recipe.schedule.shape", "cosine")

@@ -49,7 +49,7 @@ def ask(run: Path) -> int:
     return generate.main([str(run), "--checkpoint", str(run / "step-00000003"), "--out", str(run.parent / "out")])
 
 
-def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) -> None:
+def test_generated_lines_equal_text_of_same_seed(run: Path) -> None:
     assert ask(run) == 0
     rows = [json.loads(line) for line in (run.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in rows} == {"text"}
@@ -60,7 +60,7 @@ def test_the_lines_are_the_text_that_the_same_seed_writes_anywhere(run: Path) ->
     assert "".join(row["text"] for row in rows) == told
 
 
-def test_a_model_that_cannot_be_built_is_said_to_be_at_fault(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_broken_model_is_model_failure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "model": {**record["model"], "waves": 3}}))
     assert ask(run) == 3
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_built_is_said_to_be_at_fault(run: Path, capsys: 
     assert not (run.parent / "out" / "result.json").exists()
 
 
-def test_the_first_words_go_at_once_and_then_what_comes_together() -> None:
+def test_group_text_yields_first_part_at_once() -> None:
     assert list(generate.group_text(["a", "b", "c"], seconds=60)) == ["a", "bc"]
     assert list(generate.group_text(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
     assert list(generate.group_text([], seconds=60)) == []

@@ -47,20 +47,20 @@ class Counting(Next):
         return self.features(tokens), (state or 0) + tokens.size(1)
 
 
-def test_it_goes_on_from_the_prompt(tokenizer: Tokenizer) -> None:
+def test_generation_continues_prompt(tokenizer: Tokenizer) -> None:
     first = tokenizer.encode("a")[-1]
     expected = tokenizer.decode(range(first + 1, first + 5))
     assert complete_prompt(Next(tokenizer.vocabulary_size), tokenizer, "a", tokens=4) == expected
 
 
-def test_it_stops_at_the_end_of_the_text(tokenizer: Tokenizer) -> None:
+def test_generation_stops_at_end_of_text(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
     with torch.no_grad():
         model.table.zero_()[:, tokenizer.end_of_text] = 1000
     assert complete_prompt(model, tokenizer, "a", tokens=4) == ""
 
 
-def test_it_sees_no_more_than_its_context_and_starts_over_with_the_last_half(tokenizer: Tokenizer) -> None:
+def test_full_context_restarts_with_last_half(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(6))
@@ -68,7 +68,7 @@ def test_it_sees_no_more_than_its_context_and_starts_over_with_the_last_half(tok
     assert model.lengths == [6, 7, 8, 4, 5, 6, 7, 8]
 
 
-def test_a_prompt_longer_than_the_context_is_cut_at_its_beginning(tokenizer: Tokenizer) -> None:
+def test_long_prompt_is_cut_at_start(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(20))
@@ -76,7 +76,7 @@ def test_a_prompt_longer_than_the_context_is_cut_at_its_beginning(tokenizer: Tok
     assert model.lengths == [4]
 
 
-def test_a_state_that_does_not_grow_reads_each_token_once_and_forgets_nothing(tokenizer: Tokenizer) -> None:
+def test_fixed_size_state_reads_each_token_once(tokenizer: Tokenizer) -> None:
     model = Counting(tokenizer.vocabulary_size)
     reader = TextGenerator(model, context=8)
     reader.add(range(6))
@@ -87,7 +87,7 @@ def test_a_state_that_does_not_grow_reads_each_token_once_and_forgets_nothing(to
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 @torch.no_grad()
-def test_a_model_that_goes_on_answers_as_one_that_reads_everything(name: str) -> None:
+def test_cached_generation_equals_full_recomputation(name: str) -> None:
     module = load_architecture(name)
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, 300, 24)).eval()
@@ -101,7 +101,7 @@ def test_a_model_that_goes_on_answers_as_one_that_reads_everything(name: str) ->
     torch.testing.assert_close(torch.cat(parts, dim=1), model.features(tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_it_leaves_the_model_and_the_global_generator_alone(tokenizer: Tokenizer) -> None:
+def test_complete_prompt_restores_mode_and_generators(tokenizer: Tokenizer) -> None:
     model = Next(tokenizer.vocabulary_size).train()
     before = torch.get_rng_state()
     complete_prompt(model, tokenizer, "a", tokens=4)
@@ -113,13 +113,13 @@ def draws(sampler: Sampler, logits: Tensor) -> set[int]:
     return {sampler.sample(logits) for _ in range(200)}
 
 
-def test_no_temperature_takes_the_likeliest() -> None:
+def test_temperature_0_takes_most_likely_token() -> None:
     logits = torch.tensor([0.0, 0.1, 0.0])
     assert draws(Sampler(temperature=0), logits) == {1}
     assert draws(Sampler(temperature=1.0), logits) == {0, 1, 2}
 
 
-def test_top_k_and_top_p_rule_out_the_unlikely() -> None:
+def test_top_k_and_top_p_exclude_unlikely_tokens() -> None:
     logits = torch.tensor([0.1, 0.4, 0.3, 0.2]).log()
     assert draws(Sampler(1.0, top_k=2), logits) == {1, 2}
     assert draws(Sampler(1.0, top_p=0.65), logits) == {1, 2}
@@ -128,7 +128,7 @@ def test_top_k_and_top_p_rule_out_the_unlikely() -> None:
     assert draws(Sampler(1.0, top_k=9), logits) == {0, 1, 2, 3}
 
 
-def test_no_piece_of_text_ends_inside_a_character() -> None:
+def test_decode_stream_never_splits_character() -> None:
     tokenizer = train_bpe(["plain text, nothing else. " * 20], 300)
     text = "naïve 列車 🚂 – plain text"
     tokens = tokenizer.encode(text)
@@ -138,7 +138,7 @@ def test_no_piece_of_text_ends_inside_a_character() -> None:
     assert "🚂" in parts
 
 
-def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: Tokenizer) -> None:
+def test_decode_stream_equals_tokenizer_decode(tokenizer: Tokenizer) -> None:
     generator = torch.Generator().manual_seed(5)
     for _ in range(50):
         tokens = torch.randint(0, tokenizer.vocabulary_size, (20,), generator=generator).tolist()
@@ -155,7 +155,7 @@ def test_pieces_of_any_tokens_add_up_to_what_the_tokenizer_decodes(tokenizer: To
         (["--device", "cuda"], "torch finds no GPU here"),
     ],
 )
-def test_numbers_that_make_no_sense_get_one_line(
+def test_sample_invalid_flags_print_one_line(
     flags: list[str], sentence: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sample", str(tiny_run), *flags]) == 2

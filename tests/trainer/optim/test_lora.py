@@ -59,13 +59,13 @@ def small(name: str) -> LanguageModel:
     return module.Model(module.Config.sized(2, 300, 16))
 
 
-def test_the_start_is_the_model_it_came_from(adapted_run: Path, tiny_run: Path) -> None:
+def test_adapted_model_starts_unchanged(adapted_run: Path, tiny_run: Path) -> None:
     losses = dev_losses(adapted_run)
     assert losses[0] == dev_losses(tiny_run)[-1]
     assert losses[-1] < losses[0]
 
 
-def test_only_adapters_move(adapted_run: Path, tiny_run: Path) -> None:
+def test_training_changes_only_adapters(adapted_run: Path, tiny_run: Path) -> None:
     after, before = tensors(adapted_run), tensors(tiny_run)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     adapters = after.keys() - before.keys()
@@ -74,14 +74,14 @@ def test_only_adapters_move(adapted_run: Path, tiny_run: Path) -> None:
     assert not any(name.startswith(("embedding", "head")) for name in adapters)
 
 
-def test_the_run_says_what_was_trained(adapted_run: Path) -> None:
+def test_run_json_records_lora(adapted_run: Path) -> None:
     run = json.loads((adapted_run / "run.json").read_text())
     assert run["lora"] == {"rank": 4, "alpha": 16.0, "targets": "", "vectors": False}
     assert [group["name"] for group in run["recipe"]["groups"]] == ["adapters"]
     assert run["from"]["step"] == 30
 
 
-def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path) -> None:
+def test_load_model_merges_adapters(adapted_run: Path) -> None:
     from trainer.scoring.model_process import load_model
 
     folder = find_latest_checkpoint(adapted_run)
@@ -100,9 +100,7 @@ def test_who_loads_it_gets_a_plain_model_that_answers_the_same(adapted_run: Path
         torch.testing.assert_close(load_model(adapted_run, folder)(tokens), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_it_goes_on_from_its_checkpoint_to_the_last_digit(
-    train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_lora_run_resumes_exactly(train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path) -> None:
     half = list_checkpoints(adapted_run)[0]
     assert get_checkpoint_step(half) == 5
     shutil.copytree(half, get_checkpoint_path(tmp_path, 5))
@@ -113,13 +111,13 @@ def test_it_goes_on_from_its_checkpoint_to_the_last_digit(
     assert dev_losses(tmp_path)[-1] == dev_losses(adapted_run)[-1]
 
 
-def test_a_run_can_start_from_it(train: Train, adapted_run: Path, tmp_path: Path) -> None:
+def test_run_from_lora_checkpoint_starts_merged(train: Train, adapted_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path, "--from", adapted_run, "--budget", "1steps") == 0
     assert dev_losses(tmp_path)[0] == pytest.approx(dev_losses(adapted_run)[-1], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
+def test_adapters_merge_in_every_architecture(name: str) -> None:
     """A layer that computes past its `forward` would leave its adapter without a gradient."""
     model, tokens = small(name), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -139,7 +137,7 @@ def test_every_architecture_can_be_adapted_and_merged(name: str) -> None:
     torch.testing.assert_close(model(tokens), after, rtol=1e-3, atol=1e-4)
 
 
-def test_vectors_can_be_trained_too() -> None:
+def test_lora_vectors_are_trained_if_configured() -> None:
     model = small("rwkv5")
     lora.add_adapters(model, LoraArgs(rank=2, vectors=True), 300)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -147,7 +145,7 @@ def test_vectors_can_be_trained_too() -> None:
     assert "blocks.0.att.key.weight" not in trained
 
 
-def test_targets_are_patterns() -> None:
+def test_lora_targets_are_patterns() -> None:
     model = small("gpt")
     names = lora.add_adapters(model, LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
     assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
@@ -162,7 +160,7 @@ def test_targets_are_patterns() -> None:
         (["--from", "RUN", "--lora.targets", "mlps.*"], "need a lora.rank"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused_in_a_line(
+def test_lora_invalid_targets_print_one_line(
     train: Train, tiny_run: Path, tmp_path: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [str(tiny_run) if flag == "RUN" else flag for flag in flags]

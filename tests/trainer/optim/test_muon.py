@@ -36,7 +36,7 @@ def exactly(matrices: Tensor, coefficients: Coefficients) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("coefficients", [POLAR_EXPRESS, QUINTIC], ids=["polar", "quintic"])
-def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coefficients: Coefficients) -> None:
+def test_orthogonalize_equals_polynomial_of_singular_values(shape: tuple[int, ...], coefficients: Coefficients) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
     ours = orthogonalize(matrices, coefficients).double()
@@ -44,7 +44,7 @@ def test_it_is_the_polynomial_of_the_singular_values(shape: tuple[int, ...], coe
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_in_bf16_it_is_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
+def test_orthogonalize_bf16_equals_fp32_to_rounding(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
     whole, rounded = (orthogonalize(matrices, precision=precision) for precision in ("fp32", "bf16"))
@@ -54,7 +54,7 @@ def test_in_bf16_it_is_the_same_but_for_rounding(shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_directions_are_nearly_orthogonal(shape: tuple[int, ...], precision: Precision) -> None:
+def test_orthogonalize_result_is_nearly_orthogonal(shape: tuple[int, ...], precision: Precision) -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalize(torch.randn(shape), precision=precision))
     # A square random matrix has singular values near zero, which five iterations cannot lift all the way.
@@ -62,7 +62,7 @@ def test_directions_are_nearly_orthogonal(shape: tuple[int, ...], precision: Pre
     assert values.quantile(0.1) > 0.8
 
 
-def test_directions_keep_the_matrix_own_directions() -> None:
+def test_orthogonalize_keeps_singular_vectors() -> None:
     torch.manual_seed(0)
     matrix = torch.randn(24, 40)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
@@ -70,7 +70,7 @@ def test_directions_keep_the_matrix_own_directions() -> None:
     assert torch.nn.functional.cosine_similarity(ours.flatten(), (u @ v).flatten(), dim=0) > 0.99
 
 
-def test_both_forms_of_the_iteration_agree() -> None:
+def test_gram_iteration_equals_plain_iteration() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 16, 64)
     x = x / x.norm(dim=(-2, -1), keepdim=True)
@@ -80,7 +80,7 @@ def test_both_forms_of_the_iteration_agree() -> None:
 
 @pytest.mark.parametrize("shape", [(16, 64), (32, 32)])
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_gradient_of_low_rank_stays_one(shape: tuple[int, int], rank: int) -> None:
+def test_low_rank_gradient_stays_low_rank(shape: tuple[int, int], rank: int) -> None:
     """Early gradients are nearly so: what rounding leaves in the other directions must not be lifted to size."""
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalize((torch.randn(shape[0], rank) @ torch.randn(rank, shape[1]))[None])[0])
@@ -88,13 +88,13 @@ def test_a_gradient_of_low_rank_stays_one(shape: tuple[int, int], rank: int) -> 
     assert values[rank:].max() < 0.01
 
 
-def test_a_gradient_of_zero_moves_nothing() -> None:
+def test_zero_gradient_changes_nothing() -> None:
     assert not orthogonalize(torch.zeros(2, 4, 8)).any()
     assert not normalize_neurons(torch.zeros(2, 4, 8), torch.zeros(2, 4, 1), 0.95).any()
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32), (16, 64), (64, 16)])
-def test_it_agrees_with_torchs_muon_step_by_step(shape: tuple[int, int]) -> None:
+def test_muon_equals_torch_muon(shape: tuple[int, int]) -> None:
     """Torch iterates in bf16, we here in what suits the machine: equal up to that.
 
     Its input has norm 1 where ours has 1 / 1.02, for which the first polynomial makes up here.
@@ -128,7 +128,7 @@ OPTIONS = [{}, {"normalised": True}, {"cautious": True, "weight_decay": 0.5}]
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
 @pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16)], ids=["matrices", "stacks"])
-def test_matrices_of_a_shape_go_together_as_they_would_alone(shape: tuple[int, ...], options: dict[str, float]) -> None:
+def test_stacked_step_equals_single_steps(shape: tuple[int, ...], options: dict[str, float]) -> None:
     torch.manual_seed(0)
     together = [nn.Parameter(torch.randn(shape)) for _ in range(3)]
     alone = [nn.Parameter(matrix.clone()) for matrix in torch.stack(list(together)).detach().view(-1, 8, 16)]
@@ -141,7 +141,7 @@ def test_matrices_of_a_shape_go_together_as_they_would_alone(shape: tuple[int, .
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
-def test_a_saved_optimizer_goes_on_to_the_last_digit(options: dict[str, float]) -> None:
+def test_muon_state_dict_resumes_exactly(options: dict[str, float]) -> None:
     torch.manual_seed(0)
     gradients = [[torch.randn(8, 8)] for _ in range(6)]
     first = nn.Parameter(torch.randn(8, 8))
@@ -155,7 +155,7 @@ def test_a_saved_optimizer_goes_on_to_the_last_digit(options: dict[str, float]) 
     assert torch.equal(first, second)
 
 
-def test_normalised_updates_are_normuons() -> None:
+def test_normalized_updates_equal_normuon() -> None:
     """Algorithm 1 of arXiv 2510.05491, one neuron after the other; the norm is the orthogonal update's own."""
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.zeros(6, 10))
@@ -174,7 +174,7 @@ def test_normalised_updates_are_normuons() -> None:
     torch.testing.assert_close(parameter.detach(), weight, rtol=1e-4, atol=1e-5)
 
 
-def test_normalising_evens_out_the_rows_and_keeps_the_norm() -> None:
+def test_normalize_neurons_equalizes_rows_and_keeps_norm() -> None:
     torch.manual_seed(0)
     directions = torch.randn(2, 6, 10) * torch.arange(1, 7)[:, None]
     even = normalize_neurons(directions, torch.zeros(2, 6, 1), 0.95)
@@ -183,7 +183,7 @@ def test_normalising_evens_out_the_rows_and_keeps_the_norm() -> None:
     torch.testing.assert_close(rows, rows[:, :1].expand_as(rows), rtol=1e-4, atol=0)
 
 
-def test_cautious_decay_spares_what_the_update_lets_grow() -> None:
+def test_cautious_decay_skips_growing_weights() -> None:
     torch.manual_seed(0)
     start = torch.randn(6, 10)
     gradient = [[torch.randn(6, 10)]]
@@ -206,7 +206,7 @@ def one_process() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalised", "cautious"])
-def test_sharded_parameters_move_as_whole_ones(options: dict[str, float]) -> None:
+def test_sharded_step_equals_unsharded(options: dict[str, float]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -31,28 +31,28 @@ MATRICES = ParameterGroup("matrices", ("weight",), "muon", learning_rate=0.1)
 REST = ParameterGroup("rest", ("*",), "adamw", learning_rate=0.01, betas=(0.8, 0.9))
 
 
-def test_the_first_group_that_matches_takes_a_parameter() -> None:
+def test_first_matching_group_takes_parameter() -> None:
     taken = {group.name: list(mine) for group, mine in assign_parameters(nn.Linear(4, 4), recipe(MATRICES, REST))}
     assert taken == {"matrices": ["weight"], "rest": ["bias"]}
 
 
-def test_frozen_parameters_belong_to_no_group() -> None:
+def test_frozen_parameters_have_no_group() -> None:
     model = nn.Linear(4, 4)
     model.bias.requires_grad_(False)
     assert [list(mine) for _, mine in assign_parameters(model, recipe(MATRICES))] == [["weight"]]
 
 
-def test_a_parameter_without_a_group_is_named() -> None:
+def test_parameter_without_group_is_named() -> None:
     with pytest.raises(ValueError, match="takes the parameter bias"):
         assign_parameters(nn.Linear(4, 4), recipe(MATRICES))
 
 
-def test_muon_refuses_what_is_no_matrix() -> None:
+def test_muon_group_rejects_vectors() -> None:
     with pytest.raises(ValueError, match="gives bias to Muon"):
         assign_parameters(nn.Linear(4, 4), recipe(ParameterGroup("all", ("*",), "muon", learning_rate=0.1)))
 
 
-def test_rates_follow_the_schedule_from_each_groups_own_top() -> None:
+def test_learning_rates_scale_each_groups_top_rate() -> None:
     optimizers = build_optimizers(nn.Linear(4, 4), recipe(MATRICES, REST))
     set_learning_rates(optimizers, 0.5)
     set_learning_rates(optimizers, 0.25)
@@ -60,7 +60,7 @@ def test_rates_follow_the_schedule_from_each_groups_own_top() -> None:
     assert optimizers[1].param_groups[0]["betas"] == (0.8, 0.9)
 
 
-def test_a_group_hands_on_all_of_its_settings() -> None:
+def test_optimizer_gets_all_group_settings() -> None:
     matrices = ParameterGroup(
         "matrices", ("weight",), "muon", 0.1, weight_decay=0.2, momentum=0.9, normalised=True, cautious=True
     )
@@ -80,7 +80,7 @@ def run_steps(model: nn.Module, group: ParameterGroup, gradients: list[torch.Ten
         optimizer.step()
 
 
-def test_cautious_decay_is_the_papers_around_adamw() -> None:
+def test_cautious_decay_with_adamw_equals_paper() -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 5, bias=False)
     gradients = [torch.randn(5, 6) for _ in range(6)]
@@ -99,7 +99,7 @@ def test_cautious_decay_is_the_papers_around_adamw() -> None:
     torch.testing.assert_close(model.weight.detach().double(), weight, rtol=1e-5, atol=1e-6)
 
 
-def test_without_decay_being_cautious_changes_nothing() -> None:
+def test_cautious_without_decay_changes_nothing() -> None:
     torch.manual_seed(0)
     models = [nn.Linear(6, 5, bias=False)]
     models.append(copy.deepcopy(models[0]))
@@ -112,14 +112,14 @@ def test_without_decay_being_cautious_changes_nothing() -> None:
 EIGHT_BITS = ParameterGroup("all", ("*",), "adamw8bit", 0.01, weight_decay=0.1, betas=(0.9, 0.99), epsilon=1e-8)
 
 
-def test_eight_bits_without_the_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw8bit_without_package_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(OptimizerNotInstalledError, match=r"^adamw8bit needs .*: pip install 'dailytrain\[cuda\]'$"):
         check_installed(recipe(EIGHT_BITS))
     check_installed(recipe(REST))
 
 
-def test_a_run_that_wants_eight_bits_says_so_in_one_line(
+def test_run_with_adamw8bit_without_package_prints_one_line(
     train: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
@@ -128,7 +128,7 @@ def test_a_run_that_wants_eight_bits_says_so_in_one_line(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # bitsandbytes, when imported
-def test_eight_bits_stay_near_thirty_two(tmp_path: Path) -> None:
+def test_adamw8bit_stays_near_adamw(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     # bitsandbytes keeps tensors of less than 4,096 numbers in 32 bits.

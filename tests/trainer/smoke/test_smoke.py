@@ -134,7 +134,7 @@ def test_sound_architecture_passes_all_checks(smoke: Smoke) -> None:
         (
             ("config.vocabulary_size, bias", "config.vocabulary_size + 1, bias"),
             "starts",
-            "The model answers with the shape (2, 64, 321) where (2, 64, 320) is wanted.",
+            "The model returns logits of the shape (2, 64, 321) instead of (2, 64, 320).",
         ),
         (('("*",)', '("head.*",)'), "starts", "no group of the recipe takes the parameter embedding.weight."),
         (

@@ -52,11 +52,11 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
         ("nan", "The loss became nan at step 4 (15% of the budget): training diverged"),
         ("forward", "RuntimeError in a forward pass: the tensors do not fit"),
         ("building", "KeyError while the model was built"),
-        ("shape", "The model answers with the shape (2, 32, 321) where (2, 32, 320) is wanted"),
+        ("shape", "The model returns logits of the shape (2, 32, 321) instead of (2, 32, 320)"),
         ("recipe", "no group of the recipe takes the parameter head.weight"),
     ],
 )
-def test_the_models_own_failure_is_told_to_its_author(
+def test_model_failure_exits_3_and_names_cause(
     fail: Callable[[str], int], tmp_path: Path, way: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fail(way) == 3
@@ -67,18 +67,18 @@ def test_the_models_own_failure_is_told_to_its_author(
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_model_that_does_not_fail_trains(fail: Callable[[str], int], tmp_path: Path) -> None:
+def test_model_without_failure_trains(fail: Callable[[str], int], tmp_path: Path) -> None:
     assert fail("none") == 0
     assert not (tmp_path / "failure.json").exists()
 
 
-def test_an_old_failure_does_not_outlive_a_good_run(fail: Callable[[str], int], tmp_path: Path) -> None:
+def test_successful_run_deletes_old_failure(fail: Callable[[str], int], tmp_path: Path) -> None:
     assert fail("nan") == 3
     assert fail("none") == 0
     assert not (tmp_path / "failure.json").exists()
 
 
-def test_an_architecture_that_does_not_import_is_its_authors_fault(
+def test_architecture_import_error_is_model_failure(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ARCHITECTURES, "absent", "trainer.models.absent")
@@ -120,7 +120,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [100_000, 300_000], ids=["weights", "momenta"])
-def test_a_disk_that_is_full_ends_in_one_line_and_a_run_that_goes_on(
+def test_full_disk_prints_one_line_and_run_resumes(
     train: Train, tmp_path: Path, tiny_run: Path, size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--budget", "30steps", "--checkpoint-every", "10steps")
@@ -140,15 +140,13 @@ def test_a_disk_that_is_full_ends_in_one_line_and_a_run_that_goes_on(
     assert numbers(tmp_path) == numbers(tiny_run)
 
 
-def test_a_metrics_file_that_takes_no_more_is_a_full_disk(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_write_error_is_full_disk(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     assert train(tmp_path, "--budget", "2steps") == 1
     assert "The disk is full" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_memory_that_is_not_there_ends_in_one_line_and_a_run_that_goes_on(
+def test_out_of_memory_prints_one_line_and_run_resumes(
     fail: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fail("memory") == 3

@@ -72,14 +72,14 @@ def peak(model: LanguageModel) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("arch", "fields"), [("rwkv5-1b5", {}), ("litgpt", {"name": "pythia-1.4b"})])
-def test_it_fits(arch: str, fields: dict[str, Any]) -> None:
+def test_finetune_preset_fits_card(arch: str, fields: dict[str, Any]) -> None:
     model = on_shapes(arch, **fields)
     assert 1.4e9 < numbers(model) < 1.65e9
     parts = peak(model)
     assert sum(parts.values()) < CARD - KEPT_FREE, parts
 
 
-def test_a_whole_copy_on_each_card_would_not_fit() -> None:
+def test_unsharded_model_does_not_fit_card() -> None:
     """Why the preset shards: with `ddp` even 8-bit momenta leave no room (weights, gradients, momenta, buckets)."""
     count = numbers(on_shapes("rwkv5-1b5"))
     assert count * (FP32 + FP32 + 2 + FP32) > CARD - KEPT_FREE - count * BF16

@@ -35,12 +35,12 @@ def newest(run: Path) -> Path:
     return folder
 
 
-def test_the_loss_goes_on_where_it_was(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_run_from_checkpoint_continues_loss(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path, "--from", tiny_run, "--budget", "4steps") == 0
     assert dev_losses(tmp_path)[0] == dev_losses(tiny_run)[-1]
 
 
-def test_the_run_says_where_it_comes_from(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_run_from_checkpoint_records_lineage(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "second", "--from", tiny_run, "--budget", "4steps") == 0
     lineage = run_json(tmp_path / "second")["from"]
     weights = newest(tiny_run) / "model.safetensors"
@@ -53,7 +53,7 @@ def test_the_run_says_where_it_comes_from(train: Train, tiny_run: Path, tmp_path
     assert run_json(tmp_path / "third")["from"]["tokens"] == 34 * 4 * 32
 
 
-def test_shape_row_length_and_tokenizer_come_along(
+def test_run_from_checkpoint_inherits_shape_and_tokenizer(
     tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
@@ -65,13 +65,13 @@ def test_shape_row_length_and_tokenizer_come_along(
     assert (out / "tokenizer.json").read_bytes() == (tiny_run / "tokenizer.json").read_bytes()
 
 
-def test_one_of_its_checkpoints_will_do(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_run_from_checkpoint_folder_starts_there(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     earlier = list_checkpoints(tiny_run)[0]
     assert train(tmp_path, "--from", earlier, "--budget", "1steps") == 0
     assert run_json(tmp_path)["from"]["step"] == 20
 
 
-def test_what_does_not_fit_is_new_and_named(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_new_and_listed(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     """One block more than the checkpoint has."""
     assert train(tmp_path, "--from", tiny_run, "--budget", "1steps", "--model.depth", "3") == 0
     lineage = run_json(tmp_path)["from"]
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_new_and_named(train: Train, tiny_run: Path, tmp_pa
     assert lineage["kept"] + len(lineage["unused"]) == len(before)
 
 
-def test_another_tokenizer_gets_its_own_embedding_and_head(
+def test_other_tokenizer_gets_new_embedding_and_head(
     tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
@@ -97,7 +97,7 @@ def test_another_tokenizer_gets_its_own_embedding_and_head(
     assert lineage["unused"] == sorted(lineage["new"])
 
 
-def test_a_dataset_of_another_tokenizer_is_refused(
+def test_dataset_of_other_tokenizer_is_rejected(
     tiny_run: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare_dataset(f"files:{corpus_folder}/2*.txt", "bpe:300", tmp_path / "other")
@@ -106,12 +106,12 @@ def test_a_dataset_of_another_tokenizer_is_refused(
     assert "was prepared with another tokenizer than" in capsys.readouterr().err
 
 
-def test_what_is_no_checkpoint_is_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_other_weights_are_another_run(
+def test_resume_from_other_weights_is_rejected(
     train: Train, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path, "--from", tiny_run, "--budget", "2steps") == 0
@@ -158,7 +158,7 @@ SMALL = (
 )
 
 
-def test_a_folder_of_litgpts_is_trained_on(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
+def test_run_from_litgpt_folder_learns(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
     flags = ["--dataset", str(dataset_folder), "--budget", "12steps", *SMALL, "--recipe.schedule.warmup", "0"]
     assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0
     run = run_json(tmp_path / "run")
@@ -167,7 +167,7 @@ def test_a_folder_of_litgpts_is_trained_on(dataset_folder: Path, litgpt_folder: 
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_litgpts_weights_come_in_and_go_out_unchanged(litgpt_folder: Path, tmp_path: Path) -> None:
+def test_litgpt_import_and_export_preserve_weights(litgpt_folder: Path, tmp_path: Path) -> None:
     from trainer.cli import export, import_weights
 
     flags = ["--format", "litgpt", "--out"]
@@ -190,7 +190,7 @@ def test_litgpts_weights_come_in_and_go_out_unchanged(litgpt_folder: Path, tmp_p
         ("tokenizer.json", None, "has no tokenizer.json"),
     ],
 )
-def test_a_broken_folder_of_litgpts_is_refused_in_a_line(
+def test_damaged_litgpt_folder_prints_one_line(
     dataset_folder: Path,
     litgpt_folder: Path,
     tmp_path: Path,

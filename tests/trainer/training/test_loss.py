@@ -58,7 +58,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 120, 1000])
-def test_it_is_cross_entropy_with_all_gradients(
+def test_objective_equals_cross_entropy_with_gradients(
     text: tuple[Tensor, Tensor], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, targets = text
@@ -77,7 +77,7 @@ def test_it_is_cross_entropy_with_all_gradients(
         torch.testing.assert_close(found[name], gradient, msg=name)
 
 
-def test_parts_of_a_batch_add_up(text: tuple[Tensor, Tensor]) -> None:
+def test_losses_of_micro_batches_add_up(text: tuple[Tensor, Tensor]) -> None:
     inputs, targets = text
     model = Tied()
     objective = Objective(model)
@@ -89,7 +89,7 @@ def test_parts_of_a_batch_add_up(text: tuple[Tensor, Tensor]) -> None:
         torch.testing.assert_close(gradient, wanted[name], msg=name)
 
 
-def test_each_position_may_be_asked_for(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objective_each_returns_loss_per_position(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = text
     model = Tied()
     with chunks_of(7, monkeypatch), torch.no_grad():
@@ -101,7 +101,7 @@ def test_each_position_may_be_asked_for(text: tuple[Tensor, Tensor], monkeypatch
     torch.testing.assert_close(total, each.sum())
 
 
-def test_a_frozen_head_needs_no_gradient(text: tuple[Tensor, Tensor]) -> None:
+def test_frozen_head_gets_no_gradient(text: tuple[Tensor, Tensor]) -> None:
     model = Tied()
     model.embedding.requires_grad_(False)
     Objective(model)(*text).backward()
@@ -124,7 +124,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_all_logits_are_never_held(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objective_never_holds_all_logits(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = text
     model = Tied()
     with chunks_of(10, monkeypatch), Largest() as largest:
@@ -135,14 +135,14 @@ def test_all_logits_are_never_held(text: tuple[Tensor, Tensor], monkeypatch: pyt
     assert plain.numbers == inputs.numel() * VOCABULARY
 
 
-def test_of_a_large_vocabulary_a_chunk_has_enough_positions_to_be_worth_it() -> None:
+def test_large_vocabulary_chunk_has_minimum_positions() -> None:
     """Each adds to the whole gradient of the head; there are still far fewer logits than positions times words."""
     assert max_chunk_positions("cpu", 8192) == 512
     assert max_chunk_positions("cpu", 50304) == max_chunk_positions("cpu", 2**20) == MIN_CHUNK_POSITIONS == 256
     assert max_chunk_positions("cuda", 50304) == 2668
 
 
-def test_of_a_large_vocabulary_all_logits_are_never_held_either() -> None:
+def test_large_vocabulary_never_holds_all_logits() -> None:
     features, head = nn.Parameter(torch.zeros(1, 1024, 2)), nn.Linear(2, 40000, bias=False)
     targets = torch.zeros(1, 1024, dtype=torch.int64)
     objective = Objective(Given(features, head))
@@ -165,7 +165,7 @@ class Given(LanguageModel):
         return self.head(features)
 
 
-def test_chunks_are_even_where_they_can_be() -> None:
+def test_chunks_divide_evenly_if_possible() -> None:
     assert choose_chunk_positions(2048, 512) == 512
     assert choose_chunk_positions(2048, 600) == 512
     assert choose_chunk_positions(90, 50) == 45

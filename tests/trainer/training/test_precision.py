@@ -19,9 +19,11 @@ def measured_anew() -> None:
 
 
 @pytest.mark.parametrize(("fp32", "bf16", "chosen"), [(1.0, 3.0, "fp32"), (3.0, 1.0, "bf16"), (1.2, 1.0, "fp32")])
-def test_bf16_has_to_be_much_faster(fp32: float, bf16: float, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_on_cpu_is_bf16_only_if_much_faster(
+    fp32: float, bf16: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = iter([fp32, bf16] * precision.REPEATS)
-    monkeypatch.setattr(precision, "measure_seconds", lambda work, device: next(times))
+    monkeypatch.setattr(precision, "measure_seconds", lambda work: next(times))
     assert precision.choose_precision(CPU, 1) == chosen
 
 
@@ -33,11 +35,11 @@ def test_precision_on_cuda_is_bf16_where_supported_untimed(
         return supported or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    monkeypatch.setattr(precision, "measure_seconds", lambda work, device: pytest.fail("a GPU is not timed"))
+    monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("a GPU is not timed"))
     assert precision.choose_precision(torch.device("cuda"), 1) == chosen
 
 
-def test_it_is_measured_once_and_leaves_no_trace() -> None:
+def test_precision_is_measured_once_without_side_effects() -> None:
     before = torch.get_rng_state()
     first = precision.choose_precision(CPU, 1)
     assert torch.equal(before, torch.get_rng_state())
@@ -46,6 +48,6 @@ def test_it_is_measured_once_and_leaves_no_trace() -> None:
     assert time.perf_counter() - started < 0.01
 
 
-def test_8_bits_need_a_gpu() -> None:
+def test_fp8_without_gpu_is_rejected() -> None:
     with pytest.raises(ConfigError, match="fp8 needs a GPU"):
         precision.check_fp8("cpu")

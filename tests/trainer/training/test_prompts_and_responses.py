@@ -56,7 +56,7 @@ def documents(dataset: Dataset, split: str = "train") -> list[np.ndarray]:
     return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]]
 
 
-def test_a_prompt_is_told_from_its_response(tmp_path: Path) -> None:
+def test_pair_splits_prompt_and_response(tmp_path: Path) -> None:
     records = [{"prompt": "Wer? ", "response": "Ich ä"}, {"text": "plain"}, {"prompt": "", "response": "x"}]
     found = list(open_corpus(write(tmp_path / "a.jsonl", records)))
     lengths = [(document.text, document.prompt_length) for document in found]
@@ -68,12 +68,12 @@ def test_a_prompt_is_told_from_its_response(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [{"prompt": "a"}, {"response": "a"}, {"prompt": 1, "response": "a"}])
-def test_half_a_pair_is_named(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_incomplete_pair_raises_and_names_line(tmp_path: Path, record: dict[str, Any]) -> None:
     with pytest.raises(CorpusError, match=r'a.jsonl, line 1, has no "text", nor a "prompt" with a "response"'):
         list(open_corpus(write(tmp_path / "a.jsonl", [record])))
 
 
-def test_every_token_of_a_prompt_is_marked_and_no_other(dataset: Dataset) -> None:
+def test_exactly_prompt_tokens_are_marked(dataset: Dataset) -> None:
     known = {record["prompt"] + record["response"]: record["prompt"] for record in pairs()}
     found = documents(dataset)
     assert len(found) > 300
@@ -85,7 +85,7 @@ def test_every_token_of_a_prompt_is_marked_and_no_other(dataset: Dataset) -> Non
         assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "as it will be when it is asked"
 
 
-def test_text_without_prompts_is_stored_as_ever(dataset: Dataset, tmp_path: Path) -> None:
+def test_text_without_prompts_has_no_marks(dataset: Dataset, tmp_path: Path) -> None:
     records = [{"text": pair["prompt"] + pair["response"]} for pair in pairs()]
     plain = prepare_dataset(write(tmp_path / "a.jsonl", records), "bpe:300", tmp_path / "dataset")
     assert (plain.manifest["format"], dataset.manifest["format"]) == (1, 2)
@@ -95,7 +95,7 @@ def test_text_without_prompts_is_stored_as_ever(dataset: Dataset, tmp_path: Path
     assert again.hash == dataset.hash
 
 
-def test_a_long_pair_that_is_cut_keeps_its_prompt_at_its_start() -> None:
+def test_cut_pair_starts_with_prompt() -> None:
     document = Document("a", "p" * 700 + " " + "r" * 500, prompt_length=701)
     pieces = list(cut_document(document, 300))
     assert "".join(piece.text for piece in pieces) == document.text
@@ -103,7 +103,7 @@ def test_a_long_pair_that_is_cut_keeps_its_prompt_at_its_start() -> None:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_targets_of_prompts_are_left_out_and_inputs_are_whole(dataset: Dataset, packing: str) -> None:
+def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packing: str) -> None:
     loader = PACKINGS[packing](dataset, "train", 8, 64, seed=3)
     for _ in range(5):
         inputs, targets = loader.next_batch()
@@ -125,7 +125,7 @@ def model() -> gpt.Model:
     return made
 
 
-def test_the_gradient_is_that_of_the_responses_alone(dataset: Dataset) -> None:
+def test_gradient_comes_from_responses_only(dataset: Dataset) -> None:
     inputs, targets = PACKINGS["blocks"](dataset, "train", 4, 64, seed=1).next_batch()
     ours, plain = model(), model()
     Objective(ours)(inputs, targets).backward()
@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_the_responses_alone(dataset: Dataset) -> None:
 FLAGS = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
 
 
-def test_a_run_on_pairs_stops_and_goes_on_exactly(dataset: Dataset, tmp_path: Path) -> None:
+def test_run_on_pairs_resumes_exactly(dataset: Dataset, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset.folder)
     assert train(tmp_path / "whole", *flags) == 0
     assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
@@ -151,7 +151,7 @@ def test_a_run_on_pairs_stops_and_goes_on_exactly(dataset: Dataset, tmp_path: Pa
     assert ours == theirs
 
 
-def test_a_step_and_an_evaluation_are_means_over_what_is_learned(dataset: Dataset, tmp_path: Path) -> None:
+def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "1steps", "--dataset", dataset.folder) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (step,) = (row["loss"] for row in rows if row["kind"] == "train")

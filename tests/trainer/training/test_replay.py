@@ -45,7 +45,7 @@ def middle(run: Path) -> tuple[Path, Path]:
     return first, second
 
 
-def test_from_the_first_weights_it_is_the_same_to_the_last_bit(
+def test_replay_from_first_weights_is_bit_identical(
     train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -54,7 +54,7 @@ def test_from_the_first_weights_it_is_the_same_to_the_last_bit(
     assert replayed(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
-def test_between_checkpoints_of_a_budget_in_seconds_it_is_the_same_too(
+def test_replay_of_budget_in_seconds_is_bit_identical(
     train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     """The schedule follows what each step was charged, which the checkpoint remembers."""
@@ -65,7 +65,7 @@ def test_between_checkpoints_of_a_budget_in_seconds_it_is_the_same_too(
     assert replayed(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
 
-def test_what_the_machine_decided_is_told_to_the_replay(
+def test_replay_uses_recorded_machine_fields(
     train: Callable[..., int],
     replayed: Callable[..., ReplayComparison],
     tmp_path: Path,
@@ -79,7 +79,7 @@ def test_what_the_machine_decided_is_told_to_the_replay(
     assert replayed(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
-def test_weights_that_were_trained_on_something_else_are_far_away(
+def test_compare_replay_other_training_is_far(
     train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     for name, seed in (("run", 1), ("other", 2)):
@@ -91,7 +91,7 @@ def test_weights_that_were_trained_on_something_else_are_far_away(
     assert found.deviation > 0.3
 
 
-def test_the_distance_is_that_of_the_stretch(tmp_path: Path) -> None:
+def test_compare_replay_distance_is_relative_to_replayed_part(tmp_path: Path) -> None:
     ends = {"start": 0.0, "claimed": 2.0, "replayed": 2.5}
     for name, value in ends.items():
         save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, tmp_path / name)
@@ -99,7 +99,7 @@ def test_the_distance_is_that_of_the_stretch(tmp_path: Path) -> None:
     assert compare_weights(start, claimed, again) == ReplayComparison(exact=False, deviation=0.25)
 
 
-def test_false_first_weights_cannot_make_the_stretch_long(tmp_path: Path) -> None:
+def test_compare_replay_false_first_weights_do_not_help(tmp_path: Path) -> None:
     for name, value in {"start": 1e6, "claimed": 2.0, "replayed": 3.0}.items():
         save_file({"a": torch.full((4,), value)}, tmp_path / name)
     start, claimed, again = (tmp_path / name for name in ("start", "claimed", "replayed"))
@@ -108,13 +108,13 @@ def test_false_first_weights_cannot_make_the_stretch_long(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("amiss", [{"a": torch.zeros(3)}, {"b": torch.zeros(4)}, {"a": torch.full((4,), torch.nan)}])
-def test_other_names_shapes_or_no_numbers_are_far_away(amiss: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_compare_replay_other_tensors_are_far(amiss: dict[str, torch.Tensor], tmp_path: Path) -> None:
     for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "replayed": amiss}.items():
         save_file(tensors, tmp_path / name)
     assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == MAX_DEVIATION
 
 
-def test_a_file_that_is_none_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_replay_invalid_file_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("not weights")
     assert compare_command([str(tmp_path / "a")] * 3) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -123,12 +123,12 @@ def test_a_file_that_is_none_is_told_in_one_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--until", "0", "--budget", "5steps"), "the stretch ends at step 0, and the checkpoint is of step 0"),
-        (("--until", "5", "--budget", "5s"), "a budget in seconds needs what 5 steps were charged, and 0 are known"),
+        (("--until", "0", "--budget", "5steps"), "the replay ends at step 0, and the checkpoint is of step 0"),
+        (("--until", "5", "--budget", "5s"), "a budget in seconds needs the recorded time of 5 steps, and 0 are known"),
         (("--until", "5", "--budget", "soon"), "impossible budget 'soon'"),
     ],
 )
-def test_what_cannot_be_replayed_is_told_in_one_line(
+def test_replay_bad_input_prints_one_line(
     flags: tuple[Any, ...], sentence: str, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*flags, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2

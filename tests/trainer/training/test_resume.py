@@ -57,9 +57,7 @@ def uninterrupted(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory
     return out
 
 
-def test_killed_and_started_again_it_computes_the_same_to_the_last_digit(
-    dataset_folder: Path, tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
     step = 0
     for _ in range(2):
         process = start(dataset_folder, tmp_path)
@@ -75,7 +73,7 @@ def test_killed_and_started_again_it_computes_the_same_to_the_last_digit(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_asked_to_stop_it_leaves_a_checkpoint(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
+def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
     process = start(dataset_folder, tmp_path)
     wait_for_checkpoint(process, tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -89,9 +87,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint(dataset_folder: Path, tmp_path: Pa
     assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] <= last]
 
 
-def test_it_goes_on_where_only_the_checkpoint_came_along(
-    dataset_folder: Path, tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
     """On another node there is nothing but the checkpoint: no run.json, no metrics."""
     before = list_checkpoints(uninterrupted)[0]
     shutil.copytree(before, get_checkpoint_path(tmp_path, get_checkpoint_step(before)))
@@ -100,7 +96,7 @@ def test_it_goes_on_where_only_the_checkpoint_came_along(
     assert (tmp_path / "run.json").exists()
 
 
-def test_without_a_home_folder_nothing_is_missed(dataset_folder: Path, tmp_path: Path) -> None:
+def test_run_without_home_folder_works(dataset_folder: Path, tmp_path: Path) -> None:
     """As in a sandbox: the home folder is not there, and nothing is written but below --out and in /tmp."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
     flags = ["--dataset", dataset_folder, "--out", tmp_path / "run", "--budget", "2steps", *TINY]

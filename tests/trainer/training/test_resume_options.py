@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
+def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder, *OPTIONS[option])
     assert train(tmp_path / "whole", *flags) == 0
     assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
@@ -56,7 +56,7 @@ def test_stopped_runs_go_on_exactly(option: str, dataset_folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("adapters", [(), ("--lora.rank", "2")], ids=["all weights", "adapters"])
-def test_fine_tuning_goes_on_exactly(
+def test_finetuning_resumes_exactly(
     adapters: tuple[str, ...], tiny_run: Path, dataset_folder: Path, tmp_path: Path
 ) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, *adapters)
@@ -66,7 +66,7 @@ def test_fine_tuning_goes_on_exactly(
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
 
 
-def test_translated_runs_go_on_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that goes on translates again, or finds it kept: the same code either way."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
@@ -77,7 +77,7 @@ def test_translated_runs_go_on_exactly(dataset_folder: Path, tmp_path: Path, mon
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
 
 
-def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path, tmp_path: Path) -> None:
+def test_resumable_fields_may_change(dataset_folder: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder)
     assert train(tmp_path / "whole", *flags) == 0
     assert train(tmp_path / "changed", *flags, stop_after=3) == 130
@@ -87,9 +87,7 @@ def test_the_arrangement_of_the_work_may_change_on_the_way(dataset_folder: Path,
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-def test_what_the_machine_decided_stays_with_the_run(
-    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
     for chosen, stop_after in (("bf16", 2), ("fp32", None)):
         monkeypatch.setattr(precision, "choose_precision", lambda device, threads, chosen=chosen: chosen)
@@ -99,9 +97,7 @@ def test_what_the_machine_decided_stays_with_the_run(
     assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
 
 
-def test_a_run_goes_on_from_a_release_that_wrote_down_less(
-    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def less(*arguments: Any) -> dict[str, Any]:
         found = describe_identity(*arguments)
         del found["train"]["muon_precision"]

@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 Train = Callable[..., int]
 
 
-def test_the_folder_tells_what_was_run(tiny_run: Path, dataset_folder: Path) -> None:
+def test_run_json_describes_run(tiny_run: Path, dataset_folder: Path) -> None:
     run = json.loads((tiny_run / "run.json").read_text())
     dataset = Dataset.open(dataset_folder)
     assert (run["format"], run["arch"], run["seed"], run["budget"]) == (1, "gpt", 1, "30steps")
@@ -31,7 +31,7 @@ def test_the_folder_tells_what_was_run(tiny_run: Path, dataset_folder: Path) -> 
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
 
 
-def test_flops_are_counted_on_the_real_model(tiny_run: Path) -> None:
+def test_flops_are_counted_on_model(tiny_run: Path) -> None:
     run = json.loads((tiny_run / "run.json").read_text())
     matrices = 2 * (4 * 32 * 32 + 2 * 4 * 32 * 32) + 320 * 32
     attention = 2 * 2 * 32 * 32  # per token, block: queries with keys and weights with values, 32 positions, width 32
@@ -39,14 +39,14 @@ def test_flops_are_counted_on_the_real_model(tiny_run: Path) -> None:
     assert run["flops_per_token"] == pytest.approx(3 * (2 * matrices + 2 * attention), rel=0.02)
 
 
-def test_it_learns(tiny_run: Path) -> None:
+def test_training_reduces_dev_loss(tiny_run: Path) -> None:
     dev = lines(tiny_run, "dev")
     assert dev[0]["step"] == 0
     assert dev[0]["loss"] == pytest.approx(math.log(320), rel=0.01)
     assert dev[-1]["bits_per_byte"] < 0.75 * dev[0]["bits_per_byte"]
 
 
-def test_its_lines_have_what_readers_expect(tiny_run: Path) -> None:
+def test_metrics_lines_have_all_fields(tiny_run: Path) -> None:
     train, dev, samples = (lines(tiny_run, kind) for kind in ("train", "dev", "sample"))
     assert [row["step"] for row in train] == list(range(1, 31))
     assert [row["step"] for row in dev] == [0, 6, 12, 18, 24, 30]
@@ -62,12 +62,12 @@ def test_its_lines_have_what_readers_expect(tiny_run: Path) -> None:
     assert 0 < train[-1]["mfu"] < 1
 
 
-def test_it_ends_annealed(tiny_run: Path) -> None:
+def test_run_ends_with_low_learning_rate(tiny_run: Path) -> None:
     rates = [row["learning_rate"] for row in lines(tiny_run, "train")]
     assert rates[-1] < 0.1 * max(rates)
 
 
-def test_the_end_is_a_checkpoint_and_a_result(tiny_run: Path) -> None:
+def test_finished_run_has_checkpoint_and_result(tiny_run: Path) -> None:
     result = json.loads((tiny_run / "result.json").read_text())
     assert (result["steps"], result["tokens"]) == (30, 30 * 4 * 32)
     assert result["final_loss"] == lines(tiny_run, "dev")[-1]["loss"]
@@ -76,24 +76,22 @@ def test_the_end_is_a_checkpoint_and_a_result(tiny_run: Path) -> None:
     assert not (tiny_run / "failure.json").exists()
 
 
-def test_nothing_goes_to_standard_output(train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_train_prints_nothing_on_stdout(train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "--budget", "2steps") == 0
     assert capfd.readouterr().out == ""
 
 
-def test_the_same_run_twice_has_the_same_numbers_whatever_its_checkpoints(
-    train: Train, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_equal_runs_have_equal_metrics(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "30steps", "--checkpoint-every", "1000steps", "--keep", "1") == 0
     assert numbers(tmp_path) == numbers(tiny_run)
 
 
-def test_another_seed_has_other_numbers(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_other_seed_changes_metrics(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "30steps", "--seed", "2") == 0
     assert lines(tmp_path, "train")[0]["loss"] != lines(tiny_run, "train")[0]["loss"]
 
 
-def test_parts_of_a_batch_add_up_to_the_batch(train: Train, tiny_run: Path, tmp_path: Path) -> None:
+def test_micro_batches_equal_whole_batch(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "30steps", "--train.micro-batch", "1") == 0
     ours, theirs = (lines(out, "train")[0] for out in (tmp_path, tiny_run))
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
@@ -101,12 +99,12 @@ def test_parts_of_a_batch_add_up_to_the_batch(train: Train, tiny_run: Path, tmp_
 
 
 @pytest.mark.parametrize(("budget", "steps"), [("1000tokens", 8), ("1e8flops", 4)])
-def test_budgets_in_other_units_end_where_they_say(train: Train, tmp_path: Path, budget: str, steps: int) -> None:
+def test_budget_in_tokens_or_flops_ends_exactly(train: Train, tmp_path: Path, budget: str, steps: int) -> None:
     assert train(tmp_path, "--budget", budget) == 0
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == steps
 
 
-def test_a_budget_of_seconds_charges_training_only(train: Train, tmp_path: Path) -> None:
+def test_budget_in_seconds_charges_training_only(train: Train, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "1s") == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert 1 <= result["train_seconds"] < 2
@@ -114,7 +112,7 @@ def test_a_budget_of_seconds_charges_training_only(train: Train, tmp_path: Path)
     assert len(lines(tmp_path, "train")) <= 201
 
 
-def test_a_finished_run_is_left_alone(train: Train, tmp_path: Path) -> None:
+def test_finished_run_is_not_changed(train: Train, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "3steps") == 0
     before = (tmp_path / "metrics.jsonl").read_text()
     assert train(tmp_path, "--budget", "3steps") == 0
@@ -125,7 +123,7 @@ def test_a_finished_run_is_left_alone(train: Train, tmp_path: Path) -> None:
     ("flags", "what"),
     [(["--seed", "5"], "seed"), (["--budget", "31steps"], "budget"), (["--model.depth", "1"], "model and train")],
 )
-def test_a_folder_with_another_run_is_refused(
+def test_folder_of_other_run_is_rejected(
     train: Train, tiny_run: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (tiny_run / "run.json").read_bytes()
@@ -135,7 +133,7 @@ def test_a_folder_with_another_run_is_refused(
 
 
 @pytest.mark.parametrize("arch", ["smear", "litgpt", "rwkv5"])
-def test_every_architecture_trains(train: Train, dataset_folder: Path, tmp_path: Path, arch: str) -> None:
+def test_architecture_trains(train: Train, dataset_folder: Path, tmp_path: Path, arch: str) -> None:
     from trainer.train import main
 
     flags = ["--dataset", dataset_folder, "--out", tmp_path, "--arch", arch, "--budget", "4steps", "--model.depth", 2]
@@ -145,9 +143,7 @@ def test_every_architecture_trains(train: Train, dataset_folder: Path, tmp_path:
     assert dev[-1]["loss"] < dev[0]["loss"]
 
 
-def test_a_dataset_that_can_only_be_read_and_has_no_test_split_will_do(
-    train: Train, dataset_folder: Path, tmp_path: Path
-) -> None:
+def test_read_only_dataset_without_test_split_works(train: Train, dataset_folder: Path, tmp_path: Path) -> None:
     import shutil
 
     from trainer.train import main

@@ -53,7 +53,7 @@ WHILE_SCORED = {
 
 
 @pytest.mark.parametrize("name", WHILE_SCORED)
-def test_a_cheat_is_caught_when_it_is_scored(name, tmp_path):
+def test_cheat_is_detected_by_scorer(name, tmp_path):
     if name == "recites":
         tokenizer, texts = encode_held_out(write_and_open_run(tmp_path / "known").folder)
         for text in texts:
@@ -65,7 +65,7 @@ def test_a_cheat_is_caught_when_it_is_scored(name, tmp_path):
     assert type(caught.value) is WHILE_SCORED[name], (caught.value.sentence, caught.value.detail)
 
 
-def test_distributions_that_are_not_normalised_gain_nothing(tmp_path):
+def test_unnormalized_distributions_gain_nothing(tmp_path):
     cheat, honest = scored("unnormalised", tmp_path / "cheat"), scored("honest", tmp_path / "honest")
     assert cheat.bits.bits_per_byte == pytest.approx(honest.bits.bits_per_byte, abs=1e-5)
 
@@ -85,7 +85,7 @@ BUNDLES = {
 
 
 @pytest.mark.parametrize("name", BUNDLES)
-def test_held_out_text_in_an_entry_is_found(name, tmp_path):
+def test_held_out_text_in_entry_is_found(name, tmp_path):
     write, verdict = BUNDLES[name]
     (tmp_path / "memory.py").write_text(write(words(1, 700)))
     with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
@@ -93,7 +93,7 @@ def test_held_out_text_in_an_entry_is_found(name, tmp_path):
     assert type(caught.value) is verdict, caught.value.detail
 
 
-def test_our_own_architectures_carry_nothing(tmp_path):
+def test_own_architectures_contain_no_held_out_text(tmp_path):
     folder = lay_out_models(tmp_path)
     texts = [path.read_text() for path in sorted(Path(os.__file__).parent.glob("*.py"))[:60]]
     bundle_scan.scan_bundle(folder, texts)
@@ -135,7 +135,7 @@ WHILE_TRAINED = {
 
 
 @pytest.mark.parametrize("name", WHILE_TRAINED)
-def test_a_cheat_is_caught_when_it_is_trained(name, train, tmp_path, monkeypatch):
+def test_cheat_is_detected_in_training(name, train, tmp_path, monkeypatch):
     for owner, attribute in entry_integrity.LIBRARY_FUNCTIONS:  # what a cheat changes is put back
         monkeypatch.setattr(owner, attribute, getattr(owner, attribute))
     optim = importlib.import_module("trainer.optim.optimizers")
@@ -155,7 +155,7 @@ def test_a_cheat_is_caught_when_it_is_trained(name, train, tmp_path, monkeypatch
         ("honest", ""),
     ],
 )
-def test_work_that_the_counter_cannot_see_voids_the_flops(name, sentence, train, tmp_path):
+def test_uncounted_work_voids_flops(name, sentence, train, tmp_path):
     assert train(name) == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["flops_void"] == sentence
 
@@ -163,13 +163,13 @@ def test_work_that_the_counter_cannot_see_voids_the_flops(name, sentence, train,
 # --- caught by whoever meters from outside ----------------------------------------------------------------------------
 
 
-def test_a_clock_that_stood_still_is_seen_by_the_agents_meter():
+def test_stopped_clock_is_detected_by_node_meter():
     assert plausibility.explain_implausible_seconds(charged=600, metered=640) == ""
     assert "its clock cannot be right" in plausibility.explain_implausible_seconds(charged=600, metered=3600)
     assert plausibility.explain_implausible_seconds(charged=100, metered=500, leases=2) == ""
 
 
-def test_a_count_that_the_metered_time_does_not_explain_is_void():
+def test_implausible_metered_time_voids_flops():
     usual = 100 / 1e13
     assert plausibility.explain_implausible_flops(1e13, 300, None, usual) == ""
     assert "20 times as long as the baseline's" in plausibility.explain_implausible_flops(1e13, 2000, None, usual)
@@ -206,7 +206,7 @@ if os.fork() == 0:
 @pytest.mark.skipif(
     get_driver("bubblewrap").find_problem() is not None, reason=str(get_driver("bubblewrap").find_problem())
 )
-def test_the_sandbox_keeps_in_whatever_gets_past_the_loop(tmp_path):
+def test_sandbox_blocks_what_the_loop_misses(tmp_path):
     out, other, log = tmp_path / "out", tmp_path / "other", tmp_path / "log"
     out.mkdir()
     other.write_text("another run's weights")

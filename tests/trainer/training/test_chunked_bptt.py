@@ -46,9 +46,7 @@ def learned(model: rwkv5.Model, rows: Tensor, **settings: Any) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize(("chunk", "fan"), [(8, 16), (8, 2), (30, 16), (100, 16)])
-def test_passed_through_gradients_are_those_of_the_whole_row(
-    chunk: int, fan: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_through_gradients_equal_whole_row(chunk: int, fan: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_bptt, "FAN", fan)
     model, rows = restless(), torch.randint(0, V, (2, 101))
     torch.testing.assert_close(
@@ -56,7 +54,7 @@ def test_passed_through_gradients_are_those_of_the_whole_row(
     )
 
 
-def test_truncated_gradients_end_where_a_chunk_begins() -> None:
+def test_truncated_gradients_stop_at_chunk_start() -> None:
     model, rows = restless(), torch.randint(0, V, (1, 65))
     loss, gradients = learned(model, rows, chunk=32)
     whole, all_of_it = learned(model, rows)
@@ -65,7 +63,7 @@ def test_truncated_gradients_end_where_a_chunk_begins() -> None:
     objective = Objective(model)
     features, state = model.advance(rows[:, :32])
     given = chunked_bptt.map_tensors(Tensor.detach, state)
-    both = objective.loss_of(features, rows[:, 1:33]) + objective.loss_of(
+    both = objective.compute_loss(features, rows[:, 1:33]) + objective.compute_loss(
         model.advance(rows[:, 32:64], given)[0], rows[:, 33:]
     )
     expected = torch.autograd.grad(both / 7, list(model.parameters()))
@@ -75,13 +73,13 @@ def test_truncated_gradients_end_where_a_chunk_begins() -> None:
 
 @pytest.mark.parametrize("each", [True, False])
 @torch.no_grad()
-def test_what_is_measured_in_chunks_is_what_is_measured_whole(each: bool) -> None:
+def test_evaluation_in_chunks_equals_whole_row(each: bool) -> None:
     model, rows = restless(), torch.randint(0, V, (3, 71))
     seen = [Objective(model, chunk=chunk)(rows[:, :-1], rows[:, 1:], each) for chunk in (16, 0)]
     torch.testing.assert_close(*seen)
 
 
-def test_in_bf16_no_gradient_is_lost_on_the_way() -> None:
+def test_through_gradients_in_bf16_are_complete() -> None:
     model, rows = restless().float(), torch.randint(0, V, (1, 65))
     with torch.autocast("cpu", torch.bfloat16):
         _, gradients = learned(model, rows, chunk=16, through=True)
@@ -112,19 +110,19 @@ def kept_between_passes(length: int, through: bool) -> int:
 
 
 @pytest.mark.parametrize("through", [False, True])
-def test_what_is_kept_for_the_way_back_does_not_grow_with_the_row(through: bool) -> None:
+def test_saved_memory_does_not_grow_with_row(through: bool) -> None:
     assert kept_between_passes(1024, through) <= 1.05 * kept_between_passes(128, through)
 
 
-def test_a_state_that_is_kept_holds_on_to_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_state_does_not_keep_chunk_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tensors come as views of a whole chunk's, which are much larger."""
-    learn, seen = chunked_bptt.ChunkedRows.learn, []
+    learn, seen = chunked_bptt.ChunkedRows.train_chunk, []
 
     def looked_at(row: chunked_bptt.ChunkedRows, number: int, state: Any, later: Any) -> Any:
         seen.extend((each.untyped_storage().nbytes(), each.nbytes) for each in chunked_bptt.collect_tensors(state))
         return learn(row, number, state, later)
 
-    monkeypatch.setattr(chunked_bptt.ChunkedRows, "learn", looked_at)
+    monkeypatch.setattr(chunked_bptt.ChunkedRows, "train_chunk", looked_at)
     learned(restless(), torch.randint(0, V, (1, 81)), chunk=8, through=True)
     assert seen
     assert all(stored == own for stored, own in seen)
@@ -141,9 +139,7 @@ def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("gradients", ["truncated", "through"])
-def test_a_run_in_chunks_trains_resumes_and_says_so(
-    trained: Callable[..., int], gradients: str, tmp_path: Path
-) -> None:
+def test_run_in_chunks_trains_and_resumes_exactly(trained: Callable[..., int], gradients: str, tmp_path: Path) -> None:
     flags = (*FLAGS, "--train.chunk", 64, "--train.chunk-gradients", gradients)
     assert trained(*flags) == 0
     told = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["resolved"]
@@ -162,14 +158,14 @@ def test_a_run_in_chunks_trains_resumes_and_says_so(
         ((*FLAGS, "--train.chunk", 8, "--devices", 2, "--train.strategy", "fsdp"), "not with train.strategy fsdp"),
     ],
 )
-def test_where_it_cannot_be_it_is_told(
+def test_chunks_unsupported_combination_prints_one_line(
     trained: Callable[..., int], flags: tuple[Any, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trained(*flags) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_l2wrap_pulls_the_largest_logit_and_leaves_the_loss_alone() -> None:
+def test_l2wrap_changes_gradient_not_loss() -> None:
     model, rows = restless(), torch.randint(0, V, (2, 31))
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[:, :5] = -100
