@@ -53,8 +53,6 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
             finally:
                 run.loader.close()
                 run.writer.close()
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         if isinstance(error, UserError) and not isinstance(error, DamagedDatasetError):
             raise
@@ -62,7 +60,7 @@ def run_training(config: TrainConfig, console: Console, stop: StopRequest) -> in
 
 
 def report_failure(config: TrainConfig, error: Exception) -> int:
-    """Write `failure.json`, print one line, with a traceback before it if it is needed; return the exit code."""
+    """Write `failure.json`, print one line, after a traceback for unexpected errors; return the exit code."""
     is_model_error = isinstance(error, ModelError)
     if not errors.is_expected(error):
         traceback.print_exception(error.__cause__ or error)

@@ -120,10 +120,11 @@ def describe_run_checkpoint(run_folder: Path, folder: Path) -> BaseCheckpoint:
 def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
     from trainer.checkpoint.formats import litgpt
 
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
+    file = folder / "tokenizer.json"
+    if not file.is_file():
         raise CheckpointError(f"--from {folder}: it has no tokenizer.json")
-    config = litgpt.load_config(folder, load_tokenizer(tokenizer).vocabulary_size)
+    tokenizer = load_tokenizer(file)
+    config = litgpt.load_config(folder, tokenizer.vocabulary_size)
     return BaseCheckpoint(
         folder=folder,
         name=folder.resolve().name,
@@ -131,8 +132,8 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
         model=dataclasses.asdict(config),
         step=0,
         tokens=0,
-        tokenizer=tokenizer,
-        tokenizer_sha256=load_tokenizer(tokenizer).sha256,
+        tokenizer=file,
+        tokenizer_sha256=tokenizer.sha256,
         is_litgpt=True,
     )
 
@@ -149,10 +150,10 @@ def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, is_dat
     if base.has_tokens_of(dataset.tokenizer):
         return max(own, base.model["vocabulary_size"])
     if is_dataset_given:
+        remedy = f"--tokenizer {base.tokenizer}" if base.tokenizer else "that one"
         raise CheckpointError(
             f"--dataset {dataset.folder} was prepared with another tokenizer than {base.name} was trained with: "
-            f"prepare it with {f'--tokenizer {base.tokenizer}' if base.tokenizer else 'that one'}, "
-            "or give --corpus instead"
+            f"prepare it with {remedy}, or give --corpus instead"
         )
     return own
 

@@ -58,10 +58,9 @@ def get_checkpoint_path(run_folder: Path, step: int) -> Path:
 
 def list_checkpoints(run_folder: Path) -> list[Path]:
     """Return the run's complete checkpoints, oldest first."""
-    folders = [
-        folder for folder in (run_folder / CHECKPOINTS_FOLDER).glob("step-*") if NAME_PATTERN.fullmatch(folder.name)
-    ]
-    return sorted((f for f in folders if (f / MANIFEST).is_file()), key=get_checkpoint_step)
+    folders = (run_folder / CHECKPOINTS_FOLDER).glob("step-*")
+    complete = (f for f in folders if NAME_PATTERN.fullmatch(f.name) and (f / MANIFEST).is_file())
+    return sorted(complete, key=get_checkpoint_step)
 
 
 def get_checkpoint_step(folder: Path) -> int:
@@ -92,9 +91,8 @@ def take_snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> Checkpoi
             continue
         first[id(tensor)] = name
         weights[name] = copy_to_cpu(tensor)
-    return CheckpointSnapshot(
-        weights, other_names, [copy_to_cpu(get_full_optimizer_state(optimizer)) for optimizer in optimizers]
-    )
+    states = [copy_to_cpu(get_full_optimizer_state(optimizer)) for optimizer in optimizers]
+    return CheckpointSnapshot(weights, other_names, states)
 
 
 def copy_to_cpu(content: Any) -> Any:
@@ -117,27 +115,27 @@ def write_checkpoint(
 
 def write_snapshot(folder: Path, content: CheckpointSnapshot, state: dict[str, Any]) -> Checkpoint:
     """Write a snapshot to `folder`. Raises OSError if the disk is full or fails."""
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        save_weights(content.weights, aside / "model.safetensors", metadata={"format": "pt", **content.other_names})
-        torch.save(content.optimizers, aside / "optimizer.pt")
+        save_weights(content.weights, partial / "model.safetensors", metadata={"format": "pt", **content.other_names})
+        torch.save(content.optimizers, partial / "optimizer.pt")
     except (SafetensorError, RuntimeError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise find_os_error(error, folder) from error
     except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
-    (aside / "state.json").write_text(json.dumps(state))
-    manifest = Checkpoint(step=state["step"], files=tuple(describe_file(aside / name) for name in FILES))
+    (partial / "state.json").write_text(json.dumps(state))
+    manifest = Checkpoint(step=state["step"], files=tuple(describe_file(partial / name) for name in FILES))
     for name in FILES:
-        fsync_path(aside / name)
-    (aside / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-    fsync_path(aside / MANIFEST)
-    fsync_path(aside)
+        fsync_path(partial / name)
+    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    fsync_path(partial / MANIFEST)
+    fsync_path(partial)
     shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    partial.rename(folder)
     fsync_path(folder.parent)
     return manifest
 
@@ -184,10 +182,7 @@ def verify_checkpoint(folder: Path, names: Sequence[str] = FILES) -> dict[str, A
 def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Verify a checkpoint, load its weights and momenta, and return its state."""
     state = verify_checkpoint(folder)
-    if any(is_sharded(tensor) for tensor in model.parameters()):
-        load_sharded_weights(folder, model)
-    else:
-        load_checkpoint_weights(folder, model)
+    load_checkpoint_weights(folder, model)
     try:
         saved = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for optimizer, mine in zip(optimizers, saved, strict=True):
@@ -199,27 +194,26 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
     return state
 
 
-def load_sharded_weights(folder: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into a sharded model. Each process takes its shard."""
-    try:
-        load_full_weights(model, load_file(folder / "model.safetensors"))
-    except (RuntimeError, SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
-
-
 def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
-    """Load a checkpoint's weights into a model of the same shape. Adapters are merged into a plain model."""
+    """Load a checkpoint's weights into a model of the same shape; if it is sharded, each process takes its shards.
+
+    Adapters are merged into a model without adapters.
+    """
+    file = folder / "model.safetensors"
     try:
-        with safe_open(folder / "model.safetensors", framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if any(is_sharded(tensor) for tensor in model.parameters()):
+            load_full_weights(model, load_file(file))
+            return
+        with safe_open(file, framework="pt") as content:
+            shapes = {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
         merge = lora.find_adapted_layers(shapes) and not lora.has_adapters(model)
         if merge:
             lora.add_matching_adapters(model, shapes)
-        load_weights(model, folder / "model.safetensors")
+        load_weights(model, file)
         if merge:
             lora.merge_adapters(model)
     except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
-        raise CheckpointError(f"{folder / 'model.safetensors'} does not fit this run's architecture") from error
+        raise CheckpointError(f"{file} does not fit this run's architecture") from error
 
 
 def load_model(run_folder: Path, checkpoint: Path | None = None, device: str | torch.device = "cpu") -> LanguageModel:
@@ -249,21 +243,17 @@ def read_run(run_folder: Path) -> dict[str, Any]:
 
 def build_damage_error(folder: Path, name: str) -> CheckpointError:
     """Return an error that names the damaged file and what to do."""
-    before = [
-        other
-        for other in list_checkpoints(folder.parent.parent)
-        if get_checkpoint_step(other) < get_checkpoint_step(folder)
-    ]
-    instead = f"go on from {before[-1].name}" if before else "start the run again"
-    return CheckpointError(f"{folder / name} is damaged (its manifest says otherwise): delete {folder} to {instead}")
+    step = get_checkpoint_step(folder)
+    earlier = [other.name for other in list_checkpoints(folder.parent.parent) if get_checkpoint_step(other) < step]
+    remedy = f"go on from {earlier[-1]}" if earlier else "start the run again"
+    return CheckpointError(f"{folder / name} is damaged (its manifest says otherwise): delete {folder} to {remedy}")
 
 
 def describe_file(file: Path) -> FileRef:
     """Return a file's name, sha256 and size."""
     with file.open("rb") as stream:
-        return FileRef(
-            path=file.name, sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size
-        )
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileRef(path=file.name, sha256=sha256, size=file.stat().st_size)
 
 
 def fsync_path(file: Path) -> None:

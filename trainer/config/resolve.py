@@ -1,4 +1,4 @@
-"""What the configuration leaves open is computed here, from the device and the budget."""
+"""Compute what the configuration leaves open, from the device and the budget."""
 
 from __future__ import annotations
 
@@ -145,11 +145,10 @@ def choose_cpu_depth(budget: Budget) -> int:
 
     The limits are estimated from tokens per parameter, not measured.
     """
-    if budget.kind == "seconds":
-        return next(
-            depth for seconds, depth in ((120, 2), (600, 3), (7200, 4), (math.inf, 6)) if budget.amount < seconds
-        )
-    return 4
+    if budget.kind != "seconds":
+        return 4
+    limits = ((120, 2), (600, 3), (7200, 4), (math.inf, 6))
+    return next(depth for seconds, depth in limits if budget.amount < seconds)
 
 
 def estimate_gpu_flops(budget: Budget) -> float:

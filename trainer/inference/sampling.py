@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,17 +137,10 @@ def complete_prompt(
 
     The same arguments give the same text. Does not change the global random generators or the model's mode.
     """
-    with evaluation_mode(model):
-        sampler = Sampler(temperature, seed=seed)
-        return "".join(generate_text(model, tokenizer, prompt, sampler, tokens=tokens, context=context))
-
-
-@contextmanager
-def evaluation_mode(model: LanguageModel) -> Iterator[None]:
-    """Context manager: the model is in evaluation mode."""
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
-        yield
+        sampler = Sampler(temperature, seed=seed)
+        return "".join(generate_text(model, tokenizer, prompt, sampler, tokens=tokens, context=context))
     finally:
-        model.train(training)
+        model.train(was_training)

@@ -115,7 +115,9 @@ class Model(LanguageModel):
             return super().advance(tokens, state)
         state = state or self.empty_state(tokens)
         end = state.length + tokens.size(1)
-        self.attach_caches(state)
+        for block, cache in zip(self.gpt.transformer.h, state.caches, strict=True):
+            block.attn.kv_cache = cache
+        self.gpt.mask_cache = state.mask
         try:
             positions = torch.arange(state.length, end, device=tokens.device)
             features = self.gpt(tokens, positions, input_pos_maxp1=end)
@@ -127,11 +129,6 @@ class Model(LanguageModel):
         """Return empty caches for rows like these."""
         self.gpt.set_kv_cache(tokens.size(0), device=tokens.device)
         return LitGPTState(0, [block.attn.kv_cache for block in self.gpt.transformer.h], self.gpt.mask_cache)
-
-    def attach_caches(self, state: LitGPTState) -> None:
-        for block, cache in zip(self.gpt.transformer.h, state.caches, strict=True):
-            block.attn.kv_cache = cache
-        self.gpt.mask_cache = state.mask
 
     def logits(self, features: Tensor) -> Tensor:
         logits = self.head(features)[..., : self.config.vocabulary_size].float()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,6 @@ from torch import Tensor, nn
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
 from trainer.optim.lora_args import LoraArgs
-
-if TYPE_CHECKING:
-    from trainer.config.train_config import LoraArgs
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
 

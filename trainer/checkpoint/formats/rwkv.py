@@ -28,10 +28,10 @@ def export_run(run: Path, out: Path, checkpoint: Path | None = None) -> None:
     if not isinstance(model, rwkv5.Model):
         arch = read_run(run)["arch"]
         raise FormatError(f"{run} is of the architecture {arch}; the format rwkv holds only rwkv5")
-    aside = out.with_name(f".{out.name}.partial")
+    partial = out.with_name(f".{out.name}.partial")
     try:
-        torch.save(dict(model.state_dict()), aside)
-        aside.replace(out)
+        torch.save(dict(model.state_dict()), partial)
+        partial.replace(out)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a folder that is not there
         raise FormatError(f"cannot write {out}: {to_one_line(error)}") from error
 
