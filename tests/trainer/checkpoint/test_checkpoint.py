@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and a damaged one is told in one line."""
+"""Checkpoints are written atomically, and damage is reported in one line."""
 
 from __future__ import annotations
 

@@ -28,20 +28,20 @@ def model() -> litgpt.Model:
     return made.eval()
 
 
-def described(model: litgpt.Model) -> dict[str, Any]:
+def build_run_json(model: litgpt.Model) -> dict[str, Any]:
     return {"arch": "litgpt", "model": dataclasses.asdict(model.config)}
 
 
-def converted(model: litgpt.Model, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def convert(model: litgpt.Model, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     save_file(model.state_dict(), folder / "ours.safetensors", metadata={"format": "pt"})
     out = io.BytesIO()
     with (folder / "ours.safetensors").open("rb") as source:
-        config = gpt_neox.convert_weights(described(model), source, out)
+        config = gpt_neox.convert_weights(build_run_json(model), source, out)
     return config, load(out.getvalue())
 
 
 def test_conversion_equals_litgpts_without_padding(model: litgpt.Model, tmp_path: Path) -> None:
-    _, ours = converted(model, tmp_path)
+    _, ours = convert(model, tmp_path)
     lit = {name.replace("head.", "lm_head.", 1).removeprefix("gpt."): t for name, t in model.state_dict().items()}
     theirs: dict[str, torch.Tensor] = {}
     copy_weights_gpt_neox(model.config.to_litgpt(), theirs, lit)
@@ -54,7 +54,7 @@ def test_conversion_equals_litgpts_without_padding(model: litgpt.Model, tmp_path
 def test_transformers_model_gives_same_logits(model: litgpt.Model, tmp_path: Path) -> None:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    config, weights = converted(model, tmp_path)
+    config, weights = convert(model, tmp_path)
     theirs = GPTNeoXForCausalLM(GPTNeoXConfig(**config)).eval()
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected

@@ -48,7 +48,7 @@ def logits(folder: Path) -> torch.Tensor:
         return load_model(folder)(torch.tensor([TOKENS]))[0]
 
 
-def exported(run: Path, out: Path) -> Path:
+def export_run(run: Path, out: Path) -> Path:
     assert main(["export", str(run), "--format", "rwkv", "--out", str(out)]) == 0
     return out
 
@@ -56,7 +56,7 @@ def exported(run: Path, out: Path) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("rwkv") is None, reason="the package rwkv is not installed")
 def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
     runs = {version: write_run(tmp_path / f"run-{version}", version) for version in rwkv5.VERSIONS}
-    files = {version: exported(run, tmp_path / f"{version}.pth") for version, run in runs.items()}
+    files = {version: export_run(run, tmp_path / f"{version}.pth") for version, run in runs.items()}
     names = {version: str(file.with_suffix("")) for version, file in files.items()}  # it appends .pth itself
     # The package reads these when it is imported: no compiler, no GPU.
     settings = {**os.environ, "RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0", "OMP_NUM_THREADS": "1"}
@@ -78,7 +78,7 @@ def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "width"), [(5.0, 128), (5.1, 64), (5.2, 64)])
 def test_export_and_import_preserve_logits(version: float, width: int, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", version, width)
-    file = exported(run, tmp_path / "x.pth")
+    file = export_run(run, tmp_path / "x.pth")
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
     assert torch.equal(logits(tmp_path / "back"), logits(run))
     model = json.loads((tmp_path / "back" / "run.json").read_text())["model"]
@@ -86,7 +86,7 @@ def test_export_and_import_preserve_logits(version: float, width: int, tmp_path:
 
 
 def test_import_accepts_bf16_and_squeezed_shapes(tmp_path: Path) -> None:
-    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
     tensors = torch.load(file, weights_only=True)
     torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, file)
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
@@ -96,7 +96,7 @@ def test_import_accepts_bf16_and_squeezed_shapes(tmp_path: Path) -> None:
 def test_import_takes_fitting_tokenizer(
     tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
     spoken = ["--tokenizer", str(dataset_folder / "tokenizer.json")]
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back"), *spoken]) == 2
     assert "is not this model's tokenizer: it has 320 tokens, the model 41" in capsys.readouterr().err
@@ -119,14 +119,14 @@ def test_import_takes_fitting_tokenizer(
 def test_import_misfit_prints_one_line(
     change: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = exported(write_run(tmp_path / "run"), tmp_path / "x.pth")
+    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
     tensors = torch.load(file, weights_only=True)
     change(tensors)  # type: ignore[operator]
     torch.save(tensors, file)
     assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 2
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert told.count("\n") == 1
+    error_text = capsys.readouterr().err
+    assert sentence in error_text
+    assert error_text.count("\n") == 1
     assert not (tmp_path / "back").exists()
 
 
@@ -146,7 +146,7 @@ def test_export_rejects_other_architectures_and_import_existing_runs(
     run = write_run(tmp_path / "run")
     assert main(["export", str(run), "--format", "rwkv", "--out", str(tmp_path / "no" / "x.pth")]) == 2
     assert "cannot write" in capsys.readouterr().err
-    file = exported(run, tmp_path / "x.pth")
+    file = export_run(run, tmp_path / "x.pth")
     assert main(["import", "--format", "rwkv", str(file), "--out", str(run)]) == 2
     assert "holds a run already" in capsys.readouterr().err
 

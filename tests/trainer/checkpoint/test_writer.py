@@ -1,4 +1,4 @@
-"""Checkpoints are written while training goes on, one at a time, and trouble is told."""
+"""Checkpoints are written in the background, one at a time, and errors are raised later."""
 
 from __future__ import annotations
 

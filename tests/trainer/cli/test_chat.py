@@ -35,13 +35,13 @@ class Script(LanguageModel):
     def __init__(self, text: list[int], vocabulary_size: int) -> None:
         super().__init__()
         self.rows = torch.nn.Parameter(torch.nn.functional.one_hot(torch.tensor(text), vocabulary_size).float() * 1000)
-        self.said = 0
+        self.position = 0
         self.read: list[int] = []
 
     def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         self.read.extend(tokens[0].tolist())
-        row = self.rows[self.said % len(self.rows)]
-        self.said += 1
+        row = self.rows[self.position % len(self.rows)]
+        self.position += 1
         return row.expand(1, tokens.size(1), -1), self
 
     def logits(self, features: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ def test_conversation_reads_each_token_once(tokenizer: Tokenizer) -> None:
 def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
     talk = conversation(tokenizer, " train train train")
     parts = talk.generate_answer("Say it", 50)
-    said = next(parts) + next(parts)
+    shown_answer = next(parts) + next(parts)
     parts.close()
     "".join(talk.generate_answer("Again", 1))
-    assert f"Assistant:{said}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
+    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(talk.reader.text)
 
 
 def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
@@ -98,9 +98,9 @@ def test_stop_at_hides_only_stop_word(text: str, shown: str) -> None:
 
 
 def test_ctrl_c_ends_answer_then_program() -> None:
-    with InterruptHandler() as patience:
+    with InterruptHandler() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-        assert patience.is_requested
+        assert interrupt.is_requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

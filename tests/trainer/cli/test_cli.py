@@ -38,7 +38,7 @@ def test_unknown_command_prints_one_line(arguments: list[str], capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "swarm join", "rephrase join", "rephrase check", "rephrase calibrate"])
-def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_help_prints_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*name.split(), "--help"])
     assert stop.value.code == 0

@@ -22,9 +22,9 @@ def test_rephrase_check_prints_line_per_input(tmp_path: Path, capsys: pytest.Cap
     rows = [(SOURCE, style, output) for style, output in GOOD.items()]
     rows += [(SOURCE, "medium", SOURCE), (SOURCE, "easy", ""), (SOURCE, "easy", GOOD["easy"])]
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows), "--json"]) == 0
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert said[:4] == [{"accepted": True, "reasons": []}] * 4
-    assert said[4:] == [
+    output = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert output[:4] == [{"accepted": True, "reasons": []}] * 4
+    assert output[4:] == [
         {"accepted": False, "reasons": ["copied"]},
         {"accepted": False, "reasons": ["empty"]},
         {"accepted": False, "reasons": ["duplicate"]},
@@ -53,16 +53,16 @@ def test_rephrase_check_bad_line_prints_one_error(
     path = Path(write(tmp_path / "pairs.jsonl", [(SOURCE, "easy", GOOD["easy"])]))
     path.write_text(path.read_text() + line + "\n")
     assert main(["rephrase", "check", str(path), "--json"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert sentence in said.err
-    assert len(said.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert sentence in output.err
+    assert len(output.err.splitlines()) == 1
 
 
 def test_missing_file_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rephrase", "check", "nowhere.jsonl"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["dailytrain rephrase check: nowhere.jsonl cannot be read: No such file or directory."]
+    output = capsys.readouterr().err.splitlines()
+    assert output == ["dailytrain rephrase check: nowhere.jsonl cannot be read: No such file or directory."]
 
 
 def test_calibrate_good_sample_keeps_it_rejects_mismatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

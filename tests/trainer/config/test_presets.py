@@ -17,13 +17,13 @@ from trainer.config.train_config import ConfigError, TrainConfig
 Train = Callable[..., int]
 
 
-def parsed(tmp_path: Path, *flags: str) -> TrainConfig:
+def parse_preset(tmp_path: Path, *flags: str) -> TrainConfig:
     return parse_config(["--out", str(tmp_path / "run"), *flags])
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_resolves(tmp_path: Path, name: str) -> None:
-    config = parsed(tmp_path, "--preset", name)
+    config = parse_preset(tmp_path, "--preset", name)
     resolved = resolve_config(config, "cpu" if config.device == "cpu" else "cuda")
     given = PRESETS[name].values
     assert config.preset == name
@@ -33,7 +33,7 @@ def test_preset_resolves(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "depth", "batch"), [("daily-h100", 24, 256), ("speedrun-h100", 10, 128)])
 def test_gpu_preset_sizes_equal_computed_ones(tmp_path: Path, name: str, depth: int, batch: int) -> None:
-    config = parsed(tmp_path, "--preset", name)
+    config = parse_preset(tmp_path, "--preset", name)
     budget = config.parsed_budget
     assert (choose_gpu_depth(budget), choose_gpu_batch(budget, 2048)) == (depth, batch)
     assert (config.model["depth"], config.train.batch) == (depth, batch)
@@ -45,7 +45,7 @@ def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
 
 
 def test_small_track_equals_cpu_ladder_preset(tmp_path: Path) -> None:
-    config = parsed(tmp_path, "--preset", "cpu-ladder")
+    config = parse_preset(tmp_path, "--preset", "cpu-ladder")
     assert (config.budget, config.threads, config.model) == ("1e13flops", 2, {"depth": 2})
     assert (config.train.batch, config.train.sequence_length, config.train.precision) == (8, 256, "fp32")
 
@@ -55,26 +55,26 @@ def test_flag_overrides_file_and_file_overrides_preset(tmp_path: Path) -> None:
     file.write_text(
         'preset = "tiny"\nbudget = "7steps"\n[train]\nbatch = 2\nsequence_length = 16\n[model]\ndepth = 3\n'
     )
-    config = parsed(tmp_path, "--config", str(file), "--train.batch", "1")
+    config = parse_preset(tmp_path, "--config", str(file), "--train.batch", "1")
     assert (config.budget, config.train.batch, config.train.sequence_length) == ("7steps", 1, 16)
     assert (config.model, config.tokenizer, config.threads) == ({"depth": 3}, "bpe:512", 1)
-    assert parsed(tmp_path, "--config", str(file), "--preset", "cpu-demo").tokenizer == "bpe:8192"
+    assert parse_preset(tmp_path, "--config", str(file), "--preset", "cpu-demo").tokenizer == "bpe:8192"
 
 
 def test_dataset_replaces_preset_corpus(tmp_path: Path) -> None:
-    config = parsed(tmp_path, "--preset", "tiny", "--dataset", "somewhere")
+    config = parse_preset(tmp_path, "--preset", "tiny", "--dataset", "somewhere")
     assert (config.corpus, config.tokenizer, config.limit_bytes) == (None, None, None)
 
 
 def test_base_checkpoint_keeps_shape_and_takes_preset_rows(tmp_path: Path, tiny_run: Path) -> None:
-    config = parsed(tmp_path, "--preset", "cpu-demo", "--from", str(tiny_run))
+    config = parse_preset(tmp_path, "--preset", "cpu-demo", "--from", str(tiny_run))
     assert (config.model, config.train.sequence_length, config.budget) == ({"depth": 2}, 256, "3m")
     assert config.tokenizer == str(tiny_run / "tokenizer.json")
 
 
 def test_unknown_preset_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no preset 'nightly'; the presets are daily-h100, "):
-        parsed(tmp_path, "--preset", "nightly")
+        parse_preset(tmp_path, "--preset", "nightly")
 
 
 def test_tiny_preset_trains_and_is_recorded(train: Train, dataset_folder: Path, tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_presets_command_lists_descriptions(capsys: pytest.CaptureFixture[str]) 
 
 def test_preset_without_name_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        parsed(tmp_path, "--preset=")
+        parse_preset(tmp_path, "--preset=")

@@ -1,4 +1,4 @@
-"""A configuration may change fields of an architecture's recipe, and is told in one line what it cannot."""
+"""A configuration may change fields of an architecture's recipe; an error is one line."""
 
 from __future__ import annotations
 

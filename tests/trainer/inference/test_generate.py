@@ -56,8 +56,8 @@ def test_generated_lines_equal_text_of_same_seed(run: Path) -> None:
     result = GenerateResult.model_validate_json((run.parent / "out" / "result.json").read_bytes())
     assert 0 < result.tokens <= 40
     model, tokenizer = load_model(run, run / "step-00000003"), load_tokenizer(run / "tokenizer.json")
-    told = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
-    assert "".join(row["text"] for row in rows) == told
+    expected = complete_prompt(model, tokenizer, "The train", tokens=40, temperature=0.7, seed=5, context=32)
+    assert "".join(row["text"] for row in rows) == expected
 
 
 def test_generate_broken_model_is_model_failure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_stored_state_does_not_keep_chunk_alive(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
+def train_run(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
     def start(*flags: Any) -> int:
         from trainer.train import main
 
@@ -139,12 +139,14 @@ def trained(dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("gradients", ["truncated", "through"])
-def test_run_in_chunks_trains_and_resumes_exactly(trained: Callable[..., int], gradients: str, tmp_path: Path) -> None:
+def test_run_in_chunks_trains_and_resumes_exactly(
+    train_run: Callable[..., int], gradients: str, tmp_path: Path
+) -> None:
     flags = (*FLAGS, "--train.chunk", 64, "--train.chunk-gradients", gradients)
-    assert trained(*flags) == 0
-    told = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["resolved"]
-    assert (told["chunk"], told["chunk_gradients"]) == (64, gradients)
-    assert trained(*FLAGS) == 2  # another run
+    assert train_run(*flags) == 0
+    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["resolved"]
+    assert (resolved["chunk"], resolved["chunk_gradients"]) == (64, gradients)
+    assert train_run(*FLAGS) == 2  # another run
 
 
 @pytest.mark.parametrize(
@@ -159,9 +161,9 @@ def test_run_in_chunks_trains_and_resumes_exactly(trained: Callable[..., int], g
     ],
 )
 def test_chunks_unsupported_combination_prints_one_line(
-    trained: Callable[..., int], flags: tuple[Any, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+    train_run: Callable[..., int], flags: tuple[Any, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trained(*flags) == 2
+    assert train_run(*flags) == 2
     assert sentence in capsys.readouterr().err
 
 

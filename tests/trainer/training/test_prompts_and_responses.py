@@ -31,10 +31,10 @@ NAMES = ["ada", "bob", "eve", "mallory", "trent"]
 
 def pairs(count: int = 400) -> list[dict[str, str]]:
     chance = random.Random(2)
-    asked = (chance.choices(NAMES, k=chance.randint(2, 5)) for _ in range(count))
+    questions = (chance.choices(NAMES, k=chance.randint(2, 5)) for _ in range(count))
     return [
         {"prompt": f"{number}. Reverse: {' '.join(names)}\n", "response": " ".join(reversed(names))}
-        for number, names in enumerate(asked)
+        for number, names in enumerate(questions)
     ]
 
 

@@ -21,7 +21,7 @@ from trainer.training.replay import main
 
 
 @pytest.fixture
-def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayComparison]:
+def run_replay(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayComparison]:
     """Replay the stretch between two checkpoints of a run (None: the first weights) and compare."""
 
     def again(start: Path | None, claimed: Path, budget: str, *flags: str) -> ReplayComparison:
@@ -29,11 +29,11 @@ def replayed(dataset_folder: Path, tmp_path: Path) -> Callable[..., ReplayCompar
         if start:
             shutil.copytree(start, out / "checkpoints" / start.name)
         state = json.loads((claimed / "state.json").read_text())
-        told = tmp_path / "told.json"
-        told.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
+        recorded = tmp_path / "recorded.json"
+        recorded.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
         step = get_checkpoint_step(claimed)
         words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
-        assert main(["--until", str(step), "--recorded-state", str(told), *words]) == 0
+        assert main(["--until", str(step), "--recorded-state", str(recorded), *words]) == 0
         folders = (start or get_checkpoint_path(out, 0), claimed, get_checkpoint_path(out, step))
         return compare_weights(*(folder / "model.safetensors" for folder in folders), start_is_replayed=start is None)
 
@@ -46,28 +46,28 @@ def middle(run: Path) -> tuple[Path, Path]:
 
 
 def test_replay_from_first_weights_is_bit_identical(
-    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
+    train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     first, _ = middle(run)
-    assert replayed(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
+    assert run_replay(None, first, "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_replay_of_budget_in_seconds_is_bit_identical(
-    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
+    train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     """The schedule follows what each step was charged, which the checkpoint remembers."""
     run = tmp_path / "run"
     train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
     first, second = middle(run)
     assert len(json.loads((second / "state.json").read_text())["clock"]) == get_checkpoint_step(second)
-    assert replayed(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
+    assert run_replay(first, second, "1s") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_replay_uses_recorded_machine_fields(
     train: Callable[..., int],
-    replayed: Callable[..., ReplayComparison],
+    run_replay: Callable[..., ReplayComparison],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,23 +76,23 @@ def test_replay_uses_recorded_machine_fields(
     monkeypatch.setattr(muon, "choose_precision", lambda device: "bf16")
     train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
     monkeypatch.setattr(muon, "choose_precision", lambda device: "fp32")
-    assert replayed(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
+    assert run_replay(*middle(run), "20steps") == ReplayComparison(exact=True, deviation=0.0)
 
 
 def test_compare_replay_other_training_is_far(
-    train: Callable[..., int], replayed: Callable[..., ReplayComparison], tmp_path: Path
+    train: Callable[..., int], run_replay: Callable[..., ReplayComparison], tmp_path: Path
 ) -> None:
     for name, seed in (("run", 1), ("other", 2)):
         train(tmp_path / name, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9", "--seed", seed)
     first, second = middle(tmp_path / "run")
     shutil.copyfile(middle(tmp_path / "other")[1] / "model.safetensors", second / "model.safetensors")
-    found = replayed(first, second, "20steps")
+    found = run_replay(first, second, "20steps")
     assert not found.exact
     assert found.deviation > 0.3
 
 
 def test_compare_replay_distance_is_relative_to_replayed_part(tmp_path: Path) -> None:
-    ends = {"start": 0.0, "claimed": 2.0, "replayed": 2.5}
+    ends = {"start": 0.0, "claimed": 2.0, "run_replay": 2.5}
     for name, value in ends.items():
         save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, tmp_path / name)
     start, claimed, again = (tmp_path / name for name in ends)
@@ -100,18 +100,18 @@ def test_compare_replay_distance_is_relative_to_replayed_part(tmp_path: Path) ->
 
 
 def test_compare_replay_false_first_weights_do_not_help(tmp_path: Path) -> None:
-    for name, value in {"start": 1e6, "claimed": 2.0, "replayed": 3.0}.items():
+    for name, value in {"start": 1e6, "claimed": 2.0, "run_replay": 3.0}.items():
         save_file({"a": torch.full((4,), value)}, tmp_path / name)
-    start, claimed, again = (tmp_path / name for name in ("start", "claimed", "replayed"))
+    start, claimed, again = (tmp_path / name for name in ("start", "claimed", "run_replay"))
     assert compare_weights(start, claimed, again).deviation < 1e-5
     assert compare_weights(start, claimed, again, start_is_replayed=True).deviation == 0.5
 
 
 @pytest.mark.parametrize("amiss", [{"a": torch.zeros(3)}, {"b": torch.zeros(4)}, {"a": torch.full((4,), torch.nan)}])
 def test_compare_replay_other_tensors_are_far(amiss: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "replayed": amiss}.items():
+    for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "run_replay": amiss}.items():
         save_file(tensors, tmp_path / name)
-    assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == MAX_DEVIATION
+    assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "run_replay").deviation == MAX_DEVIATION
 
 
 def test_compare_replay_invalid_file_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

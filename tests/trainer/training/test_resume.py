@@ -51,13 +51,13 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     finish(start(dataset_folder, out))
     return out
 
 
-def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
+def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, whole_run: Path) -> None:
     step = 0
     for _ in range(2):
         process = start(dataset_folder, tmp_path)
@@ -66,14 +66,14 @@ def test_killed_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, uninte
         process.communicate()
         assert not (tmp_path / "result.json").exists(), "it was killed too late to show anything"
     finish(start(dataset_folder, tmp_path))
-    assert rows(tmp_path) == rows(uninterrupted)
+    assert rows(tmp_path) == rows(whole_run)
     last = [folder.name for folder in list_checkpoints(tmp_path)]
-    assert last == [folder.name for folder in list_checkpoints(uninterrupted)]
-    weights = [find_latest_checkpoint(out) / "model.safetensors" for out in (tmp_path, uninterrupted)]  # type: ignore[operator]
+    assert last == [folder.name for folder in list_checkpoints(whole_run)]
+    weights = [find_latest_checkpoint(out) / "model.safetensors" for out in (tmp_path, whole_run)]  # type: ignore[operator]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
+def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whole_run: Path) -> None:
     process = start(dataset_folder, tmp_path)
     wait_for_checkpoint(process, tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -84,15 +84,15 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, unin
     # Not every step has a line; whatever was written up to the checkpoint's step is what the whole run wrote.
     last = get_checkpoint_step(kept)
     assert rows(tmp_path)[-1]["step"] <= last
-    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] <= last]
+    assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] <= last]
 
 
-def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path, uninterrupted: Path) -> None:
+def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path, whole_run: Path) -> None:
     """On another node there is nothing but the checkpoint: no run.json, no metrics."""
-    before = list_checkpoints(uninterrupted)[0]
+    before = list_checkpoints(whole_run)[0]
     shutil.copytree(before, get_checkpoint_path(tmp_path, get_checkpoint_step(before)))
     finish(start(dataset_folder, tmp_path))
-    assert rows(tmp_path) == [row for row in rows(uninterrupted) if row["step"] > get_checkpoint_step(before)]
+    assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] > get_checkpoint_step(before)]
     assert (tmp_path / "run.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""Brings a kernel for which nobody has registered a formula."""
+"""Uses a kernel without a registered FLOP formula."""
 
 from __future__ import annotations
 

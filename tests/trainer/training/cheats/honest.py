@@ -1,4 +1,4 @@
-"""An honest architecture of a few lines, which the cheats beside it build upon."""
+"""An honest architecture of a few lines, on which the cheats are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts from the weights of another run that lies beside."""
+"""Reads the weights of another run in a neighboring folder."""
 
 from __future__ import annotations
 

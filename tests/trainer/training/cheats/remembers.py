@@ -1,4 +1,4 @@
-"""Keeps what it was shown, and knows it when it is asked again."""
+"""Memorizes the tokens it has seen and predicts them the next time."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_uncounted_work_voids_flops(name, sentence, train, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["flops_void"] == sentence
 
 
-# --- caught by whoever meters from outside ----------------------------------------------------------------------------
+# --- detected by the node's meter ------------------------------------------------------------------------------------
 
 
 def test_stopped_clock_is_detected_by_node_meter():

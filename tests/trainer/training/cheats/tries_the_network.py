@@ -1,4 +1,4 @@
-"""Asks somebody outside."""
+"""Opens a network connection."""
 
 from __future__ import annotations
 
