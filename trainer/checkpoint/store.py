@@ -188,9 +188,8 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
         for optimizer, mine in zip(optimizers, saved, strict=True):
             load_full_optimizer_state(optimizer, mine)
     except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{folder / 'optimizer.pt'} does not fit this run's optimizers: start again in an empty folder"
-        ) from error
+        message = "does not fit this run's optimizers: start again in an empty folder"
+        raise CheckpointError(f"{folder / 'optimizer.pt'} {message}") from error
     return state
 
 

@@ -34,7 +34,6 @@ def print_table(differences: Sequence[paired_bootstrap.MetricDifference]) -> Non
     table = Table("task", "metric", "items", "A", "B", "B - A", "95 % interval", "p", box=None, pad_edge=False)
     for each in differences:
         numbers = (f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}")
-        table.add_row(
-            each.task, each.metric, f"{each.items:,}", *numbers, f"{each.low:+.4f} to {each.high:+.4f}", f"{each.p:.3f}"
-        )
+        interval = f"{each.low:+.4f} to {each.high:+.4f}"
+        table.add_row(each.task, each.metric, f"{each.items:,}", *numbers, interval, f"{each.p:.3f}")
     Console().print(table)

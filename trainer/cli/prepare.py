@@ -60,9 +60,8 @@ def build_json(dataset: Dataset) -> dict[str, object]:
 def format_summary(dataset: Dataset) -> str:
     lines = [f"{dataset.folder}", f"hash {dataset.hash}"]
     for name, split in dataset.manifest["splits"].items():
-        lines.append(
-            f"{name:5} {split['documents']:>9,} documents {split['tokens']:>13,} tokens {split['bytes']:>14,} bytes"
-        )
+        counts = f"{split['documents']:>9,} documents {split['tokens']:>13,} tokens {split['bytes']:>14,} bytes"
+        lines.append(f"{name:5} {counts}")
     return "\n".join(lines)
 
 

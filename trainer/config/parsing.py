@@ -60,9 +60,7 @@ def build_parser(prog: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action="config", metavar="FILE", help="TOML or JSON file with any of these.")
     parser.add_argument("--from", type=Path, metavar="FOLDER", help=FROM_HELP)
     parser.add_argument("--step", type=int, metavar="N", help="With --from a run: its checkpoint of step N.")
-    parser.add_argument(
-        "--version", type=float, metavar="V", help="The model's version, short for --model.version: rwkv5 has some."
-    )
+    parser.add_argument("--version", type=float, metavar="V", help="Short for --model.version, as rwkv5 has.")
     parser.add_class_arguments(TrainConfig, None, skip={"from_"})
     return parser
 

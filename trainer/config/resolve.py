@@ -72,9 +72,7 @@ def resolve_config(
     given, budget, on_cpu = config.train, config.parsed_budget, device == "cpu"
     batch = given.batch or (8 if on_cpu else choose_gpu_batch(budget, given.sequence_length or 2048))
     if batch % config.devices:
-        raise ConfigError(
-            f"{config.devices} devices cannot share a step's {batch} rows evenly: give another train.batch"
-        )
+        raise ConfigError(f"{config.devices} devices cannot share {batch} rows evenly: give another train.batch")
     computed = {
         "micro_batch": find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
         "precision": "fp32" if on_cpu else "bf16",

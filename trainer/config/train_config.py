@@ -148,9 +148,7 @@ class TrainConfig:
         if self.checkpoint_interval.kind not in ("seconds", "steps"):
             raise ConfigError(f"checkpoint_every is in seconds or steps, not {self.checkpoint_every!r}")
         if self.dataset and (self.corpus or self.tokenizer or self.limit_bytes):
-            raise ConfigError(
-                "dataset is a prepared corpus with its tokenizer: give it, or corpus, tokenizer, limit_bytes"
-            )
+            raise ConfigError("dataset replaces corpus, tokenizer and limit_bytes: give either it or them")
         if self.lora.rank and self.from_ is None:
             raise ConfigError("lora.rank needs --from: adapters change a model that has learned something")
         if self.keep < 1 or self.devices < 1 or (self.threads is not None and self.threads < 1):

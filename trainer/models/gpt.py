@@ -278,9 +278,7 @@ class Model(LanguageModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocabulary_size, config.width)
-        self.blocks = nn.ModuleList(
-            GPTBlock(config, self.attention_class(config, block)) for block in range(config.depth)
-        )
+        self.blocks = nn.ModuleList(GPTBlock(config, self.attention_class(config, n)) for n in range(config.depth))
         if config.embedding_smear:
             self.smear_gate = nn.Parameter(torch.zeros(1, min(GATE_CHANNELS, config.width)))
             self.smear_lambda = nn.Parameter(torch.zeros(1))
@@ -352,9 +350,8 @@ class Model(LanguageModel):
 
     def build_inputs(self, tokens: Tensor, state: GPTState | None = None) -> BlockInputs:
         config, start, documents = self.config, state.length if state else 0, None
-        tables = rotary_tables(
-            start, start + tokens.size(1), config.width // config.heads, config.rope_base, tokens.device
-        )
+        end, head_width = start + tokens.size(1), config.width // config.heads
+        tables = rotary_tables(start, end, head_width, config.rope_base, tokens.device)
         if config.document_mask:
             documents = (tokens == config.end_of_text).cumsum(1)
             if state and state.documents is not None:

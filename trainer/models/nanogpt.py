@@ -38,9 +38,8 @@ class Config:
 
     def __post_init__(self) -> None:
         if min(self.depth, self.heads, self.width) < 1 or self.width % self.heads:
-            raise ValueError(
-                f"nanogpt: depth {self.depth} must be positive, width {self.width} a multiple of heads {self.heads}"
-            )
+            sizes = f"depth {self.depth} must be positive, width {self.width} a multiple of heads {self.heads}"
+            raise ValueError(f"nanogpt: {sizes}")
 
     @classmethod
     def sized(cls, depth: int, vocabulary_size: int, sequence_length: int) -> Self:

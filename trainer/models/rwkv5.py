@@ -237,9 +237,8 @@ class TimeMix(TokenShiftMix):
         count = math.prod(config.decay_shape)
         position = torch.arange(count) / max(count - 1, 1)  # a single head counts as the first one
         self.time_decay = nn.Parameter((-6 + 5 * position ** (0.7 + 1.3 * last)).view(config.decay_shape))
-        self.register_parameter(
-            config.bonus_name, nn.Parameter(self.initial_bonus(position, last).view(config.decay_shape))
-        )
+        bonus = self.initial_bonus(position, last).view(config.decay_shape)
+        self.register_parameter(config.bonus_name, nn.Parameter(bonus))
         self.receptance = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -392,9 +391,7 @@ def recipe(config: Config) -> Recipe:
     cosine = Schedule(warmup=0.0, warmup_steps=10, shape="cosine", final=1e-5 / 6e-4)
 
     def group(name: str, *match: str, times: float = 1, weight_decay: float = 0) -> ParameterGroup:
-        return ParameterGroup(
-            name, match, "adamw", times * rate, weight_decay=weight_decay, betas=(0.9, 0.99), epsilon=1e-8
-        )
+        return ParameterGroup(name, match, "adamw", times * rate, weight_decay, betas=(0.9, 0.99), epsilon=1e-8)
 
     matrices = ("emb.*", "head.*", *(f"*.{name}.weight" for name in ("receptance", "key", "value", "gate", "output")))
     return Recipe(

@@ -65,9 +65,8 @@ def add_adapters(model: LanguageModel, settings: LoraArgs, vocabulary_size: int)
     names = choose_layers(model, settings.targets, vocabulary_size)
     model.requires_grad_(False)
     for name in names:
-        replace_module(
-            model, name, LoraLinear(model.get_submodule(name), settings.rank, settings.alpha / settings.rank)
-        )
+        layer = LoraLinear(model.get_submodule(name), settings.rank, settings.alpha / settings.rank)
+        replace_module(model, name, layer)
     if settings.vectors:
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad or parameter.ndim < 2)

@@ -180,10 +180,7 @@ class Muon(Optimizer):
         precision = self.precision or choose_precision(stack.device.type)
         directions = orthogonalize(stack.flatten(0, -3), self.coefficients, precision)
         if group["normalised"]:
-            means = [
-                self.get_state(parameter, "variance", one[..., :1])
-                for parameter, one in zip(parameters, stack, strict=True)
-            ]
+            means = [self.get_state(p, "variance", each[..., :1]) for p, each in zip(parameters, stack, strict=True)]
             variances = torch.stack(means)
             directions = normalize_neurons(directions, variances.flatten(0, -3), group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))

@@ -71,9 +71,8 @@ def import_adamw8bit() -> type[Optimizer]:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise OptimizerNotInstalledError(
-            "adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'"
-        ) from error
+        message = "adamw8bit needs the package bitsandbytes: pip install 'dailytrain[cuda]'"
+        raise OptimizerNotInstalledError(message) from error
     return AdamW8bit
 
 

@@ -49,9 +49,8 @@ def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, A
     old["train"] = {**new["train"], **old["train"]}
     different = [name for name, value in new.items() if old.get(name) != value]
     if different:
-        raise ConfigError(
-            f"{run_folder} holds a run with another {' and '.join(different)}: give the same, or an empty folder"
-        )
+        names = " and ".join(different)
+        raise ConfigError(f"{run_folder} holds a run with another {names}: give the same, or an empty folder")
 
 
 def read_saved_identity(run_folder: Path) -> dict[str, Any]:

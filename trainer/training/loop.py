@@ -81,9 +81,8 @@ def fit(run: Run, metrics: MetricsWriter, progress: TrainingProgress, stop: Stop
             seconds = time.perf_counter() - started
             is_due = is_checkpoint_due(interval, run.usage.steps + 1, saved)
             # What decides must be the same on all devices.
-            loss, seconds, must_stop, is_due = average_across_processes(
-                run.fabric, (loss, seconds, stop.is_requested, is_due)
-            )
+            values = (loss, seconds, stop.is_requested, is_due)
+            loss, seconds, must_stop, is_due = average_across_processes(run.fabric, values)
             charge_step(run, loss, seconds)
             if run.integrity.is_check_due(before, run.fraction):
                 recheck_integrity(run)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -42,10 +42,7 @@ def choose_precision(device: torch.device, threads: int) -> Literal["fp32", "bf1
         y.float().sum().backward()
 
     # Alternating, so that other load on the machine affects both.
-    times = [
-        (measure_seconds(lambda: pass_through(False)), measure_seconds(lambda: pass_through(True)))
-        for _ in range(REPEATS)
-    ]
+    times = [[measure_seconds(partial(pass_through, bf16)) for bf16 in (False, True)] for _ in range(REPEATS)]
     fp32, bf16 = (min(column) for column in zip(*times, strict=True))
     return "bf16" if fp32 > MIN_SPEEDUP * bf16 else "fp32"
 

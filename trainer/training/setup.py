@@ -69,9 +69,7 @@ def build_run(config: TrainConfig, console: Console, integrity: entry_integrity.
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
     built = build_model(module, config, model_config, base, dataset.tokenizer)
     if resolved.chunk and built.model.bounded:
-        raise ConfigError(
-            f"train.chunk is for models whose state does not grow, as rwkv5's; that of {config.arch} does"
-        )
+        raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
     raw_model = built.model.to(fabric.device)
     row = row.to(fabric.device)
     check_outputs(raw_model, resolved, vocabulary_size)
@@ -171,9 +169,8 @@ def configure_model(
     given = {name: value for name, value in config.model.items() if name in settable}
     unknown = set(config.model) - known - {"depth"}
     if unknown:
-        raise ConfigError(
-            f"{config.arch} has no option {min(unknown)!r}; it has {', '.join(sorted({'depth', *known}))}"
-        )
+        options = ", ".join(sorted({"depth", *known}))
+        raise ConfigError(f"{config.arch} has no option {min(unknown)!r}; it has {options}")
     for name, value in given.items():
         default = getattr(sized, name)
         if type(value) is not type(default) and not (isinstance(default, float) and isinstance(value, int)):

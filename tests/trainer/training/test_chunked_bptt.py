@@ -154,7 +154,7 @@ def test_run_in_chunks_trains_and_resumes_exactly(
     [
         (
             ("--model.depth", 2, *PLAIN, "--budget", "1steps", "--train.chunk", 16),
-            "train.chunk is for models whose state does not grow",
+            "train.chunk needs a model with a state of fixed size",
         ),
         ((*FLAGS, "--train.chunk", 1), "train.chunk must be at least 2"),
         ((*FLAGS, "--train.chunk", 8, "--devices", 2, "--train.strategy", "fsdp"), "not with train.strategy fsdp"),
