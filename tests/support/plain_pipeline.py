@@ -52,7 +52,7 @@ def train_step(stage: Stage, batches: Batches, step: int) -> float:
     mean = stage.gradient_sum * (1 / config.micro_batches)
     shared = torch.tensor([squared_norm(mean), nats], dtype=torch.float64)
     dist.all_reduce(shared)  # of all stages: the squared norms, and the last one's nats
-    stage.apply(mean, config.rate(step), config.clip_scale(float(shared[0])))
+    stage.apply_update(mean, config.get_rate_factor(step), config.compute_clip_scale(float(shared[0])))
     return float(shared[1]) / batches.count_targets(step)
 
 
@@ -79,7 +79,7 @@ def drain(stage: Stage, records: list[ForwardRecord]) -> None:
     for record in records:
         gradient = None if stage.is_last else receive_hidden(record.tokens, stage.output_width, stage.index + 1)
         upwards, mine = stage.backward(record, gradient)
-        stage.add(mine)
+        stage.add_gradients(mine)
         if upwards is not None:
             sent.append(dist.isend(upwards.float().cpu().contiguous(), stage.index - 1))
     for sending in sent:

@@ -52,15 +52,15 @@ def run_backward(stages: list[Stage], records: list[ForwardRecord]) -> None:
     gradient = None
     for stage, record in zip(reversed(stages), reversed(records), strict=True):
         gradient, gradients = stage.backward(record, gradient)
-        stage.add(gradients)
+        stage.add_gradients(gradients)
 
 
 def apply_update(stages: list[Stage], step: int) -> None:
     config = stages[0].config
     means = [stage.gradient_sum * (1 / config.micro_batches) for stage in stages]
-    scale = config.clip_scale(sum(map(squared_norm, means)))
+    scale = config.compute_clip_scale(sum(map(squared_norm, means)))
     for stage, mean in zip(stages, means, strict=True):
-        stage.apply(mean, config.rate(step), scale)
+        stage.apply_update(mean, config.get_rate_factor(step), scale)
 
 
 def train_stages(stages: list[Stage], batches: Batches, steps: int) -> Iterator[float]:

@@ -43,14 +43,14 @@ class SwarmConfig(Message):
     def tokens_per_step(self) -> int:
         return self.micro_batches * self.micro_batch * self.sequence_length
 
-    def rate(self, step: int) -> float:
+    def get_rate_factor(self, step: int) -> float:
         """Return the factor on the learning rate for the update of step `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
-    def clip_scale(self, squared_norm: float) -> float:
+    def compute_clip_scale(self, squared_norm: float) -> float:
         """Return the factor on the mean gradient, given the sum of all stages' squared norms."""
         norm = math.sqrt(squared_norm)
         return 1.0 if self.clip is None or norm <= self.clip else self.clip / norm

@@ -31,11 +31,11 @@ def propose_move(
     gets a peer if afterwards both stages are faster than it was by more than `gain`. Each such move makes the slowest
     stage faster or reduces the number of stages as slow, so the moves end.
     """
-    rates = {stage: stage_rate(peers, stage, costs) for stage, peers in stages.items()}
+    rates = {stage: compute_stage_rate(peers, stage, costs) for stage, peers in stages.items()}
     short = [stage for stage, peers in stages.items() if len(peers) < minimum]
     target = min(short or stages, key=lambda stage: (len(stages[stage]) if short else 0, rates[stage], stage))
     moves = [
-        (rate_after_move(stages, costs, Move(peer, source, target)), Move(peer, source, target))
+        (compute_rate_after(stages, costs, Move(peer, source, target)), Move(peer, source, target))
         for source, peers in stages.items()
         if source != target and len(peers) > minimum
         for peer in peers
@@ -46,11 +46,11 @@ def propose_move(
     return move if short or after > (1 + gain) * rates[target] else None
 
 
-def rate_after_move(stages: Speeds, costs: Mapping[int, float] | None, move: Move) -> float:
+def compute_rate_after(stages: Speeds, costs: Mapping[int, float] | None, move: Move) -> float:
     """Return the rate of the slower of the two stages after a move."""
     source = {peer: speed for peer, speed in stages[move.source].items() if peer != move.peer}
     target = {**stages[move.target], move.peer: stages[move.source][move.peer]}
-    return min(stage_rate(source, move.source, costs), stage_rate(target, move.target, costs))
+    return min(compute_stage_rate(source, move.source, costs), compute_stage_rate(target, move.target, costs))
 
 
 def find_forced_move(stages: Speeds, target: int) -> Move | None:
@@ -66,9 +66,9 @@ def find_forced_move(stages: Speeds, target: int) -> Move | None:
 
 def choose_stage(stages: Speeds, *, costs: Mapping[int, float] | None = None) -> int:
     """Return the stage that a new peer should join: one without peers, else the slowest."""
-    return min(stages, key=lambda stage: (bool(stages[stage]), stage_rate(stages[stage], stage, costs), stage))
+    return min(stages, key=lambda stage: (bool(stages[stage]), compute_stage_rate(stages[stage], stage, costs), stage))
 
 
-def stage_rate(peers: Mapping[str, float], stage: int, costs: Mapping[int, float] | None = None) -> float:
+def compute_stage_rate(peers: Mapping[str, float], stage: int, costs: Mapping[int, float] | None = None) -> float:
     """Return the micro-batches per second of a stage with these peers."""
     return sum(peers.values()) / (costs[stage] if costs else 1.0)

@@ -44,8 +44,8 @@ class SingleProcessRun:
             nats += float(loss.detach())
         targets = self.batches.count_targets(self.version)
         means = [total.detach().mul_(1 / config.micro_batches) for total in totals]
-        scale = config.clip_scale(sum(squared_norm(mean) for mean in means))
-        self.optimizer.step(means, config.rate(self.version), self.version + 1, scale)
+        scale = config.compute_clip_scale(sum(squared_norm(mean) for mean in means))
+        self.optimizer.step(means, config.get_rate_factor(self.version), self.version + 1, scale)
         self.version += 1
         return nats / targets
 

@@ -151,7 +151,7 @@ class Stage:
 
         `gradient` is the output's; None at the last stage, which differentiates the sum of nats divided by the
         micro-batch's positions. Without `learn` the parameters' gradients are not computed. Nothing is accumulated
-        here; see `add`.
+        here; see `add_gradients`.
         """
         output, record.graph = record.graph, None
         assert output is not None, "a forward pass without learning, or a second backward pass"
@@ -165,11 +165,11 @@ class Stage:
         complete = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, variables, strict=True)]
         return (complete[0] if inputs else None), complete[len(inputs) :]
 
-    def add(self, gradients: Sequence[Tensor]) -> None:
+    def add_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Accumulate a micro-batch's gradients."""
         torch._foreach_add_(self.split_flat(self.gradient_sum), list(gradients))
 
-    def clear(self) -> None:
+    def clear_gradients(self) -> None:
         self.gradient_sum.zero_()
 
     def split_flat(self, flat: Tensor) -> list[Tensor]:
@@ -179,7 +179,7 @@ class Stage:
 
     # --- update ---
 
-    def apply(self, mean: Tensor, factor: float, clip_scale: float = 1.0) -> None:
+    def apply_update(self, mean: Tensor, factor: float, clip_scale: float = 1.0) -> None:
         """Make this step's update and clear the gradient sum.
 
         `mean [P]`: the sum of all peers divided by the micro-batches; `factor` scales the learning rate; `clip_scale`
@@ -188,9 +188,9 @@ class Stage:
         mean = mean.to(self.device, torch.float32)
         self.optimizer.step(self.split_flat(mean), factor, self.version + 1, clip_scale)
         self.version += 1
-        self.clear()
+        self.clear_gradients()
 
-    def state(self) -> dict[str, Tensor]:
+    def copy_state(self) -> dict[str, Tensor]:
         """Return a copy in main memory of weights and AdamW's two moments, fp32, with flat names for safetensors."""
         tensors = self.get_state_tensors()
         return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -200,7 +200,7 @@ class Stage:
         return {f"{kind}.{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
     @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor], version: int) -> None:
+    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
         """Load a peer's or a checkpoint's state; raise `StateError`, without changes, for another stage's."""
         expected = self.get_state_tensors()
         for name, tensor in expected.items():
@@ -211,9 +211,9 @@ class Stage:
         for name, tensor in expected.items():
             tensor.copy_(state[name])
         self.version = version
-        self.clear()
+        self.clear_gradients()
 
-    def digest(self, *more: Tensor) -> str:
+    def compute_digest(self, *more: Tensor) -> str:
         """Return the sha256 of the weights followed by more tensors."""
         return update_hash(self.hash_weights(), more).hexdigest()
 

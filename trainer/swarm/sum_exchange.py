@@ -45,13 +45,15 @@ class SumExchange:
             self.reduced = (request.attempt, total)
             await self.notify()
 
-        async def read(peer: str, which: str, chunk: range) -> Tensor:
+        async def read_chunk(peer: str, which: str, chunk: range) -> Tensor:
             return await self.read_part(peer, which, request, chunk)
 
-        state, norms = self.state, dict[str, float]()
+        state, own, norms = self.state, self.transport.peer, dict[str, float]()
         size, dtype = state.get_stage(request.step).gradient_sum.numel(), DTYPES[state.config.sums]
         count = state.config.micro_batches
-        reduction = reduce.all_reduce_mean(self.transport.peer, request.peers, size, count, dtype, read, publish, norms)
+        reduction = reduce.all_reduce_mean(
+            self.transport.peer, request.peers, size, count, dtype, read_chunk, publish, norms
+        )
         hashing = self.run_in_thread(state.hash_weights, request)
         mean, _ = await reduce.gather_or_cancel([reduction, hashing])
         vote = await self.run_in_thread(state.vote, request, mean)

@@ -67,9 +67,11 @@ class Transaction:
                 votes = None
         await self.faults.trigger("voted", self.version)
         norm = self.compute_squared_norm(votes)
-        self.write_commit(attempt, ledgers, votes, norm, time.monotonic() - started)
+        factor, clip_scale = self.config.get_rate_factor(self.version), self.config.compute_clip_scale(norm)
+        order = messages.Commit(attempt=attempt, step=self.version, factor=factor, clip_scale=clip_scale)
+        self.write_commit(order, ledgers, votes, norm, time.monotonic() - started)
         await self.faults.trigger("journaled", self.version)
-        await self.commit(attempt, norm)
+        await self.commit(order)
 
     def compute_squared_norm(self, votes: Mapping[str, messages.Vote]) -> float:
         """Return the squared norm of the whole model's mean gradient; raise `DivergedError` if it is not finite."""
@@ -79,14 +81,16 @@ class Transaction:
         return norm
 
     def write_commit(
-        self, attempt: int, ledgers: LedgersByStage, votes: Mapping[str, messages.Vote], norm: float, seconds: float
+        self,
+        order: messages.Commit,
+        ledgers: LedgersByStage,
+        votes: Mapping[str, messages.Vote],
+        norm: float,
+        seconds: float,
     ) -> None:
         self.membership.journal.write(
             "commit",
-            step=self.version,
-            attempt=attempt,
-            factor=self.config.rate(self.version),
-            clip_scale=self.config.clip_scale(norm),
+            **order.model_dump(),
             norm=math.sqrt(norm),
             loss=compute_loss(ledgers[self.config.stages - 1].values()),
             cover={str(s): {n: sorted(get_held(ledger)) for n, ledger in p.items()} for s, p in ledgers.items()},
@@ -221,10 +225,8 @@ class Transaction:
 
     # --- commit ---
 
-    async def commit(self, attempt: int, norm: float) -> None:
+    async def commit(self, order: messages.Commit) -> None:
         """Have all members make the update, and evict those that do not confirm: the others have the whole sum."""
-        factor, clip_scale = self.config.rate(self.version), self.config.clip_scale(norm)
-        order = messages.Commit(attempt=attempt, step=self.version, factor=factor, clip_scale=clip_scale)
         commits = [asyncio.ensure_future(self.commit_member(name, order)) for name in list(self.membership.members)]
         for done in asyncio.as_completed(commits):
             await done

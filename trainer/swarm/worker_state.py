@@ -59,7 +59,7 @@ class WorkerState:
         if self.stage is None:
             self.stage = Stage(self.config, index, self.device)
         if state is not None:
-            self.stage.load(state, step)
+            self.stage.load_state(state, step)
         return self.get_stage(step)
 
     def reset_step(self) -> None:
@@ -67,7 +67,7 @@ class WorkerState:
         self.held, self.frozen_attempt, self.snapshot, self.mean, self.replayed = {}, None, None, None, None
         self.weights_hash = None
         if self.stage is not None:
-            self.stage.clear()
+            self.stage.clear_gradients()
 
     def check_attempt(self, attempt: int) -> None:
         if attempt < self.attempt:
@@ -86,7 +86,7 @@ class WorkerState:
         stage = self.get_stage(step)
         if stage.index != index:
             raise CallRefusedError("stale", f"requested stage {index}, this worker has {stage.index}")
-        return stage.state()
+        return stage.copy_state()
 
     # --- a micro-batch ---
 
@@ -131,7 +131,7 @@ class WorkerState:
         self.observe_throughput(record.tokens.numel(), time.perf_counter() - started, share=2 / 3)
         if is_needed:
             nats, targets = (record.nats, record.count) if stage.is_last else (0.0, 0)
-            stage.add(gradients)
+            stage.add_gradients(gradients)
             self.held[request.micro_batch] = HeldMicroBatch(micro_batch=request.micro_batch, nats=nats, targets=targets)
         return input_gradient
 
@@ -161,7 +161,7 @@ class WorkerState:
             stage=None if stage is None else stage.index,
             step=0 if stage is None else stage.version,
             frozen_attempt=self.frozen_attempt,
-            digest=stage.digest() if request.digest and stage is not None else None,
+            digest=stage.compute_digest() if request.digest and stage is not None else None,
         )
 
     def read_ledger(self, request: StepRequest) -> Ledger:
@@ -208,7 +208,7 @@ class WorkerState:
             if self.frozen_attempt != order.attempt or self.mean is None:
                 raise CallRefusedError("stale", "this worker has not voted in this attempt")
             self.check_attempt(order.attempt)
-            stage.apply(self.mean, order.factor, order.clip_scale)
+            stage.apply_update(self.mean, order.factor, order.clip_scale)
             self.reset_step()
         return Committed(step=stage.version)
 

@@ -27,7 +27,7 @@ def dataset(dataset_folder: Path) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
+def trained_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
     """A run of six steps, with versions 0, 3 and 6, and its losses. Do not change it."""
     config, folder = build_tiny_config(dataset), tmp_path_factory.mktemp("swarm")
     stages, losses = build_stages(config), []
@@ -38,28 +38,28 @@ def trained(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.fixture
-def run(trained: tuple[Path, SwarmConfig, list[float]], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained[0], tmp_path / "run"))
+def run(trained_run: tuple[Path, SwarmConfig, list[float]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_run[0], tmp_path / "run"))
 
 
 @pytest.fixture
-def config(trained: tuple[Path, SwarmConfig, list[float]]) -> SwarmConfig:
-    return trained[1]
+def config(trained_run: tuple[Path, SwarmConfig, list[float]]) -> SwarmConfig:
+    return trained_run[1]
 
 
 def save_stages(folder: Path, config: SwarmConfig, stages: list[Stage]) -> None:
     for stage in stages:
-        checkpoint.save_stage(folder, config, stage.index, stage.version, stage.state())
+        checkpoint.save_stage(folder, config, stage.index, stage.version, stage.copy_state())
 
 
 def test_run_resumes_from_a_version_with_the_same_losses(
-    trained: tuple[Path, SwarmConfig, list[float]], dataset: Dataset
+    trained_run: tuple[Path, SwarmConfig, list[float]], dataset: Dataset
 ) -> None:
-    folder, config, losses = trained
+    folder, config, losses = trained_run
     assert checkpoint.list_versions(folder, config) == [0, 3, 6]
     stages = build_stages(config)
     for stage in stages:
-        stage.load(checkpoint.load_stage(folder, config, stage.index, 3), 3)
+        stage.load_state(checkpoint.load_stage(folder, config, stage.index, 3), 3)
     assert list(train_stages(stages, Batches(dataset, config), 3)) == losses[3:]
 
 

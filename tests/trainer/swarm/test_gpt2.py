@@ -27,7 +27,7 @@ def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> 
     folder = tmp_path / "dataset"
     text, tokenizer = DATA / "text/wikitext-2-raw/wiki.test.raw", DATA / "tokenizers/gpt2"
     dataset = prepare_dataset(f"files:{text}", f"gpt2:{tokenizer}", folder)
-    config = configured(dataset)
+    config = build_config(dataset)
     started = time.monotonic()
     result, lines = compare_with_single_process(config, folder, workers=2, chaos="none", timeout=240, seconds=2400)
     losses = [line["loss"] for line in lines if line["kind"] == "commit"]
@@ -41,7 +41,7 @@ def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> 
     assert losses[-1] < losses[0]
 
 
-def configured(dataset: Dataset) -> SwarmConfig:
+def build_config(dataset: Dataset) -> SwarmConfig:
     sizes = {"vocabulary_size": dataset.tokenizer.vocabulary_size, "sequence_length": 64}
     return SwarmConfig(
         arch="litgpt",

@@ -38,7 +38,7 @@ def load_trained_stages(config: SwarmConfig, folder: Path) -> list[Stage]:
     """Return the stages as they are in the last checkpoint."""
     stages = [Stage(config, index) for index in range(config.stages)]
     for stage in stages:
-        stage.load(checkpoint.load_stage(folder, config, stage.index, config.steps), config.steps)
+        stage.load_state(checkpoint.load_stage(folder, config, stage.index, config.steps), config.steps)
     return stages
 
 

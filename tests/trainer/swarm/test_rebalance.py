@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.swarm.rebalance import Move, choose_stage, propose_move, stage_rate
+from trainer.swarm.rebalance import Move, choose_stage, compute_stage_rate, propose_move
 
 SWARMS = st.lists(st.lists(st.floats(0.2, 5), max_size=9), min_size=2, max_size=6)
 
@@ -21,7 +21,7 @@ def apply_move(stages: dict[int, dict[str, float]], move: Move) -> dict[int, dic
 
 
 def slowest(stages: dict[int, dict[str, float]]) -> float:
-    return min(stage_rate(peers, stage) for stage, peers in stages.items())
+    return min(compute_stage_rate(peers, stage) for stage, peers in stages.items())
 
 
 @settings(deadline=None, max_examples=50)

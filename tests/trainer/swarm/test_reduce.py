@@ -15,7 +15,7 @@ async def reduce_all(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32
     """Run the reduction at all peers; return the result of each."""
     published: dict[str, asyncio.Future[Tensor]] = {peer: asyncio.get_running_loop().create_future() for peer in sums}
 
-    async def read(peer: str, which: str, chunk: range) -> Tensor:
+    async def read_chunk(peer: str, which: str, chunk: range) -> Tensor:
         whole = sums[peer] if which == "snapshot" else await published[peer]
         return whole[chunk.start : chunk.stop].to(dtype)
 
@@ -23,7 +23,7 @@ async def reduce_all(sums: dict[str, Tensor], dtype: torch.dtype = torch.float32
         async def publish(total: Tensor) -> None:
             published[own].set_result(total)
 
-        return await reduce.all_reduce_mean(own, sorted(sums), len(sums[own]), 8, dtype, read, publish)
+        return await reduce.all_reduce_mean(own, sorted(sums), len(sums[own]), 8, dtype, read_chunk, publish)
 
     return dict(zip(sums, await asyncio.gather(*map(reduce_at, sums)), strict=True))
 
@@ -47,11 +47,11 @@ def test_bf16_means_are_identical(peers: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unreadable_peer_fails_the_reduction() -> None:
-    async def read(peer: str, which: str, chunk: range) -> Tensor:
+    async def read_chunk(peer: str, which: str, chunk: range) -> Tensor:
         raise ConnectionError(peer)
 
     async def publish(total: Tensor) -> None:
         raise AssertionError("nothing to publish")
 
     with pytest.raises(ConnectionError):
-        asyncio.run(reduce.all_reduce_mean("a", ["a", "b"], 10, 8, torch.float32, read, publish))
+        asyncio.run(reduce.all_reduce_mean("a", ["a", "b"], 10, 8, torch.float32, read_chunk, publish))

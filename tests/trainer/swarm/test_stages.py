@@ -71,7 +71,7 @@ def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     losses = list(train_stages(stages, batches, 3))
     assert losses == pytest.approx(list(single_process.iter_losses(build_tiny_config(dataset), batches, 3)), rel=0.01)
     assert {stage.gradient_sum.dtype for stage in stages} == {torch.float32}
-    assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.state().values())
+    assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.copy_state().values())
 
 
 def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset) -> None:
@@ -103,26 +103,26 @@ def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> No
     batches, stages = Batches(dataset, config), build_stages(config)
     list(train_stages(stages, batches, 2))
     newcomer = Stage(config, 1)
-    assert newcomer.digest() != stages[1].digest()
-    newcomer.load(stages[1].state(), stages[1].version)
-    assert newcomer.digest() == stages[1].digest()
-    before = [stages[0].state(), stages[1].state()]
+    assert newcomer.compute_digest() != stages[1].compute_digest()
+    newcomer.load_state(stages[1].copy_state(), stages[1].version)
+    assert newcomer.compute_digest() == stages[1].compute_digest()
+    before = [stages[0].copy_state(), stages[1].copy_state()]
     expected = list(train_stages(stages, batches, 2))
     for stage, state in zip((stages[0], newcomer), before, strict=True):
-        stage.load(state, 2)
+        stage.load_state(state, 2)
     assert list(train_stages([stages[0], newcomer], batches, 2)) == expected
-    assert newcomer.digest() == stages[1].digest()
+    assert newcomer.compute_digest() == stages[1].compute_digest()
 
 
 def test_state_of_another_stage_is_refused_without_changes(dataset: Dataset) -> None:
     config = build_tiny_config(dataset)
     first, last = build_stages(config)
-    before = first.digest()
+    before = first.compute_digest()
     with pytest.raises(StateError, match="has no weight"):
-        first.load(last.state(), 3)
+        first.load_state(last.copy_state(), 3)
     with pytest.raises(StateError, match="another stage's"):
-        first.load({**first.state(), **last.state()}, 3)
-    assert (first.digest(), first.version) == (before, 0)
+        first.load_state({**first.copy_state(), **last.copy_state()}, 3)
+    assert (first.compute_digest(), first.version) == (before, 0)
 
 
 def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
@@ -131,7 +131,7 @@ def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
     run_backward(stages, run_forward(stages, batches, 0, 3))
     assert stages[0].gradient_sum.any()
     for stage in stages:
-        stage.clear()
+        stage.clear_gradients()
     assert list(train_stages(stages, batches, 2)) == list(single_process.iter_losses(config, batches, 2))
 
 
