@@ -35,7 +35,6 @@ COUNTED_UNITS: dict[str, Kind] = {
 MAGNITUDES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 LIMITS: dict[Kind, float] = {"seconds": 30 * 86_400, "tokens": 1e14, "steps": 1e9, "flops": 1e26}
 """Larger amounts are typing errors: a month, six times the largest text corpus, a frontier laboratory's run."""
-
 NUMBER = r"(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?)"
 COUNT_PATTERN = re.compile(
     rf"\s*{NUMBER}\s*(?P<magnitude>[kmbt]?)[\s_-]*(?P<unit>{'|'.join(COUNTED_UNITS)})\s*", re.IGNORECASE

@@ -191,15 +191,11 @@ class TensorExportDetector(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def find_operator(name: str) -> Any:
-    """Return torch's operator `namespace::name`, or None."""
-    namespace, _, operator = name.partition("::")
-    return getattr(getattr(torch.ops, namespace), operator, None)
-
-
 def get_registered_formulas() -> dict[Any, Callable[..., int]]:
-    """Return `FORMULAS` for the operators that exist here."""
-    return {operator: formula for name, formula in FORMULAS.items() if (operator := find_operator(name)) is not None}
+    """Return `FORMULAS` by torch's operators `namespace::name`, of those that exist here."""
+    split = {tuple(name.split("::")): formula for name, formula in FORMULAS.items()}
+    operators = {getattr(getattr(torch.ops, space), name, None): formula for (space, name), formula in split.items()}
+    return {operator: formula for operator, formula in operators.items() if operator is not None}
 
 
 class FlopMeter(FlopCounterMode):

@@ -19,13 +19,10 @@ FAILED = "The model's FLOPs could not be counted: a forward and backward pass fa
 IMPOSSIBLE = "The count of the model's FLOPs cannot be right."
 VOID_REASONS = ("", NO_FORMULA, LEAVES_TORCH, CHANGES, FAILED, IMPOSSIBLE)
 """Reasons for a void count. The empty one means that it is valid."""
-
 MAX_SLOWDOWN = 10.0
 """A counted FLOP may take this many times as long as the baseline's. A generous guess, for honest work that is slow
 (recurrences in plain torch, many small products). Hidden work within this factor is not detected."""
-
 MIN_CHARGED_SHARE = 0.5  # share of the measured seconds, after `SETUP_SECONDS`, that a run must charge
-
 SETUP_SECONDS = 180.0
 """Seconds that a run may spend uncharged at the start of each lease: libraries, data, compilation."""
 

@@ -23,7 +23,6 @@ from trainer.training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
 """The chunked loss (`trainer.ops.losses`) computes the head's gradient in the forward pass."""
-
 WARM_UP = 3  # steps before the measurement
 
 

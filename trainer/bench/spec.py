@@ -47,7 +47,6 @@ class Shape:
 
 GPU_SHAPE = Shape(depth=12, width=768, heads=12, sequence_length=1024, batch=32, vocabulary_size=50304, device="cuda")
 """GPT-2's 124M."""
-
 PEERS = ("torch", "litgpt")  # a plain GPT built from torch's modules, and litgpt's GPT
 
 

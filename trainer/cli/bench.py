@@ -33,7 +33,6 @@ SHAPE_HELP = {
 
 OURS = ("nanogpt", "gpt")
 """GPT-2's architecture in our implementation, and the baseline, which does more element-wise work."""
-
 SECONDS = {"cpu": 40.0, "cuda": 120.0}  # default duration of the whole benchmark
 PEAK_SOURCES = {
     "cpu": "the fastest fp32 product of two matrices of 1024 x 1024 in this run",
@@ -90,10 +89,10 @@ def build_shape(options: argparse.Namespace) -> Shape:
         device = "cuda" if shutil.which("nvidia-smi") else "cpu"
     start = GPU_SHAPE if device == "cuda" else Shape()
     names = [field.name for field in dataclasses.fields(Shape) if field.name != "device"]
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.shape:
-        given = {**parse_shape(options.shape), **given}
-    return dataclasses.replace(start, **given)
+        changes = {**parse_shape(options.shape), **changes}
+    return dataclasses.replace(start, **changes)
 
 
 def parse_shape(text: str) -> dict[str, int]:

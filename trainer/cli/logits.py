@@ -21,11 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     vocabulary_size = int(read_run(options.run)["model"]["vocabulary_size"])
     tokens = parse_tokens(options.tokens, vocabulary_size)
-    found = compute_log_probabilities(options, tokens)
+    log_probabilities = compute_log_probabilities(options, tokens)
     if options.json:
-        sys.stdout.write(json.dumps({"log_probabilities": found.tolist()}) + "\n")
+        sys.stdout.write(json.dumps({"log_probabilities": log_probabilities.tolist()}) + "\n")
         return 0
-    for token, row in zip(tokens, found, strict=True):
+    for token, row in zip(tokens, log_probabilities, strict=True):
         best = row.topk(min(5, vocabulary_size))
         likely = ", ".join(f"{after} {value:.4f}" for value, after in zip(*map(Tensor.tolist, best), strict=True))
         sys.stdout.write(f"after {token}: {likely}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -146,14 +147,8 @@ def load_text(run: RunFolder, options: argparse.Namespace) -> tuple[Tokenizer, l
 
 
 def build_record(run: RunFolder, result: ModelScore, cost: TrainingCost) -> dict[str, Any]:
-    bits = result.bits
     return {
-        "bits_per_byte": bits.bits_per_byte,
-        "stderr": bits.stderr,
-        "nats_per_token": bits.nats_per_token,
-        "tokens": bits.tokens,
-        "bytes": bits.bytes,
-        "documents": bits.documents,
+        **dataclasses.asdict(result.bits),
         "arch": run.arch,
         "parameters": run.parameters,
         "parameters_embedding": cost.embedding,

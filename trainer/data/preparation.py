@@ -169,7 +169,7 @@ def _tokenize_splits(
     with show_phase(console, "Tokenizing", int(spool.lengths.sum())) as phase:
         for split, code in SPLITS.items():
             numbers = np.flatnonzero(assignment == code)
-            batches = _batch_documents(spool, numbers)
+            batches = batch_documents(spool.iterate_documents(numbers))
             encoded = _encode_documents(batches, tokenizer, phase.advance)
             shards = (
                 _write_documents(folder, split, encoded)
@@ -185,10 +185,10 @@ def _tokenize_splits(
     return rows
 
 
-def _batch_documents(spool: Spool, numbers: np.ndarray) -> Iterator[list[Document]]:
+def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
-    for document in spool.iterate_documents(numbers):
+    for document in documents:
         batch.append(document)
         size += len(document.text)
         if size >= TOKENIZER_BATCH:

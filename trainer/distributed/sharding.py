@@ -72,23 +72,24 @@ def gather_weights(objective: nn.Module) -> Iterator[None]:
 
 def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load whole weights into a sharded model. Raises RuntimeError for other names or shapes."""
-    own = model.state_dict(keep_vars=True)
+    parameters = model.state_dict(keep_vars=True)
     # A shared tensor has several names, of which one is enough.
-    if not weights.keys() <= own.keys() or {id(own[name]) for name in weights} != {id(t) for t in own.values()}:
+    loaded, expected = {id(parameters.get(name)) for name in weights}, {id(tensor) for tensor in parameters.values()}
+    if loaded != expected:
         raise RuntimeError("other names")
     with torch.no_grad():
         for name, tensor in weights.items():
-            if tensor.shape != own[name].shape:
+            if tensor.shape != parameters[name].shape:
                 raise RuntimeError(f"another shape of {name}")
-            own[name].copy_(shard_like(tensor, own[name]))
+            parameters[name].copy_(shard_like(tensor, parameters[name]))
 
 
 def get_full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """Return an optimizer's `state_dict` with whole tensors."""
     content = optimizer.state_dict()
     state = {
-        number: {name: gather_tensor(value) if isinstance(value, Tensor) else value for name, value in own.items()}
-        for number, own in content["state"].items()
+        number: {name: gather_tensor(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        for number, values in content["state"].items()
     }
     return {**content, "state": state}
 
@@ -99,8 +100,8 @@ def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> 
     state = {
         number: {
             name: shard_like(value, parameters[number]) if isinstance(value, Tensor) else value
-            for name, value in own.items()
+            for name, value in values.items()
         }
-        for number, own in content["state"].items()
+        for number, values in content["state"].items()
     }
     optimizer.load_state_dict({**content, "state": state})

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from trainer.errors import UserError
 from trainer.scoring.misbehavior import MetricOverflowError
@@ -172,14 +173,14 @@ def build_item(name: str, member: BenchmarkTask, sample: dict[str, Any]) -> Item
     return {"task": name, **part, "item": sample["doc_id"], **correct, "log_likelihoods": values}
 
 
-def average_normalized_scores(found: dict[str, Metrics]) -> tuple[float, float] | None:
+def average_normalized_scores(metrics_by_task: dict[str, Metrics]) -> tuple[float, float] | None:
     """Return the mean over tasks of (score - chance) / (1 - chance), and its standard error: 0 is random guessing."""
-    if not found:
+    if not metrics_by_task:
         return None
     parts = []
-    for name, parse_metrics in found.items():
+    for name, metrics in metrics_by_task.items():
         metric, chance = HEADLINE[name]
-        value, error = parse_metrics[metric]
+        value, error = metrics[metric]
         parts.append(((value - chance) / (1 - chance), error / (1 - chance)))
     return sum(value for value, _ in parts) / len(parts), math.sqrt(sum(error**2 for _, error in parts)) / len(parts)
 
@@ -212,17 +213,12 @@ def _silence_lm_eval(offline: bool) -> Iterator[None]:
         tempfile.TemporaryDirectory(prefix="dailytrain-suite-") as cache,
         Path(os.devnull).open("w") as devnull,
         contextlib.redirect_stdout(devnull),
+        mock.patch.dict(os.environ),
     ):
-        settings = {
+        os.environ |= {
             **({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": cache} if offline else {}),
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
             "TQDM_DISABLE": "1",
             "DISABLE_MULTIPROC": "1",  # lm-eval would start processes for a thousand resamples
         }
-        before = {name: os.environ.get(name) for name in settings}
-        os.environ.update(settings)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+        yield

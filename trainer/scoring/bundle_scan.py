@@ -20,14 +20,11 @@ from numpy.typing import NDArray
 from trainer.scoring.misbehavior import ContaminationError, EmbeddedDataError
 
 NGRAM_WORDS = 13
-
 MAX_SHARED_NGRAMS = 50
 """Different n-grams that may be shared: a license has some, a memorized text would need thousands."""
-
 LONG_WORD_CHARACTERS = 200  # characters without white space; longer words are rare in source code
 MAX_LONG_WORD_CHARACTERS = 2_000  # in such words, all files together
 MAX_NUMBERS = 5_000  # all files together
-
 WORD = re.compile(r"\w+")
 NUMBER = re.compile(r"\b(?:0x[0-9a-f]+|\d[\d_]*(?:\.\d*)?(?:e[+-]?\d+)?)", re.IGNORECASE)
 LONG_WORD = re.compile(rf"\S{{{LONG_WORD_CHARACTERS},}}")

@@ -20,13 +20,10 @@ from dataclasses import dataclass
 
 TOKEN_BYTES = 8
 LOGIT_BYTES = 4
-
 REQUEST = struct.Struct("<III")  # scorer -> model: number of the call (1, 2, 3...), rows, length
-
 COST = struct.Struct("<dQQI")
 """The reply to a request of 0 rows, written at the start of the logits: FLOPs per token, parameters of the model,
 those of its embeddings, why the FLOPs do not count (an index into `trainer.accounting.plausibility.VOID_REASONS`)."""
-
 REPLY = struct.Struct("<II")  # model -> scorer: number of the call it answers (0: loaded), `ReplyStatus`
 
 

@@ -34,21 +34,14 @@ from trainer.scoring.model_client import ModelProcessClient
 from trainer.scoring.windows import TextWindow, batch_rows, pad_rows, round_row_length
 
 PREFIX_PROBES = 64  # a cheat on 5 % of positions is caught with probability 0.96, on 10 % with 0.999
-
 CAUSALITY_PROBES = 16
-
 ORDER_PROBES = 16
-
 MEMORY_PROBES = 24
-
 ROWS_PER_PROBE = 8  # positions compared in each order and memory probe
-
-MEMORIZED_SHARE = 0.5
-"""A model has memorized the text if one wrong early token costs it at least this share of its later loss,"""
-
-MEMORIZED_NATS = 0.25  # and at least this many nats per token,
-MEMORIZED_STDERRS = 5.0  # and at least this many standard errors
-
+# A model has memorized the text if one wrong early token costs it at least all of these:
+MEMORIZED_SHARE = 0.5  # of its later loss
+MEMORIZED_NATS = 0.25  # per token
+MEMORIZED_STDERRS = 5.0
 TOLERANCE = 2e-3
 """Largest difference of a log-probability, over the whole vocabulary, in nats. The same float32 model computes rows of
 another length or batch with other kernels, which round differently: 3e-7 to 2e-6 was measured for the architectures of

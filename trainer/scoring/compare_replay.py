@@ -39,18 +39,18 @@ def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_repl
     sums = sum_squares(start, claimed, replayed)
     if sums is None:
         return ReplayComparison(exact=False, deviation=MAX_DEVIATION)
-    apart, moved, size = (math.sqrt(value) for value in sums)
+    difference, moved, size = (math.sqrt(value) for value in sums)
     distance = min(moved, size) if start_is_replayed else moved
-    if apart == 0:
+    if difference == 0:
         return ReplayComparison(exact=True, deviation=0.0)
     return ReplayComparison(
-        exact=False, deviation=min(apart / distance, MAX_DEVIATION) if distance > 0 else MAX_DEVIATION
+        exact=False, deviation=min(difference / distance, MAX_DEVIATION) if distance > 0 else MAX_DEVIATION
     )
 
 
 def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
     """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None for bad names, shapes or numbers."""
-    apart = moved = size = 0.0
+    difference = moved = size = 0.0
     try:
         with safe_open(start, "pt") as a, safe_open(claimed, "pt") as b, safe_open(replayed, "pt") as r:
             if not set(a.keys()) == set(b.keys()) == set(r.keys()):
@@ -59,12 +59,12 @@ def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, floa
                 initial, sent, computed = (file.get_tensor(name).to(torch.float64) for file in (a, b, r))
                 if not initial.shape == sent.shape == computed.shape:
                     return None
-                apart += float((computed - sent).square().sum())
+                difference += float((computed - sent).square().sum())
                 moved += float((sent - initial).square().sum())
                 size += float(sent.square().sum())
     except SafetensorError as error:
         raise UserError(f"a checkpoint's weights cannot be read: {error}") from error
-    return (apart, moved, size) if all(math.isfinite(value) for value in (apart, moved, size)) else None
+    return (difference, moved, size) if all(math.isfinite(value) for value in (difference, moved, size)) else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

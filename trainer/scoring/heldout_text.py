@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, iterate_test_documents
 from trainer.data.errors import DatasetError
+from trainer.data.preparation import batch_documents
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError
 from trainer.scoring.run_folder import compute_sha256
-
-BATCH_BYTES = 2**22  # text encoded at a time
 
 
 class NoTextError(UserError):
@@ -54,7 +53,7 @@ def encode_documents(
     lengths = tokenizer.byte_lengths()
     encoded: list[EncodedDocument] = []
     remaining = limit_tokens if limit_tokens is not None else 2**62
-    for batch in batch_by_size(documents):
+    for batch in batch_documents(documents):
         for document, ids in zip(batch, tokenizer.encode_batch([document.text for document in batch]), strict=True):
             tokens = np.array(ids, np.int64)
             size = int(lengths[tokens].sum())
@@ -68,16 +67,3 @@ def encode_documents(
     if not encoded:
         raise NoTextError("There is no text to score: the documents are empty.")
     return encoded
-
-
-def batch_by_size(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

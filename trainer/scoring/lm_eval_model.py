@@ -56,8 +56,8 @@ class LmEvalModel(TemplateLM):
             )
             for i, answer in zip(group, logits, strict=True):
                 end = len(rows[i]) - 1
-                found = score_targets(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
-                answers[i] = float(found.log_probabilities.sum()), bool(found.greedy.all())
+                scores = score_targets(answer[end - counts[i] : end], rows[i][len(rows[i]) - counts[i] :])
+                answers[i] = float(scores.log_probabilities.sum()), bool(scores.greedy.all())
             self._progress("benchmarks", 0)
         return answers
 

@@ -23,13 +23,13 @@ class TargetScores:
 
 def score_targets(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> TargetScores:
     """Return the scores of `targets` [n] under `logits` [n, vocabulary]; raise `NonFiniteLogitsError`."""
-    found = np.empty(len(targets), np.float64)
+    log_probabilities = np.empty(len(targets), np.float64)
     greedy = np.empty(len(targets), np.bool_)
     for chunk, shifted, log_sum in _chunks(logits):
         picked = shifted[np.arange(len(shifted)), targets[chunk]]
-        found[chunk] = picked - log_sum
+        log_probabilities[chunk] = picked - log_sum
         greedy[chunk] = picked == 0  # its logit is the row's largest
-    return TargetScores(found, greedy)
+    return TargetScores(log_probabilities, greedy)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -39,7 +39,6 @@ from trainer.scoring.run_folder import RunFolder
 
 MEMORY_BYTES = 64 * 2**20
 """Logits of one request, unless a single row is larger: enough to keep two cores busy, cheap to copy."""
-
 RECHECKED_POSITIONS = 16  # positions of each reply that are compared with the shared memory again after use
 
 ENVIRONMENT = {
@@ -179,7 +178,7 @@ class ModelProcessClient:
             raise misbehavior.LogitsChangedError
 
     def _request(self, tokens: NDArray[np.int64], rows: int, length: int, expected: ReplyStatus) -> None:
-        """Send token ids and wait for the reply; `rows` 0 asks for the training cost."""
+        """Send token ids and wait for the reply; `rows` 0 requests the training cost."""
         self.check_unchanged()
         self._rechecked = None
         assert 0 < tokens.size <= self.layout.positions

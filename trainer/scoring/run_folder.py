@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from trainer.errors import UserError
 
 MAX_SEQUENCE_LENGTH = 2**16  # tokens in a row
-
 MAX_VOCABULARY_SIZE = 2**20
 
 

@@ -256,11 +256,11 @@ def train_small_model(run: Any, options: argparse.Namespace, report: ReportWrite
 def locate_in_architecture(error: BaseException | None) -> dict[str, Any]:
     """Return file, line and text of the innermost frame in an architecture's file; {} if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        found = [(error.filename, error.lineno)]
+        lines = [(error.filename, error.lineno)]
     else:
         frames = traceback.extract_tb(error.__traceback__) if error else []
-        found = [(frame.filename, frame.lineno or 0) for frame in frames]
-    own = [(file, line) for file, line in found if "/trainer/models/" in file and not file.endswith("__init__.py")]
+        lines = [(frame.filename, frame.lineno or 0) for frame in frames]
+    own = [line for line in lines if "/trainer/models/" in line[0] and not line[0].endswith("__init__.py")]
     if not own:
         return {}
     file, line = own[-1]

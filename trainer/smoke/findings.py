@@ -14,7 +14,6 @@ from trainer.smoke.report import STAGES, SmokeReport, Stage
 
 CheckName = Literal["starts", "fits", "learns", "causal"]
 CHECKS: tuple[CheckName, ...] = ("starts", "fits", "learns", "causal")
-
 MIN_LOSS_DECREASE = 0.2
 """Nats per token that 200 steps must gain. The baseline gains 2.4. Token frequencies alone, which any model learns
 soon, are worth 1."""
@@ -171,14 +170,14 @@ def check_learning(report: SmokeReport, losses: Sequence[float], limits: SmokeLi
 
 def list_hints(report: SmokeReport, losses: Sequence[float], vocabulary: int) -> list[str]:
     """Return warnings about what is not a failure."""
-    found = (report.hints or [])[:5]
+    hints = (report.hints or [])[:5]
     blank = math.log(vocabulary)
     if losses and losses[0] > blank + 1:
-        found.append(
+        hints.append(
             f"It starts at {losses[0]:.1f} nats a token, where a uniform guess is {blank:.1f}: a smaller "
             "initialization of the head saves those steps."
         )
-    return [hint for hint in found if hint]
+    return [hint for hint in hints if hint]
 
 
 # --- formatting ------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class SumExchange:
         async def read_chunk(peer: str, which: str, chunk: range) -> Tensor:
             return await self.read_part(peer, which, request, chunk)
 
-        state, own, norms = self.state, self.transport.peer, dict[str, float]()
+        state, norms = self.state, dict[str, float]()
         size, dtype = state.get_stage(request.step).gradient_sum.numel(), DTYPES[state.config.sums]
         count = state.config.micro_batches
         reduction = reduce.all_reduce_mean(

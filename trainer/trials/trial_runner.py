@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,12 @@ class TrialRunner:
             else:
                 yield trial, record
         with ThreadPoolExecutor(self.jobs) as pool:
-            futures: dict[Future[dict[str, Any]], Trial] = {
-                pool.submit(self.run_trial, trial): trial for trial in unfinished
-            }
-            pending = set(futures)
+            futures = {pool.submit(self.run_trial, trial): trial for trial in unfinished}
             try:
-                while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield futures[future], future.result()
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
             finally:
-                for future in pending:
-                    future.cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
                 self.stop()
 
     def run_trial(self, trial: Trial) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def threads_as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["nanogpt", "gpt", *PEERS])
-def test_every_contender_trains_the_shape(name: str) -> None:
+def test_contender_trains_the_shape(name: str) -> None:
     contender = ContenderWorker(ContenderSpec(name, False, SMALL))
     before = [parameter.detach().clone() for parameter in contender.model.parameters()]
     assert contender.describe_model()["parameters"] > 300 * 32
@@ -61,7 +61,7 @@ def test_ratios_compare_with_best_peer_per_repeat() -> None:
     assert content["contenders"][3]["ratio_to_best_peer"] == 1
 
 
-def test_two_repeats_run_in_separate_processes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_bench_runs_contenders_in_separate_processes(capfd: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--threads", "1", "--device", "cpu", "--only", "torch", "--steps", "1", "--repeats", "2"]
     assert main(["bench", *flags, "--json"]) == 0
     out, err = capfd.readouterr()

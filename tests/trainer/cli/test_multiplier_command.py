@@ -21,7 +21,7 @@ def write(folder: Path, document: object) -> str:
     return str(path)
 
 
-def test_it_prints_exactly_the_promised_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_documented_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = Night(seed=7).ladder().entry("new", 1.2, 3).entry("twin", 1.2, 2)
     assert main(["multiplier", write(tmp_path, night.records), "--baseline", "gpt", "--axis", "flops", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -48,16 +48,14 @@ def test_numbers_are_finite_or_null(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {entry["cm"] for entry in printed["entries"]} == {None}
 
 
-def test_a_downloaded_row_with_its_runs_gives_the_same_digits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_downloaded_row_gives_same_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = Night(seed=9).ladder().entry("new", 1.1, 2)
     row = {"multiplier": night.board()["new"].to_dict(), "runs": night.records}
     assert main(["multiplier", write(tmp_path, row), "--baseline", "gpt", "--json"]) == 0
     assert row["multiplier"] in json.loads(capsys.readouterr().out)["entries"]
 
 
-def test_people_get_a_table(
+def test_default_output_is_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -94,7 +92,7 @@ GOOD = record("gpt", 1, 1.0, 1.02)
         ([{**GOOD, "flops": None}], "No run of the baseline 'gpt' has its flops."),
     ],
 )
-def test_a_bad_file_is_one_line_and_exit_code_two(
+def test_bad_file_prints_one_line_and_returns_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object, complaint: str
 ) -> None:
     assert main(["multiplier", write(tmp_path, document), "--baseline", "gpt", "--json"]) == 2
@@ -113,7 +111,7 @@ def test_a_bad_file_is_one_line_and_exit_code_two(
         (["--baseline", "gpt", "--full", "1"], "far from all runs of the baseline"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_code_two(
+def test_bad_option_prints_one_line_and_returns_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
     assert exit_code([write(tmp_path, [GOOD]), *arguments]) == 2
@@ -130,12 +128,12 @@ def exit_code(arguments: list[str]) -> int | str | None:
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "."])
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_unreadable_file_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["multiplier", str(tmp_path / name), "--baseline", "gpt"]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_it_needs_neither_torch_nor_django() -> None:
+def test_command_imports_neither_torch_nor_django() -> None:
     code = (
         "import sys, trainer.cli.multiplier;"
         "print([name for name in ('torch', 'django', 'pydantic', 'scipy.stats') if name in sys.modules])"

@@ -60,7 +60,7 @@ MODELS = {
     ),
     "ends its process": ("os._exit(0)", misbehavior.ModelProcessDiedError),
     "writes garbage on the line": (SPEAKS_ON_THE_LINE, misbehavior.InvalidReplyError),
-    "answers a question that was not asked": (ANSWERS_TOO_EARLY, misbehavior.InvalidReplyError),
+    "replies before a request": (ANSWERS_TOO_EARLY, misbehavior.InvalidReplyError),
 }
 
 
@@ -80,7 +80,7 @@ def test_misbehaving_model_raises_error_without_its_text(name, tmp_path):
     with pytest.raises(misbehavior.ModelMisbehaviorError) as caught:
         log_softmax(get_logits_once(write_run(tmp_path / "run", forward)).reshape(-1, 300))
     assert type(caught.value) is error_type
-    assert caught.value.detail == "", "nothing that the model said comes through"
+    assert caught.value.detail == "", "nothing of the model's output is passed on"
 
 
 def test_hanging_model_times_out(tmp_path):

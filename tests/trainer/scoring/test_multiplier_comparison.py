@@ -28,7 +28,7 @@ def test_verdicts_follow_the_interval() -> None:
     assert (board.entries[0].entry, board.entries[-1].entry) == ("up", "down")
 
 
-def test_entries_that_cannot_be_told_apart_share_a_rank() -> None:
+def test_indistinguishable_entries_share_a_rank() -> None:
     board = exact({"a": [curve(0.2)] * 3, "b": [curve(0.2) + SIGMA / 4] * 3, "c": [curve(0.0) + SIGMA / 4] * 3})
     assert board["a"].tied_with == ("b",)
     assert board["b"].tied_with == ("a",)
@@ -36,7 +36,7 @@ def test_entries_that_cannot_be_told_apart_share_a_rank() -> None:
     assert (board["gpt"].rank, board["c"].rank) == (3, 3)
 
 
-def test_seeds_needed_is_the_fewest_after_which_the_interval_leaves_one_out() -> None:
+def test_seeds_needed_is_the_fewest_that_exclude_one_from_the_interval() -> None:
     loss = curve(0.016)
     needed = exact({"new": [loss]})["new"].seeds_needed
     assert needed is not None
@@ -46,7 +46,7 @@ def test_seeds_needed_is_the_fewest_after_which_the_interval_leaves_one_out() ->
     assert verdicts == ["tied with the baseline", "better than the baseline"]
 
 
-def test_seeds_needed_decides_a_tie_with_as_many_runs_of_the_other() -> None:
+def test_seeds_needed_of_a_tie_counts_runs_of_both_entries() -> None:
     one, other = curve(0.2), curve(0.215)
     needed = exact({"a": [one], "b": [other]})["a"].seeds_needed
     assert needed is not None
@@ -55,7 +55,7 @@ def test_seeds_needed_decides_a_tie_with_as_many_runs_of_the_other() -> None:
     assert ties == [("b",), ()]
 
 
-def test_nothing_to_settle_needs_no_seeds_and_a_hopeless_tie_says_so() -> None:
+def test_seeds_needed_is_zero_without_tie_and_none_if_hopeless() -> None:
     board = exact({"clear": [curve(0.5)], "same": [curve(0.0)], "twin": [curve(1.0)], "other": [curve(1.0)]})
     assert board["clear"].seeds_needed == 0
     assert board["same"].seeds_needed is None
@@ -64,21 +64,21 @@ def test_nothing_to_settle_needs_no_seeds_and_a_hopeless_tie_says_so() -> None:
     assert board["gpt"].seeds_needed == 0
 
 
-def test_an_entry_that_scatters_far_more_than_the_baseline_loses_its_interval() -> None:
+def test_entry_with_excess_scatter_gets_no_interval() -> None:
     row = exact({"wild": [curve(0.1) - 0.02, curve(0.1), curve(0.1) + 0.02]})["wild"]
     assert row.verdict == "not resolvable: its own runs scatter far more than the baseline's"
     assert (row.low, row.high) == (None, None)
     assert row.cm == pytest.approx(1.1, rel=0.02)
 
 
-def test_an_entry_is_compared_at_its_rung_nearest_the_full_budget() -> None:
+def test_entry_is_compared_at_rung_nearest_full_budget() -> None:
     night = Night(seed=1).ladder().entry("new", 1.5, 3, at=0.25).entry("new", 1.1, 2, at=1.0)
     assert night.board()["new"].runs == 2
     assert night.board()["new"].cm == pytest.approx(1.1, rel=0.03)
     assert night.board(full=2.5e17)["new"].cm == pytest.approx(1.5, rel=0.05)
 
 
-def test_the_axis_of_seconds_is_computed_from_seconds() -> None:
+def test_seconds_axis_uses_seconds() -> None:
     night = Night(seed=1).ladder().entry("slow", 1.2, 3)
     for run in night.records:
         if run["entry"] == "slow":
@@ -87,7 +87,7 @@ def test_the_axis_of_seconds_is_computed_from_seconds() -> None:
     assert night.board(axis="flops")["slow"].cm == pytest.approx(1.2, rel=0.03)
 
 
-def test_a_run_whose_axis_was_voided_counts_on_the_other_axis_only() -> None:
+def test_run_voided_on_one_axis_counts_on_the_other() -> None:
     night = Night(seed=1).ladder().entry("new", 1.2, 3)
     for run in night.records[-3:]:
         run["seconds"] = None
@@ -96,12 +96,12 @@ def test_a_run_whose_axis_was_voided_counts_on_the_other_axis_only() -> None:
     assert night.board(axis="flops")["new"].runs == 3
 
 
-def test_an_unknown_baseline_is_refused_with_the_names_there_are() -> None:
+def test_unknown_baseline_error_lists_entries() -> None:
     with pytest.raises(ResultsError, match=r"No run is of 'gtp'\. Entries: gpt, new\."):
         compare_entries(parse_results(Night().ladder().entry("new", 1.1, 1).records), "gtp")
 
 
-def test_two_hundred_entries_are_compared_at_once() -> None:
+def test_compare_entries_handles_200_entries() -> None:
     night = Night(seed=6).ladder()
     for number in range(200):
         night.entry(f"entry-{number:03}", 0.8 + number / 400, 2)

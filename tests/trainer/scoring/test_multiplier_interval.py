@@ -21,7 +21,7 @@ def sim() -> ModuleType:
 
 @pytest.mark.parametrize("multiplier", [1.0, 1.05, 1.2])
 @pytest.mark.parametrize(("runs", "quoted"), [(1, 0.022), (2, 0.016), (3, 0.0135)])
-def test_the_interval_covers_the_truth_and_is_as_narrow_as_quoted(
+def test_interval_coverage_and_width_match_documentation(
     sim: ModuleType, multiplier: float, runs: int, quoted: float
 ) -> None:
     found = sim.coverage(np.random.default_rng(runs), sim.DESIGN, multiplier, runs, TRIALS)
@@ -30,29 +30,29 @@ def test_the_interval_covers_the_truth_and_is_as_narrow_as_quoted(
     assert found.resolved == 1
 
 
-def test_a_bending_curve_does_not_cost_the_interval_its_truth(sim: ModuleType) -> None:
+def test_interval_covers_truth_for_bending_curve(sim: ModuleType) -> None:
     bending = sim.Setting("", rungs=sim.FIVE_TIMES_THREE, sigma=0.003, curve=sim.small_model)
     assert 0.93 <= sim.coverage(np.random.default_rng(1), bending, 1.05, 3, TRIALS).rate <= 0.97
 
 
-def test_equal_entries_are_told_apart_in_one_night_of_twenty(sim: ModuleType) -> None:
+def test_equal_entries_differ_in_one_night_of_twenty(sim: ModuleType) -> None:
     assert sim.false_separations(np.random.default_rng(2), 1.05, (1, 3), TRIALS) == pytest.approx(0.05, abs=0.012)
 
 
 @pytest.mark.parametrize("truth", [0.9, 1.0, 1.05, 1.2, 1.8])
-def test_the_truth_of_a_synthetic_file_lies_inside_its_interval(truth: float) -> None:
+def test_interval_of_synthetic_file_contains_truth(truth: float) -> None:
     row = Night(seed=5).ladder().entry("new", truth, 3).board()["new"]
     assert row.low is not None
     assert row.high is not None
     assert row.low < truth < row.high
 
 
-def test_a_file_without_noise_gives_the_multiplier_to_ten_digits() -> None:
+def test_multiplier_of_noiseless_file_is_exact_to_ten_digits() -> None:
     night = Night(sigma=1e-13).ladder().entry("new", 1.1, 2)
     assert night.board()["new"].cm == pytest.approx(1.1, rel=1e-9)
 
 
-def test_the_numbers_are_those_of_the_formula() -> None:
+def test_estimates_match_the_formulas() -> None:
     night = Night(seed=3).ladder().entry("new", 1.08, 2)
     row, ladder = night.board()["new"], night.board().to_dict()["ladder"]
     runs = [r for r in night.records if r["entry"] == "gpt"]
@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_the_formula() -> None:
     assert [row.cm, row.low, row.high] == pytest.approx(expected, rel=1e-9)
 
 
-def test_half_the_compute_for_the_same_loss_is_a_multiplier_of_two() -> None:
+def test_multiplier_of_same_loss_at_half_compute_is_two() -> None:
     night = Night(seed=1).ladder()
     night.records += [record("thrifty", seed, 0.5, curve(0.0)) for seed in range(3)]
     assert night.board()["thrifty"].cm == pytest.approx(2.0, rel=0.02)

@@ -1,4 +1,4 @@
-"""A ladder that is short, odd or contradictory is read as far as it goes, and says so."""
+"""Ladders that are short, irregular or contradictory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.simulated_tracks import FULL, Night, curve, record
 from trainer.scoring.multiplier import ResultsError, compare_entries, parse_results
 
 
-def test_two_rungs_are_joined_by_a_straight_line() -> None:
+def test_ladder_of_two_rungs_is_linear() -> None:
     board = Night().ladder(((0.5, 3), (1.0, 3))).entry("new", 1.1, 3).board()
     ladder = board.to_dict()["ladder"]
     assert ladder["curvature"] is None
@@ -19,7 +19,7 @@ def test_two_rungs_are_joined_by_a_straight_line() -> None:
     assert board["new"].extrapolated
 
 
-def test_one_rung_resolves_nothing() -> None:
+def test_ladder_of_one_rung_gives_no_multiplier() -> None:
     board = Night().ladder(((1.0, 10),)).entry("new", 1.1, 3).board()
     assert [row.cm for row in board.entries] == [None, None]
     assert board["new"].verdict == "not resolvable: the baseline has runs at one compute only"
@@ -28,21 +28,21 @@ def test_one_rung_resolves_nothing() -> None:
     assert board.to_dict()["ladder"]["sigma"] is not None
 
 
-def test_a_baseline_without_repeats_gives_a_number_and_no_interval() -> None:
+def test_baseline_without_repeats_gives_multiplier_without_interval() -> None:
     row = Night().ladder(((0.25, 1), (0.5, 1), (1.0, 1), (2.0, 1))).entry("new", 1.1, 3).board()["new"]
     assert row.cm == pytest.approx(1.1, rel=0.05)
     assert (row.low, row.high, row.seeds_needed) == (None, None, None)
     assert row.verdict == "not resolvable: the baseline was never repeated at one compute, so its noise is unknown"
 
 
-def test_repeats_that_are_identical_say_nothing_of_the_noise() -> None:
+def test_identical_repeats_give_no_noise_estimate() -> None:
     row = Night(sigma=0).ladder().entry("new", 1.1, 3).board()["new"]
     assert row.cm == pytest.approx(1.1, rel=1e-9)
     assert row.low is None
     assert row.verdict == "not resolvable: the baseline's repeats are identical, so its noise is unknown"
 
 
-def test_a_poorly_known_slope_is_not_read() -> None:
+def test_uncertain_slope_gives_no_multiplier() -> None:
     row = Night(sigma=0.01).ladder(((0.5, 2), (0.7, 2), (1.0, 2))).entry("new", 1.1, 3).board()["new"]
     assert row.cm is None
     assert row.verdict in (
@@ -51,14 +51,14 @@ def test_a_poorly_known_slope_is_not_read() -> None:
     )
 
 
-def test_a_loss_that_rises_with_compute_is_not_read() -> None:
+def test_rising_loss_gives_no_multiplier() -> None:
     rising = [record("gpt", seed, at, 1 + 0.01 * at + 0.0001 * seed) for at in (0.25, 0.5, 1.0) for seed in (0, 1)]
     board = compare_entries(parse_results([*rising, record("new", 0, 1.0, 1.005)]), "gpt")
     assert board["new"].verdict == "not resolvable: the baseline's loss does not fall with compute"
     assert board["new"].cm is None
 
 
-def test_a_loss_below_the_curve_is_not_read() -> None:
+def test_loss_below_curve_gives_no_multiplier() -> None:
     night = Night().ladder()
     night.records.append(record("miracle", 0, 1.0, 0.01))
     row = night.board()["miracle"]
@@ -67,12 +67,12 @@ def test_a_loss_below_the_curve_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(("multiplier", "extrapolated"), [(1.0, False), (1.9, False), (2.2, True), (0.1, True)])
-def test_what_lies_beyond_the_rungs_is_flagged(multiplier: float, extrapolated: bool) -> None:
+def test_multiplier_beyond_rungs_is_flagged_as_extrapolated(multiplier: float, extrapolated: bool) -> None:
     row = Night(sigma=SMALL).ladder().entry("new", multiplier, 1).board()["new"]
     assert row.extrapolated is extrapolated
 
 
-def test_without_a_larger_rung_every_gain_is_an_extrapolation() -> None:
+def test_gain_without_larger_rung_is_extrapolated() -> None:
     board = (
         Night(sigma=SMALL).ladder(((0.25, 3), (0.5, 3), (1.0, 5))).entry("up", 1.05, 2).entry("down", 0.95, 2).board()
     )
@@ -86,7 +86,7 @@ def test_full_budget_is_the_rung_with_most_runs() -> None:
     assert Night().ladder().board(full=FULL / 2).ladder.full == FULL / 2
 
 
-def test_scatter_of_compute_within_a_rung_does_not_pass_for_noise() -> None:
+def test_compute_scatter_within_rung_does_not_widen_noise() -> None:
     night = Night(sigma=SMALL).ladder()
     for number, run in enumerate(night.records):
         at = run["flops"] / FULL * (1 + 0.01 * (number % 5 - 2))
@@ -97,7 +97,7 @@ def test_scatter_of_compute_within_a_rung_does_not_pass_for_noise() -> None:
     assert float(ladder.sigma) < 3 * SMALL
 
 
-def test_rungs_that_leave_the_parabola_are_left_out() -> None:
+def test_outer_rungs_off_the_parabola_are_left_out() -> None:
     night = Night().ladder()
     for run in night.records:
         if run["flops"] < FULL / 3:
@@ -105,18 +105,18 @@ def test_rungs_that_leave_the_parabola_are_left_out() -> None:
     ladder = night.entry("new", 1.1, 3).board().ladder
     assert ladder.is_narrowed
     assert float(ladder.coefficients[1]) == pytest.approx(-0.034, rel=0.1)
-    assert ladder.freedom == 17  # all rungs tell the noise
+    assert ladder.freedom == 17  # the noise is pooled over all rungs
 
 
-def test_runs_of_one_seed_at_one_rung_are_one_draw() -> None:
+def test_runs_with_same_seed_and_rung_are_averaged() -> None:
     night = Night().ladder().entry("new", 1.1, 2)
     assert compare_entries(parse_results(night.records * 2), "gpt").to_dict() == night.board().to_dict()
 
 
-def test_a_full_budget_in_other_units_is_refused() -> None:
+def test_full_budget_in_wrong_unit_raises() -> None:
     with pytest.raises(ResultsError, match="far from all runs of the baseline"):
         Night().ladder().board(full=3600.0)
 
 
 SMALL = 1e-6
-"""Noise far below anything that is asked here."""
+"""Noise far below every tolerance of these tests."""

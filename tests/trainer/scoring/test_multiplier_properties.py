@@ -23,7 +23,7 @@ few = settings(max_examples=40, deadline=None)
 
 @few
 @given(NIGHTS, st.floats(1e-12, 1e12))
-def test_the_unit_of_compute_changes_nothing(night: Night, unit: float) -> None:
+def test_multiplier_is_independent_of_compute_unit(night: Night, unit: float) -> None:
     other = [{**record, "flops": record["flops"] * unit} for record in night.records]
     for one, two in zip(night.board().entries, compare_entries(parse_results(other), "gpt").entries, strict=True):
         assert (one.entry, one.verdict, one.tied_with) == (two.entry, two.verdict, two.tied_with)
@@ -33,7 +33,7 @@ def test_the_unit_of_compute_changes_nothing(night: Night, unit: float) -> None:
 
 @few
 @given(NIGHTS, st.randoms(use_true_random=False))
-def test_the_order_of_the_runs_changes_no_digit(night: Night, shuffler: random.Random) -> None:
+def test_comparison_is_independent_of_run_order(night: Night, shuffler: random.Random) -> None:
     shuffled = list(night.records)
     shuffler.shuffle(shuffled)
     assert compare_entries(parse_results(shuffled), "gpt").to_dict() == night.board().to_dict()
@@ -41,7 +41,7 @@ def test_the_order_of_the_runs_changes_no_digit(night: Night, shuffler: random.R
 
 @few
 @given(NIGHTS, st.floats(1e-5, 5e-3))
-def test_a_lower_loss_is_a_higher_multiplier(night: Night, gain: float) -> None:
+def test_multiplier_rises_as_loss_falls(night: Night, gain: float) -> None:
     before = night.board()["a"].cm
     for record in night.records:
         if record["entry"] == "a":
@@ -54,7 +54,7 @@ def test_a_lower_loss_is_a_higher_multiplier(night: Night, gain: float) -> None:
 
 @few
 @given(NIGHTS, st.floats(0.5, 2.0))
-def test_the_full_budget_is_where_we_look_and_no_part_of_the_multiplier(night: Night, factor: float) -> None:
+def test_multiplier_is_independent_of_full_budget(night: Night, factor: float) -> None:
     one, two = night.board(full=1e18), night.board(full=1e18 * factor)
     if not one.ladder.is_narrowed and not two.ladder.is_narrowed:
         assert one["a"].cm == pytest.approx(two["a"].cm, rel=1e-9)
@@ -62,7 +62,7 @@ def test_the_full_budget_is_where_we_look_and_no_part_of_the_multiplier(night: N
 
 @few
 @given(NIGHTS)
-def test_what_is_printed_contradicts_nothing(night: Night) -> None:
+def test_verdict_ties_and_interval_are_consistent(night: Night) -> None:
     board = night.board()
     rows = {row.entry: row for row in board.entries}
     for row in board.entries:
@@ -78,7 +78,7 @@ def test_what_is_printed_contradicts_nothing(night: Night) -> None:
 
 @few
 @given(st.integers(0, 2**32 - 1), st.floats(0.999, 1.001))
-def test_rounding_within_a_rung_is_no_new_rung(seed: int, rounding: float) -> None:
+def test_rounded_compute_stays_in_its_rung(seed: int, rounding: float) -> None:
     exact, rounded = Night(seed).ladder().entry("a", 1.1, 2), Night(seed).ladder().entry("a", 1.1, 2)
     for record in rounded.records[::2]:
         record["flops"] *= rounding

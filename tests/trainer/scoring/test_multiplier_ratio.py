@@ -30,14 +30,14 @@ def board() -> TrackComparison:
     )
 
 
-def test_it_is_what_the_one_makes_of_its_compute_over_what_the_other_does(board: TrackComparison) -> None:
+def test_ratio_is_quotient_of_multipliers(board: TrackComparison) -> None:
     ratio = board.ratio("good", "bad")
     assert ratio
     assert ratio.cm == pytest.approx((board["good"].cm or 0) / (board["bad"].cm or 1))
     assert ratio.low < 1.5 < ratio.high
 
 
-def test_the_other_way_round_it_is_the_inverse(board: TrackComparison) -> None:
+def test_ratio_of_swapped_entries_is_inverse(board: TrackComparison) -> None:
     for one, other in (("good", "bad"), ("good", "near"), ("good", "base")):
         there, back = board.ratio(one, other), board.ratio(other, one)
         assert there
@@ -45,7 +45,7 @@ def test_the_other_way_round_it_is_the_inverse(board: TrackComparison) -> None:
         assert (back.cm, back.low, back.high) == pytest.approx((1 / there.cm, 1 / there.high, 1 / there.low))
 
 
-def test_two_are_tied_where_the_interval_holds_one(board: TrackComparison) -> None:
+def test_entries_are_tied_if_ratio_interval_contains_one(board: TrackComparison) -> None:
     names = [row.entry for row in board.entries]
     for one in names:
         for other in set(names) - {one}:
@@ -54,7 +54,7 @@ def test_two_are_tied_where_the_interval_holds_one(board: TrackComparison) -> No
             assert (ratio.low <= 1 <= ratio.high) == (other in board[one].tied_with), (one, other)
 
 
-def test_without_an_interval_there_is_none() -> None:
+def test_ratio_without_interval_is_none() -> None:
     runs = [RunResult(entry=name, seed=1, flops=1e13, seconds=None, bits_per_byte=2.0) for name in ("base", "x")]
 
     assert compare_entries(runs, "base").ratio("x", "base") is None

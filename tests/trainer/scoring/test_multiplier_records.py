@@ -18,26 +18,26 @@ def sim() -> ModuleType:
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_fewer_than_one_pretender_in_a_thousand_becomes_a_record(sim: ModuleType, index: int) -> None:
+def test_record_false_positive_rate_is_below_one_in_1000(sim: ModuleType, index: int) -> None:
     pretender = sim.PRETENDERS[index]
     assert sim.false_records(np.random.default_rng(index), pretender, 200_000) < 0.001
 
 
-def test_a_clear_gain_is_a_record_over_both() -> None:
+def test_clear_gain_beats_baseline_and_record() -> None:
     board = Night(seed=3).ladder().entry("old", 1.1, 3).entry("new", 1.25, 3).board()
     assert board.run_record_test("new", "old").is_record
     assert board.run_record_test("new").is_record
     assert not board.run_record_test("old", "new").is_record
 
 
-def test_a_gain_over_the_baseline_that_ties_with_the_record_is_none() -> None:
+def test_tie_with_record_is_no_record() -> None:
     judged = Night(seed=3).ladder().entry("old", 1.2, 3).entry("new", 1.21, 3).board().run_record_test("new", "old")
     assert judged.beats_baseline
     assert not judged.beats_record
     assert not judged.is_record
 
 
-def test_the_statistic_at_equal_compute_is_the_plain_formula() -> None:
+def test_statistic_at_equal_compute_is_t_statistic() -> None:
     night = Night(seed=8).ladder()
     night.records += [record("old", seed, 1.0, curve(0.1)) for seed in range(2)]
     night.records += [record("new", seed, 1.0, curve(0.2)) for seed in range(3)]
@@ -49,14 +49,14 @@ def test_the_statistic_at_equal_compute_is_the_plain_formula() -> None:
     assert judged.threshold == pytest.approx(student.ppf(0.9995, 17))
 
 
-def test_less_compute_for_the_same_loss_is_credited() -> None:
+def test_same_loss_at_less_compute_is_credited() -> None:
     night = Night(seed=8).ladder()
     night.records += [record("old", seed, 1.0, curve(0.1)) for seed in range(3)]
     night.records += [record("new", seed, 0.8, curve(0.1)) for seed in range(3)]
     assert night.board().run_record_test("new", "old").is_record
 
 
-def test_what_is_not_resolvable_wins_nothing() -> None:
+def test_unresolvable_entry_is_no_record() -> None:
     night = Night().ladder(((1.0, 5),)).entry("new", 2.0, 3).entry("old", 1.1, 3)
     judged = night.board().run_record_test("new", "old")
     assert not judged.is_record

@@ -38,26 +38,26 @@ def test_prefix_probe_never_contains_later_targets(lengths, seed):
     windows = windows_of(lengths, 16)
     places = np.cumsum([0] + [len(window) for window in windows])
     shown: dict[int, int] = {}
-    asked = set()
-    for question in cheat_detection.build_prefix_probes(windows, random.Random(seed)):
-        check, position = question.observed[0]
+    probed_places = set()
+    for probe in cheat_detection.build_prefix_probes(windows, random.Random(seed)):
+        check, position = probe.observed[0]
         assert check == "prefix"
-        assert len(question.tokens) == position + 1
-        document = windows[question.window].document
-        place = int(places[question.window]) + position
-        assert shown.get(document, -1) < place, "its target was in an earlier question"
+        assert len(probe.tokens) == position + 1
+        document = windows[probe.window].document
+        place = int(places[probe.window]) + position
+        assert shown.get(document, -1) < place, "its target was in an earlier probe"
         # A window's first token is the last target of the one before.
         shown[document] = place - 1
-        asked.add(place)
-    assert len(asked) == min(cheat_detection.PREFIX_PROBES, sum(lengths))
+        probed_places.add(place)
+    assert len(probed_places) == min(cheat_detection.PREFIX_PROBES, sum(lengths))
 
 
 def test_prefix_cuts_are_uniform_and_random():
     windows = windows_of([400, 800], 16)
     drawn = Counter(
-        question.observed[0][1]
+        probe.observed[0][1]
         for seed in range(40)
-        for question in cheat_detection.build_prefix_probes(windows, random.Random(seed))
+        for probe in cheat_detection.build_prefix_probes(windows, random.Random(seed))
     )
     assert set(drawn) == set(range(16))
     assert max(drawn.values()) < 2 * min(drawn.values())
@@ -66,14 +66,14 @@ def test_prefix_cuts_are_uniform_and_random():
 @pytest.mark.parametrize("seed", range(5))
 def test_causality_probe_keeps_tokens_before_position(seed):
     windows = windows_of([100, 3, 1, 60], 16)
-    questions = list(cheat_detection.build_causality_probes(windows, 99, random.Random(seed)))
-    assert len(questions) == min(cheat_detection.CAUSALITY_PROBES, sum(len(window) > 1 for window in windows))
-    for question in questions:
-        inputs = windows[question.window].inputs
-        (check, position), *before = question.observed
+    probes = list(cheat_detection.build_causality_probes(windows, 99, random.Random(seed)))
+    assert len(probes) == min(cheat_detection.CAUSALITY_PROBES, sum(len(window) > 1 for window in windows))
+    for probe in probes:
+        inputs = windows[probe.window].inputs
+        (check, position), *before = probe.observed
         assert check == "causality"
-        assert len(question.tokens) == len(inputs)
-        assert question.tokens[: position + 1].tolist() == inputs[: position + 1].tolist()
+        assert len(probe.tokens) == len(inputs)
+        assert probe.tokens[: position + 1].tolist() == inputs[: position + 1].tolist()
         assert all(name == "before" and earlier < position for name, earlier in before)
 
 

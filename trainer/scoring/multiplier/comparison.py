@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,7 +30,6 @@ from trainer.scoring.multiplier.samples import RungSample, find_most_repeated_co
 SCATTER_LEVEL = 0.0001
 """An entry whose runs scatter more than the baseline's, with a p-value below this, gets no interval. Strict, since it
 is for gross cases: three runs with four times the noise."""
-
 MAX_BUDGET_FACTOR = 1000.0
 """A full budget this many times below or above all runs of the baseline is in the wrong unit."""
 
@@ -217,15 +217,15 @@ def compare_entries(
     names = sorted({result.entry for result in results})
     if baseline not in names:
         raise unknown_entry_error(baseline, names)
-    own: dict[str, list[RunResult]] = {name: [] for name in names}
+    runs_by_entry: dict[str, list[RunResult]] = defaultdict(list)
     for result in results:
-        own[result.entry].append(result)
-    samples = {name: group_by_rung(found, axis) for name, found in own.items()}
+        runs_by_entry[result.entry].append(result)
+    samples = {name: group_by_rung(runs_by_entry[name], axis) for name in names}
     if not samples[baseline]:
         raise ResultsError(f"No run of the baseline {baseline!r} has its {axis}.")
     ladder = fit_ladder(samples[baseline], full)
     full = ladder.full
-    chosen = {name: find_nearest_rung(found, full) for name, found in samples.items() if found}
+    chosen = {name: find_nearest_rung(rungs, full) for name, rungs in samples.items() if rungs}
     rows = estimate_entries(ladder, baseline, chosen)
     rows += [EntryMultiplier(entry=name, verdict=MultiplierVerdict.VOID) for name in names if name not in chosen]
     return TrackComparison(baseline, axis, ladder, tuple(sorted(rows, key=sort_key)))
@@ -307,8 +307,8 @@ def has_excess_scatter(ladder: Ladder, sample: RungSample) -> bool:
     if len(sample.loss) < 2:
         return False
     residual = sample.loss - ladder.loss_at(np.log(sample.compute / ladder.full))
-    own = float(pooled_deviation(residual, np.zeros(len(residual), dtype=np.intp), 1))
-    ratio = (own / float(ladder.sigma)) ** 2
+    deviation = float(pooled_deviation(residual, np.zeros(len(residual), dtype=np.intp), 1))
+    ratio = (deviation / float(ladder.sigma)) ** 2
     return bool(fdtrc(len(residual) - 1, ladder.freedom, ratio) < SCATTER_LEVEL)
 
 
@@ -322,16 +322,16 @@ def find_ties(
     """
     some = estimates[list(resolved)]
     gap, error = log_multiplier_difference(ladder, some[:, None], some[None, :])
-    apart = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
+    is_different = np.abs(gap) > ladder.quantile((1 + CONFIDENCE) / 2) * error
     order = np.argsort(-some.log_multiplier, kind="stable")
     if baseline in resolved:
         at = resolved.index(baseline)
-        apart[at, :] = apart[:, at] = ~holds_one[list(resolved)]
+        is_different[at, :] = is_different[:, at] = ~holds_one[list(resolved)]
         gap[:, at], gap[at, :] = some.log_multiplier, -some.log_multiplier
-        apart[at, at] = False
-    level = [order[~apart[i, order]].tolist() for i in range(len(resolved))]
+        is_different[at, at] = False
+    level = [order[~is_different[i, order]].tolist() for i in range(len(resolved))]
     ties = {one: [resolved[j] for j in level[i] if j != i] for i, one in enumerate(resolved)}
-    ranks = {one: 1 + int(np.sum(apart[i] & (gap[i] < 0))) for i, one in enumerate(resolved)}
+    ranks = {one: 1 + int(np.sum(is_different[i] & (gap[i] < 0))) for i, one in enumerate(resolved)}
     return ties, ranks
 
 

@@ -26,11 +26,9 @@ FLOPs under a budget of time vary by a few per cent between nodes. Differences i
 curve, so they neither widen sigma nor bend the fit."""
 
 DEGREE = 2
-
 MISFIT_LEVEL = 0.20
 """Significance level at which the outer rungs are left out. Generous: to leave them out needlessly costs a little
 precision, to keep them wrongly costs the coverage of the interval."""
-
 MAX_ABS_X = 50.0  # beyond e^50 times the full budget, a crossing is an artifact of an almost flat curve
 
 

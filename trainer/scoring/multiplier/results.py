@@ -19,7 +19,6 @@ Axis = Literal["flops", "seconds"]
 AXES: tuple[Axis, ...] = ("flops", "seconds")
 MAX_COMPUTE = 1e300
 MAX_BITS_PER_BYTE = 1e6  # far above any real loss (a uniform guess needs 8 bits per byte)
-
 FIELDS = ("entry", "seed", "flops", "seconds", "bits_per_byte")
 
 
