@@ -52,7 +52,7 @@ def test_flag_words_may_be_joined_by_dash_or_underscore() -> None:
         (["--out", "x", "--train.batch", "6", "--train.micro-batch", "4"], "must divide"),
         (["--out", "x", "--logger", "paper"], "--logger cannot be 'paper'"),
         (["--out", "x", "--model", "5"], "--model cannot be '5'"),
-        (["--out", "x", "--dataset", "d", "--corpus", "files:c"], "dataset is a prepared corpus"),
+        (["--out", "x", "--dataset", "d", "--corpus", "files:c"], "dataset replaces corpus, tokenizer and limit_bytes"),
         (["--out", "x", "--checkpoint-every", "3M-tokens"], "seconds or steps"),
         (["--out", "x", "--limit-bytes", "lots"], "is not a size"),
         (["--out", "x", "--seed", "-1"], "seed must be"),

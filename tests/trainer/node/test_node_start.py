@@ -25,21 +25,23 @@ def test_agent_imports_neither_torch_nor_django() -> None:
     subprocess.run([sys.executable, "-c", EVERYTHING], check=True)
 
 
-def test_agent_start_to_first_request_is_fast(site: SmallSite, tmp_path: Path, confined: None) -> None:
-    """In processor time, so that what else the machine does is not counted; the best of a few."""
+def test_agent_start_costs_little_more_than_its_libraries(site: SmallSite, tmp_path: Path, confined: None) -> None:
+    """In processor time and relative to the imports of the libraries in the same run; the best of a few."""
     node = Node(site, tmp_path / "node")
     site.add(build_training_job(site))
     node.start("--once").wait()
-    spent = []
+    agent, libraries = [], []
     for _ in range(5):
         polls = len(site.polls)
         node.start()
         wait_until(lambda polls=polls: len(site.polls) > polls)  # type: ignore[misc]
         assert node.process is not None
         fields = Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        spent.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        agent.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
         terminate(node)
-    assert min(spent) < 0.45  # measured 0.2 on an idle machine; a busy one has cold caches
+        command = [sys.executable, "-c", "import time, httpx, pydantic, cryptography, rich; print(time.process_time())"]
+        libraries.append(float(subprocess.check_output(command)))
+    assert min(agent) < 3 * min(libraries)
 
 
 def test_agent_without_a_sandbox_warns(site: SmallSite, node: Node) -> None:
