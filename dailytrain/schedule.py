@@ -18,6 +18,7 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Update progress in pull requests": ("leaderboard.tasks.tell_progress", 60),
     "Delete old GitHub webhooks": ("leaderboard.tasks.forget_deliveries", 3600),
     "Apply the opening hours of tracks": ("leaderboard.tasks.keep_hours", 15),
+    "Recompute stale standings": ("leaderboard.tasks.recompute_stale_standings", 15),
     "Confirm record candidates": ("leaderboard.tasks.confirmations", 60),
     "Release weights of long runs": ("leaderboard.tasks.cut_releases", 60),
     "Cancel prompts that wait too long": ("leaderboard.tasks.give_up_prompts", 60),

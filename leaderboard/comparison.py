@@ -10,9 +10,9 @@ from typing import Any
 
 from leaderboard import formatting
 from leaderboard.models import Run, Score
-from leaderboard.rankings import explanations as sentences
-from leaderboard.rankings.eligible_runs import name_of
-from leaderboard.rankings.standings import Standings
+from leaderboard.models.standings import get_entry_name
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.reproduction import recipe
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
@@ -103,21 +103,23 @@ class Pairs:
     scale: str
 
 
-def pairs(runs: Sequence[Run], table: Standings | None) -> Pairs | None:
-    """Return the entries of these runs against each other; None where fewer than two are on this board."""
-    if table is None or table.board is None:
+def compare_pairs(runs: Sequence[Run]) -> Pairs | None:
+    """Return the entries of these runs of one track against each other; None where fewer than two are compared."""
+    if not runs:
         return None
     titles = {run.entry_id: run.entry.title for run in runs}
-    known = (table.row(entry) for entry in titles)
-    rows = [row for row in known if row is not None and row.estimate is not None]
-    entries = [(row.entry, titles[row.entry]) for row in sorted(rows, key=lambda row: -(cm_of(row.estimate) or 0))]
-    if len(entries) < 2:
+    standings = compute_standings(runs[0].track, entries=titles)
+    rows = [row for entry in titles if (row := standings.get_row(entry)) is not None and row.estimate is not None]
+    rows.sort(key=lambda row: -((row.estimate and row.estimate.cm) or 0))
+    entries = [(row.entry, titles[row.entry]) for row in rows]
+    if len(entries) < 2 or standings.comparison is None:
         return None
-    cells = cells_of(table.board, [name_of(entry) for entry, _ in entries])
-    return Pairs(entries, cells, told(entries, cells), sentences.scale(table))
+    cells = build_cells(standings.comparison, [get_entry_name(entry) for entry, _ in entries])
+    scale = formatting.budget(runs[0].track.budget)
+    return Pairs(entries, cells, describe_pairs(entries, cells), scale)
 
 
-def cells_of(board: TrackComparison, names: Sequence[str]) -> list[list[Cell | None]]:
+def build_cells(board: TrackComparison, names: Sequence[str]) -> list[list[Cell | None]]:
     """Return how each does against each other. What b needs for a is one over what a needs for b."""
     pairs = list(combinations(names, 2))
     ratios = dict(zip(pairs, board.ratios(pairs), strict=True))
@@ -129,11 +131,7 @@ def cells_of(board: TrackComparison, names: Sequence[str]) -> list[list[Cell | N
     return [[None if one == two else Cell(known[one, two]) for two in names] for one in names]
 
 
-def cm_of(estimate: Any) -> float | None:
-    return None if estimate is None else estimate.cm
-
-
-def told(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
+def describe_pairs(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
     """Return a sentence for each entry and those after it."""
     found = []
     for i, (_, title) in enumerate(entries[:-1]):
@@ -150,7 +148,7 @@ def told(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[Cell | Non
 
 def more(cell: Cell) -> str:
     assert cell.ratio is not None, "it is better"
-    return f"which needs {sentences.per_cent(cell.ratio.cm - 1)} more compute to get as far"
+    return f"which needs {explanations.format_percent(cell.ratio.cm - 1)} more compute to get as far"
 
 
 def listed(names: Sequence[str]) -> str:

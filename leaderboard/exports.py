@@ -6,7 +6,7 @@ Each function returns the rows of one page; `csv` and `json` write them. Units a
 from __future__ import annotations
 
 import io
-import json as javascript
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from csv import writer
 from dataclasses import dataclass
@@ -14,12 +14,10 @@ from typing import Any
 
 from django.utils import timezone
 
-from leaderboard.models import Entry, Run, Score
-from leaderboard.rankings.eligible_runs import name_of
-from leaderboard.rankings.standings import Row, Standings
+from leaderboard.models import Entry, Run, Score, Standing, StandingsTable
+from leaderboard.models.standings import get_entry_name
+from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.schedule.start_estimates import departures
-from leaderboard.views.live import with_job
-from leaderboard.views.pool import nodes_at_work
 
 Line = Mapping[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -39,85 +37,86 @@ class Table:
         return list(dict.fromkeys(column for row in self.rows for column in row))
 
 
-def csv(table: Table) -> str:
+def write_csv(table: Table) -> str:
     text = io.StringIO()
     out = writer(text, lineterminator="\n")
     out.writerow(table.columns)
-    out.writerows([cell(row.get(column)) for column in table.columns] for row in table.rows)
+    out.writerows([escape_cell(row.get(column)) for column in table.columns] for row in table.rows)
     return text.getvalue()
 
 
-def cell(value: Any) -> Any:
+def escape_cell(value: Any) -> Any:
     """Return a value as a spreadsheet may have it."""
     if isinstance(value, str):
         return f"'{value}" if value.startswith(FORMULA) else value
     return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def json(table: Table) -> str:
-    return javascript.dumps({"table": table.name, "rows": table.rows}, indent=1, allow_nan=False)
+def write_json(table: Table) -> str:
+    return json.dumps({"table": table.name, "rows": table.rows}, indent=1, allow_nan=False)
 
 
 # --- the pages' tables -----------------------------------------------------------------------------------------------
 
 
-def board(standings: Standings) -> Table:
-    """A row for each entry, best first, its multiplier on the standings' axis; scores are means over its runs."""
-    known = scores_of(run.run for row in standings.rows for run in row.runs)
-    rows = [
-        {**standing(row, standings), **means([known.get(run.run, []) for run in row.runs])} for row in standings.rows
+def build_board_table(table: StandingsTable) -> Table:
+    """A row for each entry, best first, its multiplier on the table's axis; scores are means over its runs."""
+    rows = list(table.rows.select_related("entry")) if table.pk else []
+    scores = load_scores(run_id for row in rows for run_id in row.run_ids)
+    lines = [
+        {**standing_line(row, table), **mean_scores([scores.get(run_id, []) for run_id in row.run_ids])} for row in rows
     ]
-    return Table(f"board-{standings.track}-{standings.axis}", rows)
+    return Table(f"board-{table.track.slug}-{table.axis}", lines)
 
 
-def standing(row: Row, standings: Standings) -> Line:
-    estimate, latest = row.estimate, row.latest
+def standing_line(row: Standing, table: StandingsTable) -> Line:
+    entry = row.entry
     return {
-        "rank": estimate.rank if estimate else None,
-        "entry": row.entry,
-        "name": name_of(row.entry),
-        "title": latest.title,
-        "author": latest.author,
-        "architecture": latest.architecture,
+        "rank": row.rank,
+        "entry": entry.pk,
+        "name": get_entry_name(entry.pk),
+        "title": entry.title,
+        "author": entry.author,
+        "architecture": entry.architecture,
         "is_baseline": row.is_baseline,
-        "multiplier": estimate.cm if estimate else None,
-        "multiplier_low": estimate.low if estimate else None,
-        "multiplier_high": estimate.high if estimate else None,
-        "verdict": estimate.verdict.value if estimate else None,
-        "tied_with": list(estimate.tied_with) if estimate else [],
-        "axis": standings.axis,
-        "runs": len(row.runs),
+        "multiplier": row.multiplier,
+        "multiplier_low": row.multiplier_low,
+        "multiplier_high": row.multiplier_high,
+        "verdict": row.verdict or None,
+        "tied_with": [get_entry_name(entry_id) for entry_id in row.ties],
+        "axis": table.axis,
+        "runs": row.run_count,
         "bits_per_byte": row.bits_per_byte,
-        "bits_per_byte_stderr": row.stderr,
-        "parameters": latest.parameters,
-        "train_flops": row.flops,
-        "train_seconds": row.seconds,
+        "bits_per_byte_stderr": row.bits_per_byte_stderr,
+        "parameters": row.parameters,
+        "train_flops": row.train_flops,
+        "train_seconds": row.train_seconds,
         "tokens_per_second": row.tokens_per_second,
-        "trust": str(row.trust.value),
-        "date": latest.finished_at.isoformat() if latest.finished_at else None,
-        "repository": latest.public_repository,
-        "sha": latest.sha,
+        "trust": row.trust,
+        "date": row.finished_at.isoformat() if row.finished_at else None,
+        "repository": entry.public_repository,
+        "sha": entry.sha,
     }
 
 
-def of_runs(runs: Sequence[Run], name: str) -> Table:
+def build_runs_table(runs: Sequence[Run], name: str) -> Table:
     """A row for each run, every score with its standard error beside it. The runs come from `with_entry()`."""
-    known = scores_of(run.pk for run in runs)
-    return Table(name, [{**run.to_dict(), **columns_of(known.get(run.pk, []))} for run in runs])
+    known = load_scores(run.pk for run in runs)
+    return Table(name, [{**run.to_dict(), **score_columns(known.get(run.pk, []))} for run in runs])
 
 
-def of_entry(entry: Entry) -> Table:
-    return of_runs(list(Run.objects.with_entry().filter(entry=entry).order_by("pk")), f"entry-{entry.pk}")
+def build_entry_table(entry: Entry) -> Table:
+    return build_runs_table(list(Run.objects.with_entry().filter(entry=entry).order_by("pk")), f"entry-{entry.pk}")
 
 
-def of_run(run: Run) -> Table:
+def build_run_table(run: Run) -> Table:
     """A row for each score."""
     return Table(f"run-{run.pk}-scores", [{"run": run.pk, **score.to_dict()} for score in run.scores.all()])
 
 
-def queue() -> Table:
+def build_queue_table() -> Table:
     """What runs, then what waits, in the order of the queue."""
-    live: list[Line] = [{**run.to_dict(), "position": None, "leaves_at": None} for run in with_job(Run.objects.live())]
+    live: list[Line] = [{**run.to_dict(), "position": None, "leaves_at": None} for run in Run.objects.live().with_job()]
     waiting = [
         {
             **line.run.to_dict(),
@@ -125,12 +124,12 @@ def queue() -> Table:
             "position": line.position,
             "leaves_at": line.leaves_at.isoformat() if line.leaves_at else None,
         }
-        for line in departures(list(with_job(Run.objects.waiting())), timezone.now())
+        for line in departures(list(Run.objects.waiting().with_job()), timezone.now())
     ]
     return Table("queue", [*live, *waiting])
 
 
-def nodes() -> Table:
+def build_nodes_table() -> Table:
     return Table(
         "nodes",
         [
@@ -144,7 +143,7 @@ def nodes() -> Table:
                 "last_seen": node.last_seen.isoformat() if node.last_seen else None,
                 "jobs": len(node.now),  # type: ignore[attr-defined]
             }
-            for node in nodes_at_work()
+            for node in find_working_nodes()
         ],
     )
 
@@ -152,7 +151,7 @@ def nodes() -> Table:
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-def scores_of(runs: Iterable[int]) -> dict[int, list[Score]]:
+def load_scores(runs: Iterable[int]) -> dict[int, list[Score]]:
     """Return the scores of runs, by run. One query."""
     found: dict[int, list[Score]] = {}
     for score in Score.objects.filter(run__in=list(runs)).order_by("name"):
@@ -160,7 +159,7 @@ def scores_of(runs: Iterable[int]) -> dict[int, list[Score]]:
     return found
 
 
-def columns_of(scores: Iterable[Score]) -> dict[str, float | None]:
+def score_columns(scores: Iterable[Score]) -> dict[str, float | None]:
     """Return the scores as columns; those that stand on the run itself come from there."""
     found: dict[str, float | None] = {}
     for score in scores:
@@ -170,7 +169,7 @@ def columns_of(scores: Iterable[Score]) -> dict[str, float | None]:
     return found
 
 
-def means(groups: Sequence[Iterable[Score]]) -> dict[str, float]:
+def mean_scores(groups: Sequence[Iterable[Score]]) -> dict[str, float]:
     """Return each score's mean over the runs that have it."""
     values: dict[str, list[float]] = {}
     for score in (score for scores in groups for score in scores if score.name != "bits_per_byte"):

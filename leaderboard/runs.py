@@ -139,7 +139,7 @@ def train_job(run: Run, release: Blob | None) -> dict[str, Any]:
         "release": release,
         "entry": run.entry.bundle,
         "limits": limits.model_dump(),
-        **(trust.on_unrelated(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
+        **(trust.build_unrelated_constraints(run.entry) if run.purpose == Run.Purpose.CONFIRMATION else {}),
         **(coordinating(run, limits) if run.is_swarm else {}),
     }
 

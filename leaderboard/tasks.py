@@ -11,9 +11,11 @@ from django.utils import timezone
 from leaderboard import events, outbox
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, release_scores, swarm_runs, train
+from leaderboard.models import Track
 from leaderboard.notifications import delivery
 from leaderboard.publishing import datasets, releases
 from leaderboard.rankings import confirmations as confirming
+from leaderboard.rankings import standings_store
 from leaderboard.schedule import ladder, track_hours
 from leaderboard.schedule import monthly as months
 from leaderboard.schedule import nightly as nights
@@ -78,7 +80,7 @@ def fill_ladders() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def confirmations() -> None:
     """Start, revive and decide the confirmation of record candidates."""
-    confirming.catch_up()
+    confirming.process_confirmations()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -121,3 +123,16 @@ def forget_deliveries() -> None:
 def publish_datasets() -> None:
     """Queue the datasets of campaigns that the Hub does not have completely."""
     datasets.enqueue_datasets()
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def recompute_standings(track_id: int) -> None:
+    """Bring a track's stored standings up to date."""
+    if track := Track.objects.select_related("season").filter(pk=track_id).first():
+        standings_store.recompute_standings(track)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def recompute_stale_standings() -> None:
+    """Bring the stored standings up to date that no task was enqueued for."""
+    standings_store.recompute_stale_standings()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import django
 import hypothesis
@@ -44,19 +45,43 @@ settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocM
 
 
 @pytest.fixture(autouse=True)
-def _fresh_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rate limits are counted in the cache: one test's calls are not another's. No table is slow, however slow the
-    machine is."""
+def _fresh_cache() -> None:
+    """Rate limits are counted in the cache: one test's calls are not another's."""
     from django.core.cache import cache
 
-    from leaderboard.charts import curve_svg
-    from leaderboard.rankings import standings
-
     cache.clear()
-    curve_svg.KEPT.clear()
-    standings.KEPT.clear()
-    standings.LAST.clear()
-    monkeypatch.setattr(standings, "SLOW_SECONDS", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _current_standings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recompute stored standings before each request and each read, as if Celery had just run; its queries are not
+    counted. Tests marked `stored_standings` call the task themselves."""
+    has_database = request.node.get_closest_marker("django_db") or {"db", "transactional_db"} & {*request.fixturenames}
+    if not has_database or request.node.get_closest_marker("stored_standings"):
+        return
+    from django.db import connection
+    from django.test import Client
+
+    from leaderboard.models import StandingsTable
+    from leaderboard.models.seasons import TrackQuerySet
+    from leaderboard.rankings.standings_store import recompute_stale_standings
+
+    active: list[bool] = []
+
+    def recompute_first(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call_after_recomputation(*arguments: Any, **options: Any) -> Any:
+            if not active:
+                active.append(True)
+                with mock.patch.object(connection, "force_debug_cursor", False):
+                    recompute_stale_standings()
+                active.clear()
+            return function(*arguments, **options)
+
+        return call_after_recomputation
+
+    monkeypatch.setattr(Client, "request", recompute_first(Client.request))
+    monkeypatch.setattr(TrackQuerySet, "with_standings", recompute_first(TrackQuerySet.with_standings))
+    monkeypatch.setattr(StandingsTable.objects, "filter", recompute_first(StandingsTable.objects.filter))
 
 
 @pytest.fixture(scope="session")

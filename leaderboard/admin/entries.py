@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from leaderboard import permissions, runs
 from leaderboard.models import Entry
 from leaderboard.models.entries import web_address
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.runs import RunError
 from leaderboard.submissions import intake, review
 from leaderboard.submissions.intake import IntakeError
@@ -85,7 +85,7 @@ class EntryAdmin(EntryModelAdmin):
     @admin.action(description="Run the seeds that it still needs to be resolved", permissions=["change"])
     def run_needed_seeds(self, request: HttpRequest, chosen: models.QuerySet[Entry]) -> None:
         for entry in chosen.select_related("track__season"):
-            row = standings.of(entry.track).row(entry.pk)
+            row = compute_standings(entry.track).get_row(entry.pk)
             needed = row.estimate.seeds_needed if row and row.estimate else None
             if not needed:
                 self.message_user(request, f"{entry.title}: no number of seeds is known that it needs.")

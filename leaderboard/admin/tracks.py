@@ -161,7 +161,7 @@ class RunAdmin(RunModelAdmin):
     def confirm(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
         for entry in Entry.objects.filter(runs__in=chosen).select_related("track__season").distinct():
             try:
-                made = confirmations.confirm(entry, actor=maintainer(request).get_username())
+                made = confirmations.queue_confirmation_runs(entry, actor=maintainer(request).get_username())
                 self.message_user(request, f"{entry.title} has {len(made)} confirmation runs.", messages.SUCCESS)
             except (ConfirmationError, RunError) as error:
                 self.message_user(request, str(error), messages.ERROR)
@@ -177,7 +177,7 @@ class RunAdmin(RunModelAdmin):
 
     @admin.action(description="Settle the dispute: the result counts again", permissions=["change"])
     def settle(self, request: HttpRequest, chosen: models.QuerySet[Run]) -> None:
-        settled = [run for run in chosen if trust.settle(run, maintainer(request).get_username())]
+        settled = [run for run in chosen if trust.settle_dispute(run, maintainer(request).get_username())]
         self.message_user(request, f"Settled: {len(settled)} of {len(chosen)}.")
 
 

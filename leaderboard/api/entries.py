@@ -17,8 +17,8 @@ from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
 from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import RunDict
-from leaderboard.rankings import standings
-from leaderboard.rankings.standings import StandingDict
+from leaderboard.models.standings import EstimateDict
+from leaderboard.rankings.standings_store import load_standings
 from leaderboard.submissions import run_estimates
 
 router = Router()
@@ -33,7 +33,7 @@ class EntryDetail(EntryDict):
     smoke_sentence: str
     estimate: dict[str, Any] | None
     """Before it trains: what that will take."""
-    standing: StandingDict | None
+    standing: EstimateDict | None
     """Once it has: its multiplier."""
     runs: list[RunDict]
 
@@ -66,13 +66,15 @@ def entries(
 def entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     """An entry, its runs and its multiplier, and what its smoke run found (a `SmokeResult`; empty: none yet)."""
     found = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
+    table = load_standings(found.track)
+    row = table.get_row(found.pk)
     ahead = run_estimates.estimate(found) if run_estimates.is_ahead(found) else None
     return {
         **found.to_dict(),
         "smoke": found.smoke,
         "smoke_sentence": found.smoke_sentence,
         "estimate": ahead.to_dict() if ahead else None,
-        "standing": standings.estimate_dict(standings.of(found.track), found.pk),
+        "standing": row.estimate_dict(table) if row else None,
         "runs": [run.to_dict() for run in Run.objects.with_entry().filter(entry=found)],
     }
 

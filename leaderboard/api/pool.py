@@ -14,10 +14,9 @@ from typing_extensions import TypedDict
 from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
+from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.schedule import calendar
 from leaderboard.schedule.start_estimates import Departure, departures
-from leaderboard.views.live import with_job
-from leaderboard.views.pool import nodes_at_work
 from scheduler.models import Lease, Node
 from scheduler.sponsors import contributions
 from scheduler.sponsors.contributions import Given, Standing
@@ -68,7 +67,7 @@ class NodePage(Page):
 @decorate_view(conditional_page)
 def nodes(request: HttpRequest, cursor: Cursor = "", before: Before = None, limit: Limit = 50) -> NodePage:
     """Machines that have come to work, and what they do now; the latest to come first."""
-    found, links = paginate(nodes_at_work(), cursor, before, limit)
+    found, links = paginate(find_working_nodes(), cursor, before, limit)
     return {"items": [node_dict(node) for node in found], **links}
 
 
@@ -178,9 +177,9 @@ class QueueDict(TypedDict):
 @decorate_view(conditional_page)
 def queue(request: HttpRequest) -> QueueDict:
     """What runs and what waits, in the order of the queue, with the reason."""
-    waiting = departures(list(with_job(Run.objects.waiting())), timezone.now())
+    waiting = departures(list(Run.objects.waiting().with_job()), timezone.now())
     return {
-        "live": [run.to_dict() for run in with_job(Run.objects.live())],
+        "live": [run.to_dict() for run in Run.objects.live().with_job()],
         "waiting": [departure_dict(line) for line in waiting],
     }
 

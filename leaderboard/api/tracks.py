@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.db.models import Count, Max, Sum
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page
@@ -12,15 +13,16 @@ from leaderboard.models import Run, Track
 from leaderboard.models.reported import ReportedDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.seasons import TrackDict
-from leaderboard.rankings import standings
-from leaderboard.rankings.standings import ResultsDict, StandingDict
+from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
+from leaderboard.rankings.standings import ResultsDict
+from leaderboard.rankings.standings_store import load_results, load_standings
 from trainer.scoring.multiplier import Axis
 
 router = Router()
 
 
 class BoardRun(RunDict):
-    estimate: StandingDict | None
+    estimate: EstimateDict | None
     """Of its entry, over all its seeds; null where the track has no multipliers yet."""
 
 
@@ -38,7 +40,9 @@ def track(request: HttpRequest, slug: str) -> TrackDict:
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:
-    return f'"{Run.objects.filter(track__slug=slug).version()}"'
+    runs = Run.objects.filter(track__slug=slug).annotate(computed_at=LATEST_COMPUTATION).order_by()
+    found = runs.aggregate(count=Count("pk"), revisions=Sum("revision"), latest=Max("computed_at"))
+    return f'"{found["count"]}.{found["revisions"]}.{found["latest"]}"'
 
 
 @router.get("/tracks/{slug}/board", response=list[BoardRun])
@@ -49,18 +53,17 @@ def board(request: HttpRequest, slug: str, axis: Axis = "flops") -> list[BoardRu
     `estimate` is what `dailytrain multiplier --json` prints from the track's results.
     """
     track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    table = standings.of(track, axis)
-    return [
-        {**run.to_dict(), "estimate": standings.estimate_dict(table, run.entry_id)}
-        for run in Run.objects.on_board(track)
-    ]
+    table = load_standings(track, axis)
+    rows = table.rows.all() if table.pk else []
+    estimates = {row.entry_id: row.estimate_dict(table) for row in rows}
+    return [{**run.to_dict(), "estimate": estimates.get(run.entry_id)} for run in Run.objects.on_board(track)]
 
 
 @router.get("/tracks/{slug}/results", response=ResultsDict)
 @decorate_view(condition(etag_func=board_etag))
 def results(request: HttpRequest, slug: str, axis: Axis = "flops") -> ResultsDict:
     """The records behind the board's multipliers: what `dailytrain multiplier` reads, and what it prints of them."""
-    return standings.of(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis).to_dict()
+    return load_results(get_object_or_404(Track.objects.select_related("season"), slug=slug), axis)
 
 
 @router.get("/tracks/{slug}/reported", response=list[ReportedDict])

@@ -1,1 +1,1 @@
-"""The board: what a visitor asks of it, its table, its frontier and its scales."""
+"""The board: a visitor's query, the table, the frontier and the scales."""

@@ -1,4 +1,4 @@
-"""The board's columns: what each shows of a row, and what it sorts by. One entry a column in `COLUMNS`."""
+"""The board's columns: what each shows of a row, and the field that it sorts by. One item per column in `COLUMNS`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django.db.models import Case, Expression, F, Value, When
+from django.db.models.functions import Lower, NullIf
+
 from leaderboard import formatting
-from leaderboard.models import Run
-from leaderboard.rankings.standings import Row, Standings
+from leaderboard.models import Run, Standing, StandingsTable
 from leaderboard.templatetags.multipliers import badge
 from leaderboard.templatetags.page import moment
 
 
 class Cell(NamedTuple):
-    """What stands in a row under a column; `aside` is written smaller."""
-
     text: str
     aside: str = ""
-
-
-Key = float | str | None
+    """Written smaller, after the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,98 +27,79 @@ class Column:
 
     label: str
     explains: str
-    cell: Callable[[Row, Standings], Cell]
-    key: Callable[[Row], Key]
-    """What it sorts by; rows that have none come last, whichever way."""
-    best_is_high: bool = False
+    cell: Callable[[Standing, StandingsTable], Cell]
+    order: Expression | F
+    """What it sorts by; rows without a value come last in both directions."""
+    is_descending: bool = False
     """Whether the first click on its head puts large values on top."""
-    usual: bool = True
-    """Whether it is shown to somebody who chose nothing."""
+    is_default: bool = True
     is_number: bool = True
 
 
-def written(value: float | None, write: Callable[[float], str]) -> str:
+def format_or_missing(value: float | None, write: Callable[[float], str]) -> str:
     return formatting.MISSING if value is None else write(value)
 
 
-def bits(row: Row, _: Standings) -> Cell:
-    stderr = written(row.stderr, lambda value: f"{value:.4f}")
+def number_cell(field: str, write: Callable[[float], str]) -> Callable[[Standing, StandingsTable], Cell]:
+    """Return a function that formats a field of a row."""
+    return lambda row, _: Cell(format_or_missing(getattr(row, field), write))
+
+
+def bits_per_byte_cell(row: Standing, _: StandingsTable) -> Cell:
+    stderr = format_or_missing(row.bits_per_byte_stderr, lambda value: f"{value:.4f}")
     return Cell(f"{row.bits_per_byte:.4f}", f"±{formatting.SPACE}{stderr}")
 
 
-def average(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.average, formatting.points))
-
-
-def parameters(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.latest.parameters, formatting.compact))
-
-
-def compute(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.flops, formatting.power))
-
-
-def tokens(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.tokens, formatting.compact))
-
-
-def speed(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.tokens_per_second, formatting.compact))
-
-
-def time(row: Row, _: Standings) -> Cell:
-    return Cell(written(row.seconds, formatting.duration))
-
-
-def runs(row: Row, standings: Standings) -> Cell:
-    return Cell(f"{len(row.runs)}", f"of {standings.seeds}" if len(row.runs) < standings.seeds else "")
+def run_count_cell(row: Standing, table: StandingsTable) -> Cell:
+    return Cell(f"{row.run_count}", f"of {table.track.seeds}" if row.run_count < table.track.seeds else "")
 
 
 COLUMNS: dict[str, Column] = {
     "author": Column(
-        label="Author", explains="Who proposed it.", cell=lambda row, _: Cell(row.latest.author or formatting.MISSING),
-        key=lambda row: row.latest.author.casefold() or None, usual=False, is_number=False,
+        label="Author", explains="Who proposed it.", cell=lambda row, _: Cell(row.entry.author or formatting.MISSING),
+        order=NullIf(Lower("entry__author"), Value("")), is_default=False, is_number=False,
     ),
     "bits": Column(
         label="Bits per byte", explains="On text that no model has seen, the mean over runs; lower is better. "
-        "± is the standard error over documents.", cell=bits, key=lambda row: row.bits_per_byte,
+        "± is the standard error over documents.", cell=bits_per_byte_cell, order=F("bits_per_byte"),
     ),
     "average": Column(
         label="lm-eval", explains="Average over the track's lm-eval tasks: 0 is chance, 100 % all correct.",
-        cell=average, key=lambda row: row.average, best_is_high=True,
+        cell=number_cell("benchmark_average", formatting.points), order=F("benchmark_average"), is_descending=True,
     ),
     "parameters": Column(
-        label="Parameters", explains="Of the model, tables of embeddings among them.", cell=parameters,
-        key=lambda row: row.latest.parameters,
+        label="Parameters", explains="Of the model, tables of embeddings among them.",
+        cell=number_cell("parameters", formatting.compact), order=F("parameters"),
     ),
     "flops": Column(
-        label="FLOPs", explains="Of the training, counted by the scorer; the mean over runs.", cell=compute,
-        key=lambda row: row.flops,
+        label="FLOPs", explains="Of the training, counted by the scorer; the mean over runs.",
+        cell=number_cell("train_flops", formatting.power), order=F("train_flops"),
     ),
     "time": Column(
-        label="Time", explains="Training seconds that were charged; the mean over runs.", cell=time,
-        key=lambda row: row.seconds, usual=False,
+        label="Time", explains="Training seconds that were charged; the mean over runs.",
+        cell=number_cell("train_seconds", formatting.duration), order=F("train_seconds"), is_default=False,
     ),
     "tokens": Column(
-        label="Tokens", explains="That it was trained on.", cell=tokens, key=lambda row: row.tokens,
-        best_is_high=True, usual=False,
+        label="Tokens", explains="That it was trained on.", cell=number_cell("tokens", formatting.compact),
+        order=F("tokens"), is_descending=True, is_default=False,
     ),
     "speed": Column(
-        label="Tokens/s", explains="Tokens over training seconds, on the node that trained it.", cell=speed,
-        key=lambda row: row.tokens_per_second, best_is_high=True,
+        label="Tokens/s", explains="Tokens over training seconds, on the node that trained it.",
+        cell=number_cell("tokens_per_second", formatting.compact), order=F("tokens_per_second"), is_descending=True,
     ),
     "runs": Column(
-        label="Runs", explains="With the track's whole budget, that count.", cell=runs,
-        key=lambda row: len(row.runs), best_is_high=True, usual=False,
+        label="Runs", explains="With the track's whole budget, that count.", cell=run_count_cell,
+        order=F("run_count"), is_descending=True, is_default=False,
     ),
     "trust": Column(
         label="Trust", explains="How far the result can be relied on.", cell=lambda row, _: Cell(badge(row.trust)),
-        key=lambda row: list(Run.Trust).index(row.trust), best_is_high=True, is_number=False,
+        order=Case(*(When(trust=trust, then=number) for number, trust in enumerate(Run.Trust.values))),
+        is_descending=True, is_number=False,
     ),
     "date": Column(
-        label="Date", explains="When its latest run was judged.",
-        cell=lambda row, _: Cell(moment(row.latest.finished_at, "day")),
-        key=lambda row: at.timestamp() if (at := row.latest.finished_at) else None, best_is_high=True,
+        label="Date", explains="When its latest run was scored.",
+        cell=lambda row, _: Cell(moment(row.finished_at, "day")), order=F("finished_at"), is_descending=True,
     ),
 }  # fmt: skip
 """In the order of the table."""
+DEFAULT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_default)

@@ -1,120 +1,142 @@
-"""What a visitor asks of the board: order, search, filters, columns, page. All of it is in the address."""
+"""A visitor's query of the board: order, search, filters, columns, page. All of it is in the address."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db.models import BooleanField, Expression, ExpressionWrapper, F, Q, QuerySet
+from django.db.models.functions import Lower
 from django.http import QueryDict
 
-from leaderboard.board.columns import COLUMNS, Column
-from leaderboard.models import Run
-from leaderboard.rankings.standings import Row
+from leaderboard.board.columns import COLUMNS, DEFAULT_COLUMNS, Column
+from leaderboard.models import Run, Standing, StandingsTable
 from trainer.scoring.multiplier import AXES, Axis
 
-PER_PAGE = 50
-MOST_WORDS = 100
-"""Characters of a search that are looked at."""
+ROWS_PER_PAGE = 50
+MAX_SEARCH_LENGTH = 100
 RANK = "rank"
 SORTS = (RANK, "multiplier", "entry", *COLUMNS)
-USUAL = tuple(name for name, column in COLUMNS.items() if column.usual)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One address of the board, read. What makes no sense in it is passed over."""
+class BoardQuery:
+    """The query in an address of the board. Values that make no sense are ignored."""
 
     axis: Axis = AXES[0]
     sort: str = RANK
-    backwards: bool = False
-    """The other way round than a column's best first."""
+    is_reversed: bool = False
+    """Whether the column's usual direction is reversed."""
     words: str = ""
     trust: str = ""
     architecture: str = ""
-    columns: tuple[str, ...] = USUAL
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
     page: int = 1
+
+    @classmethod
+    def from_address(cls, query: QueryDict) -> BoardQuery:
+        sort = query.get("sort", RANK)
+        name = sort.removeprefix("-")
+        page = query.get("page", "1")
+        chosen = {name for value in query.getlist("columns") for name in value.split(",")}
+        return cls(
+            axis=next((axis for axis in AXES if axis == query.get("axis")), AXES[0]),
+            sort=name if name in SORTS else RANK,
+            is_reversed=sort.startswith("-") and name in SORTS,
+            words=query.get("q", "").strip()[:MAX_SEARCH_LENGTH].replace("\0", ""),
+            trust=next((trust for trust in Run.Trust.values if trust == query.get("trust")), ""),
+            architecture=query.get("architecture", "")[:MAX_SEARCH_LENGTH].replace("\0", ""),
+            columns=tuple(name for name in COLUMNS if name in chosen) or DEFAULT_COLUMNS,
+            page=min(max(int(page), 1), 10_000) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
+        )
 
     @property
     def is_ranked(self) -> bool:
-        return self.sort == RANK and not self.backwards
+        return self.sort == RANK and not self.is_reversed
 
     @property
-    def is_narrowed(self) -> bool:
+    def is_filtered(self) -> bool:
         return bool(self.words or self.trust or self.architecture)
 
-    @property
-    def shown(self) -> list[tuple[str, Column]]:
-        return [(name, column) for name, column in COLUMNS.items() if name in self.columns]
+    def get_columns(self, table: StandingsTable) -> list[tuple[str, Column]]:
+        """Return the columns to show: those chosen, else of the default ones those that have values."""
+        chosen = [(name, column) for name, column in COLUMNS.items() if name in self.columns]
+        if self.columns != DEFAULT_COLUMNS:
+            return chosen
+        empty = [F(field) for field in table.empty_columns]
+        return [(name, column) for name, column in chosen if column.order not in empty]
 
     def address(self, **changes: Any) -> str:
-        """Return the query string of this view of the board, changed; only what differs from the usual is written."""
+        """Return the query string with some changes; values that are the default are left out."""
         to = replace(self, **changes)
-        given = {
+        values = {
             "axis": to.axis if to.axis != AXES[0] else "",
             "q": to.words,
             "trust": to.trust,
             "architecture": to.architecture,
-            "sort": ("-" if to.backwards else "") + to.sort if not to.is_ranked else "",
-            "columns": ",".join(to.columns) if to.columns != USUAL else "",
+            "sort": ("-" if to.is_reversed else "") + to.sort if not to.is_ranked else "",
+            "columns": ",".join(to.columns) if to.columns != DEFAULT_COLUMNS else "",
             "page": str(to.page) if to.page > 1 else "",
         }
-        return "?" + urlencode({name: value for name, value in given.items() if value}, safe=",")
+        return "?" + urlencode({name: value for name, value in values.items() if value}, safe=",")
+
+    def get_order(self) -> list[Expression | str]:
+        """Return the order of the rows; equal rows stay by rank, those without a value come last."""
+        if self.sort == RANK:
+            return ["-position" if self.is_reversed else "position"]
+        fixed: dict[str, tuple[Any, bool]] = {
+            "multiplier": (F("multiplier"), True),
+            "entry": (Lower("entry__title"), False),
+        }
+        column = COLUMNS.get(self.sort)
+        order, is_descending = (column.order, column.is_descending) if column else fixed[self.sort]
+        is_descending = is_descending != self.is_reversed
+        return [order.desc(nulls_last=True) if is_descending else order.asc(nulls_last=True), "position"]
+
+    def filter_rows(self, table: StandingsTable) -> QuerySet[Standing]:
+        """Return the rows that match, in order."""
+        rows = table.rows.order_by(*self.get_order())
+        if self.trust:
+            rows = rows.filter(trust=self.trust)
+        if self.architecture:
+            rows = rows.filter(entry__architecture=self.architecture)
+        for word in self.words.casefold().split():
+            rows = rows.filter(search_text__contains=word)
+        return rows
 
 
-def read(query: QueryDict) -> Asked:
-    sort = query.get("sort", RANK)
-    name = sort.removeprefix("-")
-    page = query.get("page", "1")
-    chosen = {name for value in query.getlist("columns") for name in value.split(",")}
-    return Asked(
-        axis=next((axis for axis in AXES if axis == query.get("axis")), AXES[0]),
-        sort=name if name in SORTS else RANK,
-        backwards=sort.startswith("-") and name in SORTS,
-        words=query.get("q", "").strip()[:MOST_WORDS].replace("\0", ""),
-        trust=next((trust for trust in Run.Trust.values if trust == query.get("trust")), ""),
-        architecture=query.get("architecture", "")[:MOST_WORDS],
-        columns=tuple(name for name in COLUMNS if name in chosen) or USUAL,
-        page=min(max(int(page), 1), 10_000) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
+@dataclass(frozen=True)
+class BoardRows:
+    """The rows that one page of the board needs."""
+
+    page: list[Standing]
+    baseline: Standing | None
+    leader: Standing | None
+    """See `StandingsTable.leader`."""
+    records: list[Standing]
+    """Entries whose confirmation broke the record, now or once."""
+    match_count: int
+    """Rows that match, on all pages."""
+
+
+def load_board_rows(table: StandingsTable, query: BoardQuery) -> BoardRows:
+    """Read a page's rows, the baseline, the leader and the records. One query; two where rows are filtered."""
+    if table.pk is None:
+        return BoardRows([], None, None, [], 0)
+    matching, start = query.filter_rows(table), (query.page - 1) * ROWS_PER_PAGE
+    page = matching.values("pk")[start : start + ROWS_PER_PAGE]
+    rows = list(
+        table.rows.select_related("entry")
+        .defer("ties")
+        .annotate(is_on_page=ExpressionWrapper(Q(pk__in=page), output_field=BooleanField()))
+        .filter(Q(is_on_page=True) | Q(is_baseline=True) | Q(is_record=True) | Q(entry=table.leader_id))
+        .order_by(*query.get_order())
     )
-
-
-def narrowed(rows: Sequence[Row], asked: Asked) -> list[Row]:
-    """Return the rows that were asked for, by rank."""
-    if not asked.is_narrowed:
-        return list(rows)
-    words = asked.words.casefold().split()
-    return [
-        row
-        for row in rows
-        if (not asked.trust or row.trust == asked.trust)
-        and (not asked.architecture or row.latest.architecture == asked.architecture)
-        and all(word in text for text in [haystack(row)] for word in words)
-    ]
-
-
-def haystack(row: Row) -> str:
-    latest = row.latest
-    return " ".join((latest.title, latest.author, latest.architecture, latest.sha)).casefold()
-
-
-def ordered(rows: Sequence[Row], asked: Asked) -> list[Row]:
-    """Return rows, given by rank, in the order that was asked for; ties stay by rank."""
-    if asked.sort == RANK:
-        return list(reversed(rows)) if asked.backwards else list(rows)
-    high = (
-        asked.sort == "multiplier" or (asked.sort in COLUMNS and COLUMNS[asked.sort].best_is_high)
-    ) != asked.backwards
-    keyed = [(key(row, asked.sort), row) for row in rows]
-    known = [(value, row) for value, row in keyed if value is not None]
-    ranked = sorted(known, key=lambda pair: pair[0], reverse=high)
-    return [row for _, row in ranked] + [row for value, row in keyed if value is None]
-
-
-def key(row: Row, sort: str) -> float | str | None:
-    if sort == "multiplier":
-        return row.estimate.cm if row.estimate else None
-    if sort == "entry":
-        return row.latest.title.casefold()
-    return COLUMNS[sort].key(row)
+    return BoardRows(
+        page=[row for row in rows if row.is_on_page],
+        baseline=next((row for row in rows if row.is_baseline), None),
+        leader=next((row for row in rows if row.entry_id == table.leader_id), None),
+        records=[row for row in rows if row.is_record],
+        match_count=matching.count() if query.is_filtered else table.row_count,
+    )

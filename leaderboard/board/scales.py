@@ -6,13 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Tick, padded
-from leaderboard.charts.multiplier_charts import Scale, end
-from leaderboard.rankings.eligible_runs import NOT_RELIED_ON, Judged, compute, name_of, record
-from leaderboard.rankings.standings import Standings
-from trainer.scoring.multiplier import EntryMultiplier, ResultsError, compare_entries, parse_results
+from leaderboard.charts.multiplier_charts import MultiplierScale, get_end
+from leaderboard.models import StandingsTable
+from leaderboard.models.standings import get_entry_name
+from leaderboard.rankings.eligible_runs import EXCLUDED_TRUST, ScoredRun, get_compute, to_record
+from leaderboard.rankings.standings import TrackStandings, compute_standings
+from trainer.scoring.multiplier import Axis, EntryMultiplier, ResultsError, compare_entries, parse_results
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class AtScale:
     budget: str
     name: str
     """Which part of the track's budget: 1/4, 1, 7."""
-    runs: tuple[Judged, ...]
+    runs: tuple[ScoredRun, ...]
     amount: float
     """Compute, in the unit of the axis: the geometric mean over the runs."""
     estimate: EntryMultiplier | None
@@ -55,80 +58,69 @@ class ScalePicture:
     summary: str
 
 
-def of(standings: Standings, entry: int) -> list[AtScale]:
-    """Return the entry's scales, smallest first: runs that count, and at other budgets all that can be relied on."""
-    own = standings.once("runs at all scales", lambda: by_entry(standings))
-    found: dict[str, list[Judged]] = defaultdict(list)
-    for run in own.get(entry, ()):
-        found[run.budget].append(run)
-    rungs = own.get(standings.baseline, [])
-    return sorted((at_scale(standings, rungs, runs) for runs in found.values()), key=lambda at: at.amount)
+def load_scales(table: StandingsTable, entry: int) -> list[AtScale]:
+    """Return the entry's scales, smallest first: eligible runs, and at other budgets all that can be relied on."""
+    standings = compute_standings(table.track, cast("Axis", table.axis), entries=[entry])
+    runs: dict[int, dict[str, list[ScoredRun]]] = defaultdict(lambda: defaultdict(list))
+    for run in [*standings.eligible, *find_runs_of_other_budgets(standings)]:
+        if get_compute(run, standings.axis):
+            runs[run.entry][run.budget].append(run)
+    ladder = [run for rung in runs[standings.baseline].values() for run in rung] if standings.baseline else []
+    return sorted((build_scale(standings, ladder, own) for own in runs[entry].values()), key=lambda at: at.amount)
 
 
-def by_entry(standings: Standings) -> dict[int | None, list[Judged]]:
-    found: dict[int | None, list[Judged]] = defaultdict(list)
-    for run in [*standings.counted, *elsewhere(standings)]:
-        if compute(run, standings.axis):
-            found[run.entry].append(run)
-    return dict(found)
-
-
-def elsewhere(standings: Standings) -> list[Judged]:
-    """Return runs that the board leaves out for another reason than that they prove nothing: the monthly train's, and
-    those with another budget of an entry that is judged by its confirmation alone."""
+def find_runs_of_other_budgets(standings: TrackStandings) -> list[ScoredRun]:
+    """Return reliable runs that the board leaves out: the monthly train's, and those with another budget of an entry
+    that is ranked by its confirmation runs alone."""
     is_void = "flops_void" if standings.axis == "flops" else "seconds_void"
     return [
         run
         for run, _ in standings.left_out
-        if run.budget != standings.budget and run.trust not in NOT_RELIED_ON and not getattr(run, is_void)
+        if run.budget != standings.track.budget and run.trust not in EXCLUDED_TRUST and not getattr(run, is_void)
     ]
 
 
-def at_scale(standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judged]) -> AtScale:
-    amounts = [math.log(compute(run, standings.axis) or 1.0) for run in runs]
-    amount = math.exp(math.fsum(amounts) / len(amounts))
-    budget = runs[0].budget
-    return AtScale(
-        budget, part_of(standings, budget, amount), tuple(runs), amount, read(standings, rungs, runs, amount)
-    )
+def build_scale(standings: TrackStandings, ladder: Sequence[ScoredRun], runs: Sequence[ScoredRun]) -> AtScale:
+    amounts = [math.log(get_compute(run, standings.axis) or 1.0) for run in runs]
+    amount, budget = math.exp(math.fsum(amounts) / len(amounts)), runs[0].budget
+    estimate = estimate_at_scale(standings, ladder, runs, amount)
+    return AtScale(budget, name_scale(standings, budget, amount), tuple(runs), amount, estimate)
 
 
-def part_of(standings: Standings, budget: str, amount: float) -> str:
-    part = 1.0 if budget == standings.budget else standings.rungs.get(budget)
+def name_scale(standings: TrackStandings, budget: str, amount: float) -> str:
+    part = 1.0 if budget == standings.track.budget else standings.track.rungs().get(budget)
     part = part or (amount / standings.full if standings.full else None)
     return formatting.rung(float(f"{part:.2g}")) if part else formatting.budget(budget)
 
 
-def read(
-    standings: Standings, rungs: Sequence[Judged], runs: Sequence[Judged], amount: float
+def estimate_at_scale(
+    standings: TrackStandings, ladder: Sequence[ScoredRun], runs: Sequence[ScoredRun], amount: float
 ) -> EntryMultiplier | None:
-    """Read this scale's multiplier off the baseline's runs; None where that cannot be done."""
-    if standings.board is None or standings.baseline in (None, runs[0].entry):
+    """Return the multiplier at this scale; None where it cannot be computed."""
+    if standings.comparison is None or standings.baseline in (None, runs[0].entry):
         return None
     assert standings.baseline is not None
+    records = [to_record(run) for run in [*ladder, *runs]]
     try:
-        board = compare_entries(
-            parse_results([record(run) for run in [*rungs, *runs]]), name_of(standings.baseline), standings.axis, amount
-        )
-        return board[name_of(runs[0].entry)]
+        comparison = compare_entries(parse_results(records), get_entry_name(standings.baseline), standings.axis, amount)
+        return comparison[get_entry_name(runs[0].entry)]
     except ResultsError:
         return None
 
 
-def picture(scales: Sequence[AtScale]) -> ScalePicture | None:
+def draw_scales(scales: Sequence[AtScale]) -> ScalePicture | None:
     """Draw multipliers over scale; None where there is no multiplier at any."""
     known = [(at, at.estimate, at.estimate.cm) for at in scales if at.estimate and at.estimate.cm]
     if not known:
         return None
-    ends = [end(estimate, side) for _, estimate, _ in known for side in ("low", "high")]
+    ends = [get_end(estimate, side) for _, estimate, _ in known for side in ("low", "high")]
     low, high = padded(math.log(min(1.0, *ends)), math.log(max(1.0, *ends)))
-    heights = Scale(math.exp(low), math.exp(high))
+    heights = MultiplierScale(math.exp(low), math.exp(high))
     left, right = padded(math.log(known[0][0].amount), math.log(known[-1][0].amount))
 
     def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> Mark:
-        y, low, high = (
-            round(100 - heights.at(value), 2) for value in (multiplier, end(estimate, "low"), end(estimate, "high"))
-        )
+        values = (multiplier, get_end(estimate, "low"), get_end(estimate, "high"))
+        y, low, high = (round(100 - heights.at(value), 2) for value in values)
         x = round(100 * (math.log(at.amount) - left) / (right - left), 2)
         title = f"{at.name} of the budget, {formatting.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
         return Mark(x, y, low, high, f"{multiplier:.3f}", title)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leaderboard.board.columns import COLUMNS, Cell, Column
-from leaderboard.board.query import PER_PAGE, RANK, USUAL, Asked, narrowed, ordered
-from leaderboard.charts import multiplier_charts as pictures
+from leaderboard.board.columns import COLUMNS, DEFAULT_COLUMNS, Cell, Column
+from leaderboard.board.query import RANK, ROWS_PER_PAGE, BoardQuery, BoardRows
 from leaderboard.charts.curve_svg import Whisker
-from leaderboard.charts.multiplier_charts import Scale
-from leaderboard.models import Run
-from leaderboard.rankings.standings import Row, Standings
+from leaderboard.charts.multiplier_charts import MultiplierScale, build_whisker, scale_from_range
+from leaderboard.models import Run, Standing, StandingsTable
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,7 @@ class Head:
 class Line:
     """One row of the table."""
 
-    row: Row
-    rank: int | None
+    row: Standing
     is_tied: bool
     """It shares its rank with the line above."""
     whisker: Whisker | None
@@ -42,19 +38,19 @@ class Line:
 
 @dataclass(frozen=True)
 class BoardTable:
-    asked: Asked
+    query: BoardQuery
     shown: list[str]
     """Names of the columns that are shown."""
     heads: dict[str, Head]
     pinned: Line | None
-    """The baseline, where it is not among the lines: it is always to be seen."""
+    """The baseline, where it is not among the lines: it is always visible."""
     lines: list[Line]
-    scale: Scale | None
-    found: int
-    """How many rows were asked for, on all pages."""
+    scale: MultiplierScale | None
+    match_count: int
+    """Rows that match, on all pages."""
     total: int
     architectures: list[str]
-    trusts: list[Run.Trust]
+    trust_levels: list[Run.Trust]
 
     @property
     def columns(self) -> list[Head]:
@@ -63,138 +59,97 @@ class BoardTable:
     @property
     def choices(self) -> list[tuple[str, str, bool]]:
         """Return every column that can be chosen: name, label and whether it is."""
-        return [(name, column.label, name in self.asked.columns) for name, column in COLUMNS.items()]
+        return [(name, column.label, name in self.query.columns) for name, column in COLUMNS.items()]
 
     @property
     def sorts(self) -> list[tuple[str, str, bool]]:
         """Return the orders of the list on a phone, which has no heads to press."""
-        names = {RANK: "Rank", "multiplier": "Multiplier", "entry": "Entry"}
-        names |= {name: COLUMNS[name].label for name in self.shown}
-        here = ("-" if self.asked.backwards else "") + self.asked.sort
+        labels = {RANK: "Rank", "multiplier": "Multiplier", "entry": "Entry"}
+        labels |= {name: COLUMNS[name].label for name in self.shown}
+        current = ("-" if self.query.is_reversed else "") + self.query.sort
         return [
-            (here if name == self.asked.sort else name, label, name == self.asked.sort) for name, label in names.items()
+            (current if name == self.query.sort else name, label, name == self.query.sort)
+            for name, label in labels.items()
         ]
 
     @property
-    def is_chosen(self) -> bool:
-        return self.asked.columns != USUAL
+    def has_chosen_columns(self) -> bool:
+        return self.query.columns != DEFAULT_COLUMNS
 
     @property
-    def usual(self) -> str:
-        return ",".join(USUAL)
+    def default_columns(self) -> str:
+        return ",".join(DEFAULT_COLUMNS)
 
     @property
-    def everything(self) -> str:
-        """Return the address without search and filters."""
-        return self.asked.address(words="", trust="", architecture="", page=1)
+    def unfiltered_address(self) -> str:
+        return self.query.address(words="", trust="", architecture="", page=1)
 
     @property
     def pages(self) -> int:
-        return max(1, math.ceil(self.found / PER_PAGE))
+        return max(1, math.ceil(self.match_count / ROWS_PER_PAGE))
 
     @property
-    def before(self) -> str:
-        return self.asked.address(page=self.asked.page - 1) if self.asked.page > 1 else ""
+    def previous_address(self) -> str:
+        return self.query.address(page=self.query.page - 1) if self.query.page > 1 else ""
 
     @property
-    def after(self) -> str:
-        return self.asked.address(page=self.asked.page + 1) if self.asked.page < self.pages else ""
+    def next_address(self) -> str:
+        return self.query.address(page=self.query.page + 1) if self.query.page < self.pages else ""
 
 
-def table(standings: Standings, asked: Asked) -> BoardTable:
-    """Lay out the rows of a page. The scale of the whiskers is that of all rows: it stays while one searches."""
-    found = chosen(standings, asked)
-    start = (asked.page - 1) * PER_PAGE
-    page = found[start : start + PER_PAGE]
-    shown = filled(standings, asked)
-    scale = standings.once("scale", lambda: pictures.scale_of(standings.rows))
-    baseline = standings.row(standings.baseline) if standings.baseline else None
+def build_board_table(table: StandingsTable, query: BoardQuery, rows: BoardRows) -> BoardTable:
+    """Lay out the rows of a page. The whiskers' scale is that of all rows: it stays the same while one searches."""
+    shown = query.get_columns(table)
+    scale = scale_from_range(table.chart_data.get("range"))
 
-    def line(row: Row, above: Row | None) -> Line:
-        rank = rank_of(row)
-        is_tied = asked.is_ranked and above is not None and rank is not None and rank == rank_of(above)
-        cells = [(name, column, column.cell(row, standings)) for name, column in shown]
-        return Line(row, rank, is_tied, pictures.whisker(row, scale), cells)
+    def build_line(row: Standing, above: Standing | None) -> Line:
+        is_tied = query.is_ranked and above is not None and row.rank is not None and row.rank == above.rank
+        cells = [(name, column, column.cell(row, table)) for name, column in shown]
+        return Line(row, is_tied, build_whisker(row, scale), cells)
 
+    is_pinned = rows.baseline is not None and rows.baseline not in rows.page
     return BoardTable(
-        asked=asked,
+        query=query,
         shown=[name for name, _ in shown],
-        heads=heads(asked),
-        pinned=line(baseline, None) if baseline and baseline not in page else None,
-        lines=[line(row, above) for above, row in zip([None, *page], page, strict=False)],
+        heads=build_heads(query),
+        pinned=build_line(rows.baseline, None) if is_pinned and rows.baseline else None,
+        lines=[build_line(row, above) for above, row in zip([None, *rows.page], rows.page, strict=False)],
         scale=scale,
-        found=len(found),
-        total=len(standings.rows),
-        architectures=standings.once(
-            "architectures", lambda: sorted({row.latest.architecture for row in standings.rows})
-        ),
-        trusts=standings.once("trusts", lambda: trusts(standings.rows)),
+        match_count=rows.match_count,
+        total=table.row_count,
+        architectures=table.architectures,
+        trust_levels=[Run.Trust(trust) for trust in table.trust_levels],
     )
 
 
-def chosen(standings: Standings, asked: Asked) -> list[Row]:
-    """Return the rows that were asked for, in their order; that of all rows is kept with them."""
-    if asked.is_narrowed:
-        return ordered(narrowed(standings.rows, asked), asked)
-    return standings.once(("order", asked.sort, asked.backwards), lambda: ordered(standings.rows, asked))
-
-
-def trusts(rows: Sequence[Row]) -> list[Run.Trust]:
-    found = {row.trust for row in rows}
-    return [trust for trust in Run.Trust if trust in found]
-
-
-def filled(standings: Standings, asked: Asked) -> list[tuple[str, Column]]:
-    """Return the columns to show: of the usual ones, those that some row has something for."""
-    if asked.columns != USUAL:
-        return asked.shown
-    return standings.once(
-        "columns",
-        lambda: [
-            (name, column) for name, column in asked.shown if any(column.key(row) is not None for row in standings.rows)
-        ],
-    )
-
-
-def rank_of(row: Row) -> int | None:
-    return row.estimate.rank if row.estimate else None
-
-
-def heads(asked: Asked) -> dict[str, Head]:
-    """Return the heads of all columns that can be sorted by."""
-    return {name: head(name, column, asked) for name, column in {**ALWAYS, **dict(asked.shown)}.items()}
-
-
-def own(label: str, explains: str, *, best_is_high: bool = False) -> Column:
-    """Return a column that has a template of its own."""
-    return Column(
-        label=label,
-        explains=explains,
-        cell=lambda row, standings: Cell(""),
-        key=lambda row: None,
-        best_is_high=best_is_high,
-        is_number=False,
-    )
-
-
-ALWAYS = {
-    RANK: own("#", "Rank: entries that cannot be told apart share one."),
-    "entry": own("Entry", "By title."),
-    "multiplier": own(
-        "Multiplier", "How much compute the baseline needs for its loss, over what it used.", best_is_high=True
-    ),
+FIXED_HEADS = {
+    RANK: ("#", "Rank: entries that cannot be told apart share one.", False),
+    "entry": ("Entry", "By title.", False),
+    "multiplier": ("Multiplier", "How much compute the baseline needs for its loss, over what it used.", True),
 }
-"""The columns that are always there."""
+"""Label, explanation and whether it sorts descending, of the columns that are always there."""
 
 
-def head(name: str, column: Column, asked: Asked) -> Head:
-    here = asked.sort == name
-    falls = column.best_is_high != asked.backwards
+def build_heads(query: BoardQuery) -> dict[str, Head]:
+    """Return the heads of all columns that can be sorted by."""
+    heads = {name: build_head(query, name, *head, is_number=False) for name, head in FIXED_HEADS.items()}
+    for name in query.columns:
+        column = COLUMNS[name]
+        heads[name] = build_head(
+            query, name, column.label, column.explains, column.is_descending, is_number=column.is_number
+        )
+    return heads
+
+
+def build_head(
+    query: BoardQuery, name: str, label: str, explains: str, is_descending: bool, *, is_number: bool
+) -> Head:
+    is_sorted = query.sort == name
     return Head(
         name=name,
-        label=column.label,
-        explains=column.explains,
-        address=asked.address(sort=name, backwards=here and not asked.backwards, page=1),
-        is_number=column.is_number,
-        direction=("descending" if falls else "ascending") if here else "",
+        label=label,
+        explains=explains,
+        address=query.address(sort=name, is_reversed=is_sorted and not query.is_reversed, page=1),
+        is_number=is_number,
+        direction=("descending" if is_descending != query.is_reversed else "ascending") if is_sorted else "",
     )

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from django.conf import settings
 from typing_extensions import TypedDict
 
-from leaderboard.board.frontier import height, records
-from leaderboard.models import Entry
-from leaderboard.rankings.standings import Row, Standings
+from leaderboard.charts.frontier import get_multiplier, load_records
+from leaderboard.models import Entry, Standing, StandingsTable
 
-LONGEST = 40
+MAX_TITLE_LENGTH = 40
 """Letters of a title on a badge."""
 
 
@@ -40,25 +39,26 @@ class Badge:
         }
 
 
-def of_track(standings: Standings) -> Badge:
-    """Return who holds the record, and by how much."""
-    found = records(standings)
-    if not found:
-        return Badge(f"{settings.SITE_NAME} record", "none yet")
-    row = found[-1].row
-    return Badge(f"{settings.SITE_NAME} record", f"{row.latest.title[:LONGEST]}, {height(row):.3f}×")
+def build_track_badge(table: StandingsTable) -> Badge:
+    """Return the badge of the record: its holder and its multiplier."""
+    label, records = f"{settings.SITE_NAME} record", load_records(table)
+    if not records:
+        return Badge(label, "none yet")
+    row = records[-1].row
+    return Badge(label, f"{row.entry.title[:MAX_TITLE_LENGTH]}, {get_multiplier(row):.3f}×")
 
 
-def of_entry(entry: Entry, standings: Standings) -> Badge:
-    """Return the entry's multiplier with its interval; before there is one, where it is."""
-    row = standings.row(entry.pk)
-    return Badge("compute multiplier", worth(row) if row else entry.get_state_display().lower())
+def build_entry_badge(entry: Entry, table: StandingsTable) -> Badge:
+    """Return the badge of an entry's multiplier with its interval; before there is one, its state."""
+    row = table.get_row(entry.pk)
+    return Badge("compute multiplier", format_value(row) if row else entry.get_state_display().lower())
 
 
-def worth(row: Row) -> str:
+def format_value(row: Standing) -> str:
+    """1.031 (1.009 to 1.054)"""
     if row.is_baseline:
         return "1 (baseline)"
-    if row.estimate is None or not row.estimate.cm:
+    if not row.multiplier:
         return f"{row.bits_per_byte:.4f} bits per byte"
-    low, high = row.estimate.low, row.estimate.high
-    return f"{row.estimate.cm:.3f}" + (f" ({low:.3f} to {high:.3f})" if low and high else "")
+    low, high = row.multiplier_low, row.multiplier_high
+    return f"{row.multiplier:.3f}" + (f" ({low:.3f} to {high:.3f})" if low and high else "")

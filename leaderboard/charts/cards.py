@@ -14,9 +14,8 @@ from django.utils import timezone
 from PIL import Image, ImageDraw
 
 from leaderboard import formatting
-from leaderboard.board.frontier import Frontier, frontier
 from leaderboard.charts import curve_svg
-from leaderboard.charts.badges import worth
+from leaderboard.charts.badges import format_value
 from leaderboard.charts.curve_files import (
     BETTER,
     HEIGHT,
@@ -34,8 +33,9 @@ from leaderboard.charts.curve_files import (
     place,
     write,
 )
+from leaderboard.charts.frontier import Frontier, build_frontier, load_records
 from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings_store import load_standings
 
 TITLE = 40
 """Letters of a title beside the number."""
@@ -44,12 +44,12 @@ TITLE = 40
 def of_entry(entry: Entry) -> bytes:
     """Return the card of an entry: its multiplier, and the curve of its best run where one has been judged."""
     image, draw = paper()
-    row = standings.of(entry.track).row(entry.pk)
+    row = load_standings(entry.track).get_row(entry.pk)
     by = f"by {entry.author}, " if entry.author else ""
     heading(draw, entry.title, f"{by}{entry.track.name}, {formatting.budget(entry.track.budget)}")
     if row and row.estimate and row.estimate.cm and not row.is_baseline:
         number(draw, f"{row.estimate.cm:.3f}", "compute multiplier")
-        foot(draw, f"{worth(row)}: what the baseline needs, over what it used; {len(row.runs)} runs")
+        foot(draw, f"{format_value(row)}: what the baseline needs, over what it used; {row.run_count} runs")
     elif row:
         number(draw, f"{row.bits_per_byte:.4f}", "bits per byte")
         foot(draw, "The baseline of the season" if row.is_baseline else "No multiplier yet")
@@ -67,11 +67,12 @@ def of_track(track: Track) -> bytes:
     """Return the card of a board: the records over time."""
     image, draw = paper()
     heading(draw, track.name, f"{formatting.budget(track.budget)}, {track.season.name}")
-    found = frontier(standings.of(track), timezone.now())
+    table = load_standings(track)
+    found = build_frontier(table, load_records(table), timezone.now())
     if found and found.standing:
         row = found.standing.row
-        number(draw, worth(row).partition(" ")[0], "the record")
-        foot(draw, f"{row.latest.title[:TITLE]}: compute multipliers of records over time")
+        number(draw, format_value(row).partition(" ")[0], "the record")
+        foot(draw, f"{row.entry.title[:TITLE]}: compute multipliers of records over time")
     else:
         foot(draw, "No record yet: the baseline stands")
     if found:

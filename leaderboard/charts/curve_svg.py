@@ -9,29 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from django.db.models import BigIntegerField, Q
+from django.db.models import Q
 
 from leaderboard.charts.downsampling import level_for
 from leaderboard.formatting import compact, duration, power
 from leaderboard.models import CurvePoint, Run
-from scheduler.prepared import Later, Prepared
 
 PICTURE_POINTS = 400
 """More than a picture of this width can show."""
 MAX_POINTS = 2000
 """Of a series, on any page and in any answer."""
-READ_POINTS = 2000
+MAX_READ_POINTS = 800
+"""Of a run's series, for a page: smoothing needs more points than a chart shows."""
+MAX_PAGE_POINTS = 2000
 """For one page, of all its curves together."""
 FAR = 10_000.0
 """Per cent off a picture, a hundred times its size."""
 DEV = CurvePoint.Series.DEV.value
-MOST_KEPT = 128
-"""Curves of runs that are over: they do not change any more, and some are on every page."""
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -72,10 +71,6 @@ class Curve:
         """The points of `train`, column by column; NaN where one has no value."""
         columns = zip(*self.train, strict=True) if self.train else [()] * len(Point._fields)
         return {name: np.array(column, dtype=float) for name, column in zip(Point._fields, columns, strict=True)}
-
-
-KEPT: dict[tuple[int, int, int, int], Curve] = {}
-"""By run, revision, and of how many points how many are shown. Of this process."""
 
 
 @dataclass(frozen=True)
@@ -128,29 +123,19 @@ def points_of(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Poin
 
 def points_of_all(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
     """Return each run's train and dev series, by step, without losses that are no numbers: of each about `count`
-    points, or all. A curve is read as coarse as it is shown, whatever there is of it. One query."""
-    found: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
-    asked = {f"run{number}": run.pk for number, run in enumerate(runs)}
-    asked |= {f"level{number}": level_for(run.step, count) if count else 0 for number, run in enumerate(runs)}
-    for row in stored(len(runs)).tuples(**asked) if runs else ():
-        point = Point._make(row[2:])
-        if math.isfinite(point.loss):
-            found[row[0]][row[1] == DEV].append(point)
-    return found
-
-
-@cache
-def stored(count: int) -> Prepared[CurvePoint]:
-    """What asks for the points of so many runs, of each from its own level on."""
+    points, or all. A curve is read as coarse as it is shown, however long it is. One query."""
+    series: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
+    if not runs:
+        return series
     chosen = Q()
-    for number in range(count):
-        own = {
-            "run": Later(f"run{number}", BigIntegerField()),
-            "level__gte": Later(f"level{number}", BigIntegerField()),
-        }
-        chosen |= Q(**own)
+    for run in runs:
+        chosen |= Q(run=run.pk, level__gte=level_for(run.step, count) if count else 0)
     points = CurvePoint.objects.filter(chosen).order_by("run_id", "series", "step")
-    return Prepared(lambda: points.values_list("run_id", "series", *Point._fields), binary=True)
+    for run_id, name, *values in points.values_list("run_id", "series", *Point._fields):
+        point = Point._make(values)
+        if math.isfinite(point.loss):
+            series[run_id][name == DEV].append(point)
+    return series
 
 
 def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
@@ -158,21 +143,9 @@ def curve_of(run: Run, count: int = PICTURE_POINTS) -> Curve:
 
 
 def curves_of(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
-    """Return each run's curve, by its number: as many queries for ten as for one.
-
-    Smoothed is what was read: nearly every point where one run is asked for, of ten runs their shape.
-    """
-    read = max(count, READ_POINTS // max(len(runs), 1))
-    names = {run.pk: (run.pk, run.revision, read, count) for run in runs}
-    found = {run: curve for run, name in names.items() if (curve := KEPT.get(name))}
-    over = {run.pk for run in runs if run.is_over}
-    for run, (train, dev) in points_of_all([run for run in runs if run.pk not in found], read).items():
-        found[run] = thinned(train, dev, count)
-        if run in over:
-            KEPT[names[run]] = found[run]
-    for oldest in list(KEPT)[:-MOST_KEPT]:
-        KEPT.pop(oldest, None)
-    return found
+    """Return each run's curve, by its id. One query."""
+    read = max(count, min(MAX_READ_POINTS, MAX_PAGE_POINTS // max(len(runs), 1)))
+    return {run_id: thinned(train, dev, count) for run_id, (train, dev) in points_of_all(runs, read).items()}
 
 
 def thinned(train: list[Point], dev: list[Point], count: int) -> Curve:

@@ -13,8 +13,8 @@ from itertools import groupby
 
 from django.db.models import Q
 
-TOP = 40
-"""The level of the first point, of the last one, and of the extremes of the whole."""
+from leaderboard.models.curves import MAX_LEVEL
+
 EXTREMES_OF = ("loss", "gradient_norm")
 OF_A_BUCKET = 2 * len(EXTREMES_OF)
 """So many of its points stay at most."""
@@ -27,23 +27,26 @@ Known = tuple[int, Sequence[float | None]]
 
 def level_for(last_step: int, count: int) -> int:
     """Return the lowest level of which a curve up to this step has at most `count` points, its ends among them."""
-    return next(
-        (level for level in range(TOP) if min(1 << level, OF_A_BUCKET) * ((last_step >> level) + 1) <= count - 2), TOP
-    )
+    levels = (level for level in range(MAX_LEVEL) if count_most_points(level, last_step) <= count - 2)
+    return next(levels, MAX_LEVEL)
+
+
+def count_most_points(level: int, last_step: int) -> int:
+    return min(1 << level, OF_A_BUCKET) * ((last_step >> level) + 1)
 
 
 def levels(points: Sequence[Known]) -> list[int]:
     """Return each point's level. By step, each step once."""
     found = [0] * len(points)
     alive: list[int] = list(range(len(points)))
-    for level in range(1, TOP + 1):
+    for level in range(1, MAX_LEVEL + 1):
         alive = [i for bucket in buckets(points, alive, level) for i in extremes(points, bucket)]
         for i in alive:
             found[i] = level
         if len(alive) <= OF_A_BUCKET and points[alive[0]][0] >> level == points[alive[-1]][0] >> level:
             break  # one bucket: no larger one takes anything away
     for i in {*alive, 0, len(points) - 1} if points else ():
-        found[i] = TOP
+        found[i] = MAX_LEVEL
     return found
 
 

@@ -6,17 +6,17 @@ Positions are per cent of the picture's width and height, from the top left, as 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from django.urls import reverse
 
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Dot, Tick, Whisker, padded, path, y_steps
-from leaderboard.rankings.eligible_runs import Judged, compute
-from leaderboard.rankings.standings import Row, Standings
-from trainer.scoring.multiplier import EntryMultiplier, TrackComparison
+from leaderboard.models import Standing, StandingsTable
+from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, LadderRunDict, MultiplierRangeDict, RungDict
+from trainer.scoring.multiplier import EntryMultiplier
 
 REACH = 1.6
 """The scale ends where no multiplier is within this factor, however long a whisker is: it is cut off there."""
@@ -27,13 +27,10 @@ BELOW = 1.5
 LEAST = 1.25
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0)
 MOST_TICKS = 5
-MOST_ENTRIES = 100
-"""In the ladder's picture, best first: more of them hide each other."""
-CURVE_POINTS = 60
 
 
 @dataclass(frozen=True)
-class Scale:
+class MultiplierScale:
     """Multipliers on a common logarithmic axis."""
 
     low: float
@@ -65,16 +62,17 @@ class Rung:
     """A line of the table behind the ladder's picture."""
 
     name: str
+    budget: str
+    part: float | None
     compute: float
     runs: int
     mean: float
     spread: float | None
-    """Standard deviation between seeds; None for one run."""
     fitted: float | None
 
 
 @dataclass(frozen=True)
-class Station:
+class Mark:
     """A point of the picture, with what it is."""
 
     at: Dot
@@ -94,11 +92,11 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class LadderPicture:
+class LadderChart:
     curve: str
     """`d` of a path in a 100 x 100 box; empty while there is no curve."""
-    seeds: list[Station]
-    entries: list[Station]
+    seeds: list[Mark]
+    entries: list[Mark]
     reading: Reading | None
     x_ticks: list[Tick]
     y_ticks: list[Tick]
@@ -107,57 +105,68 @@ class LadderPicture:
     """The picture in words."""
 
 
-def scale_of(rows: Sequence[Row]) -> Scale | None:
+def scale_from_range(range_: MultiplierRangeDict | None) -> MultiplierScale | None:
     """Return the axis that all rows share, or None where no row has a multiplier."""
-    estimates = [row.estimate for row in rows if row.estimate and row.estimate.cm]
-    if not estimates:
+    if not range_:
         return None
-    centres = [1.0, *(estimate.cm for estimate in estimates if estimate.cm)]
-    high = min(max([1.0, *(end(estimate, "high") for estimate in estimates)]), max(centres) * REACH)
-    lowest = min(centres) / REACH if len(estimates) < FEW else 1 / max(max(centres) ** BELOW, LEAST)
-    low = max(min([1.0, *(end(estimate, "low") for estimate in estimates)]), lowest)
-    below, above = padded(math.log(low), math.log(high))
-    return Scale(math.exp(below), math.exp(above))
+    high = min(max(1.0, range_["highest_end"]), max(1.0, range_["highest"]) * REACH)
+    if range_["count"] < FEW:
+        lowest = min(1.0, range_["lowest"]) / REACH
+    else:
+        lowest = 1 / max(max(1.0, range_["highest"]) ** BELOW, LEAST)
+    below, above = padded(math.log(max(min(1.0, range_["lowest_end"]), lowest)), math.log(high))
+    return MultiplierScale(math.exp(below), math.exp(above))
 
 
-def end(estimate: EntryMultiplier, side: str) -> float:
+def scale_of_row(row: Standing) -> MultiplierScale | None:
+    """Return the axis of a row that is shown alone."""
+    if row.estimate is None or not row.estimate.cm:
+        return None
+    cm, low, high = row.estimate.cm, get_end(row.estimate, "low"), get_end(row.estimate, "high")
+    return scale_from_range({"count": 1, "lowest": cm, "highest": cm, "lowest_end": low, "highest_end": high})
+
+
+def get_end(estimate: EntryMultiplier, side: str) -> float:
     """Return an end of the interval; the multiplier itself where there is none."""
-    found = estimate.low if side == "low" else estimate.high
+    end = estimate.low if side == "low" else estimate.high
     assert estimate.cm is not None
-    return estimate.cm if found is None else found
+    return estimate.cm if end is None else end
 
 
-def whisker(row: Row, scale: Scale | None) -> Whisker | None:
+def build_whisker(row: Standing, scale: MultiplierScale | None) -> Whisker | None:
     """Return the drawing of one row."""
     estimate = row.estimate
     if scale is None or estimate is None or estimate.cm is None:
         return None
-    return Whisker(scale.at(end(estimate, "low")), scale.at(estimate.cm), scale.at(end(estimate, "high")))
+    return Whisker(scale.at(get_end(estimate, "low")), scale.at(estimate.cm), scale.at(get_end(estimate, "high")))
 
 
-def ladder_picture(standings: Standings) -> LadderPicture | None:
+def draw_ladder(table: StandingsTable) -> LadderChart | None:
     """Draw the baseline's runs over compute, its curve, and the entries; None while the baseline has no run."""
-    axis, ladder = standings.axis, [run for run in standings.ladder if compute(run, standings.axis)]
-    if not ladder:
+    data: ChartData = table.chart_data
+    if not data or not data["runs"]:
         return None
-    others = [row for row in standings.rows if not row.is_baseline and row.estimate and row.estimate.compute]
-    others = others[:MOST_ENTRIES]
-    amounts = [compute(run, axis) or 1.0 for run in ladder] + [middle(row)[0] for row in others]
-    losses = padded(*spread([run.bits_per_byte for run in ladder] + [middle(row)[1] for row in others]))
-    place = placing(padded(*spread([math.log(amount) for amount in amounts])), losses)
-    rungs = table(standings, ladder)
-    return LadderPicture(
-        curve=curve(standings.board, place),
+    runs, entries = data["runs"], data["entries"]
+    amounts = [run["compute"] for run in runs] + [entry["compute"] for entry in entries]
+    losses = padded(*spread([run["bits_per_byte"] for run in runs] + [entry["loss"] for entry in entries]))
+    place = build_placing(padded(*spread([math.log(amount) for amount in amounts])), losses)
+    rungs = [Rung(name=name_rung(rung), **rung) for rung in data["rungs"]]
+    return LadderChart(
+        curve=path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
         seeds=[
-            Station(place(compute(run, axis) or 1.0, run.bits_per_byte), seed_title(run), run.page) for run in ladder
+            Mark(place(run["compute"], run["bits_per_byte"]), title_run(run), reverse("run", args=[run["run"]]))
+            for run in runs
         ],
-        entries=[Station(place(*middle(row)), row.latest.title, row.page, row is others[0]) for row in others],
-        reading=reading(others[0], place) if others else None,
+        entries=[
+            Mark(place(entry["compute"], entry["loss"]), entry["title"], reverse("entry", args=[entry["entry"]]), not i)
+            for i, entry in enumerate(entries)
+        ],
+        reading=build_reading(entries[0], place) if entries else None,
         x_ticks=[Tick(place(rung.compute, 0).x, rung.name) for rung in rungs],
         y_ticks=[Tick(place(amounts[0], tick).y, label) for tick, label in y_steps(*losses)],
         rungs=rungs,
-        summary=f"Bits per byte over training compute: {len(ladder)} runs of the baseline from {rungs[0].name} to "
-        f"{rungs[-1].name} of the budget, and the {len(others)} best other entries. The table below has the numbers.",
+        summary=f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0].name} to "
+        f"{rungs[-1].name} of the budget, and the {len(entries)} best other entries. The table below has the numbers.",
     )
 
 
@@ -165,15 +174,19 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def seed_title(run: Judged) -> str:
-    return f"{run.title}, {formatting.budget(run.budget)}, seed {run.seed}: {run.bits_per_byte:.4f}"
+def title_run(run: LadderRunDict) -> str:
+    return f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: {run['bits_per_byte']:.4f}"
+
+
+def name_rung(rung: RungDict) -> str:
+    return formatting.rung(rung["part"]) if rung["part"] else formatting.budget(rung["budget"])
 
 
 Place = Callable[[float, float], Dot]
 
 
-def placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
-    """Return what puts (compute, loss) into the picture."""
+def build_placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
+    """Return a function that places (compute, loss) in the chart."""
 
     def place(amount: float, loss: float) -> Dot:
         across = 100 * (math.log(amount) - x[0]) / (x[1] - x[0])
@@ -182,54 +195,11 @@ def placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
     return place
 
 
-def middle(row: Row) -> tuple[float, float]:
-    """Return an entry's compute and mean loss, as they were compared."""
-    assert row.estimate is not None
-    return row.estimate.compute or 1.0, row.estimate.loss or row.bits_per_byte
-
-
-def curve(board: TrackComparison | None, place: Place) -> str:
-    """Return the fitted curve from the first rung that was fitted to the last."""
-    if board is None or board.ladder.degree == 0:
-        return ""
-    ladder = board.ladder
-    xs = np.linspace(float(ladder.lowest), float(ladder.highest), CURVE_POINTS)
-    losses = ladder.loss_at(xs)
-    dots = [place(ladder.full * math.exp(x), loss) for x, loss in zip(xs.tolist(), losses.tolist(), strict=True)]
-    across, down = np.array(dots).T
-    return path((across, down))
-
-
-def reading(row: Row, place: Place) -> Reading | None:
-    """Return the line from an entry to where the baseline's curve has its loss; cut off at the picture's edge."""
-    estimate = row.estimate
-    if estimate is None or estimate.cm is None:
+def build_reading(entry: LadderEntryDict, place: Place) -> Reading | None:
+    """Return the line from an entry to where the baseline's curve has its loss; cut off at the chart's edge."""
+    if entry["multiplier"] is None:
         return None
-    amount, loss = middle(row)
-    start, finish = place(amount, loss), place(amount * estimate.cm, loss)
-    return Reading(start.x, min(max(finish.x, 0.0), 100.0), start.y, f"×{formatting.SPACE}{estimate.cm:.3f}")
-
-
-def table(standings: Standings, ladder: Sequence[Judged]) -> list[Rung]:
-    """Return the ladder's rungs, smallest first."""
-    runs: dict[str, list[Judged]] = defaultdict(list)
-    for run in ladder:
-        runs[run.budget].append(run)
-    return sorted((rung(standings, budget, found) for budget, found in runs.items()), key=lambda rung: rung.compute)
-
-
-def rung(standings: Standings, budget: str, runs: Sequence[Judged]) -> Rung:
-    losses = [run.bits_per_byte for run in runs]
-    amounts = [math.log(compute(run, standings.axis) or 1) for run in runs]
-    amount = math.exp(math.fsum(amounts) / len(amounts))
-    board = standings.board
-    fitted = float(board.ladder.loss_at(np.asarray(math.log(amount / board.ladder.full)))) if board else None
-    part = 1.0 if budget == standings.budget else standings.rungs.get(budget)
-    return Rung(
-        name=formatting.rung(part) if part else formatting.budget(budget),
-        compute=amount,
-        runs=len(runs),
-        mean=math.fsum(losses) / len(losses),
-        spread=float(np.std(losses, ddof=1)) if len(losses) > 1 else None,
-        fitted=fitted,
-    )
+    start = place(entry["compute"], entry["loss"])
+    end = place(entry["compute"] * entry["multiplier"], entry["loss"])
+    label = f"×{formatting.SPACE}{entry['multiplier']:.3f}"
+    return Reading(start.x, min(max(end.x, 0.0), 100.0), start.y, label)

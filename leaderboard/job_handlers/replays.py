@@ -76,7 +76,7 @@ def stretches(run: Run) -> list[Stretch]:
 def after_training(run: Run) -> Replay | None:
     """Draw whether this training is checked, and queue the replay. Bring the transaction that ends the training."""
     assert run.job is not None, "a trained run has a job"
-    due = {node.pk for node in trust.trained_on(run.job) if node_vetting.draw_check(node)}
+    due = {node.pk for node in trust.find_training_nodes(run.job) if node_vetting.draw_check(node)}
     drawable = [stretch for stretch in stretches(run) if stretch.node and stretch.node.pk in due]
     if not drawable:
         return None
@@ -196,9 +196,9 @@ def conclude(replay: Replay, found: protocol.ReplayResult, where: str) -> None:
         about = f"Steps {replay.start_step} to {replay.end_step} of run {replay.run_id}: {sentence}"
         node_vetting.record_verdict(replay.node, replay.job, valid, about, actor=actor)
     if valid:
-        trust.scored(replay.run)
+        trust.mark_scored(replay.run)
     else:
-        trust.change(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
+        trust.raise_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {sentence}")
 
 
 def verdict(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str]:

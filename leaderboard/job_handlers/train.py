@@ -202,7 +202,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
         reason="",
         finished_at=timezone.now(),
         **verdict.run_fields(),
-        **budget_charges.charged(run, verdict),
+        **budget_charges.compute_charges(run, verdict),
     ):
         Score.objects.bulk_create(
             verdict.scores(run),
@@ -210,7 +210,7 @@ def judge(run: Run, verdict: Verdict, node: str) -> None:
             unique_fields=["run", "name"],
             update_fields=["value", "stderr", "count"],
         )
-        trust.scored(run)
+        trust.mark_scored(run)
         runs.after_trial(run)
 
 

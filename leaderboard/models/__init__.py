@@ -14,6 +14,7 @@ from leaderboard.models.replays import Replay
 from leaderboard.models.reported import ReportedRecord
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, Track
+from leaderboard.models.standings import Standing, StandingsTable
 from leaderboard.models.subscriptions import Subscription
 from leaderboard.models.swarms import Seat, Swarm, SwarmEvent
 from leaderboard.models.tokens import ApiToken
@@ -39,6 +40,8 @@ __all__ = [
     "Score",
     "Season",
     "Seat",
+    "Standing",
+    "StandingsTable",
     "Subscription",
     "Swarm",
     "SwarmEvent",

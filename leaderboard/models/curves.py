@@ -5,8 +5,10 @@ from __future__ import annotations
 from django.db import models
 from typing_extensions import TypedDict
 
-from leaderboard.charts import downsampling
 from leaderboard.models.runs import Run
+
+MAX_LEVEL = 40
+"""Level of the first point of a curve, of the last one, and of the extremes of the whole."""
 
 
 class PointDict(TypedDict):
@@ -47,8 +49,9 @@ class CurvePoint(models.Model):
     memory_bytes = models.BigIntegerField(null=True)
     temperature_celsius = models.FloatField(null=True)
     """Of the node's hottest GPU, as its agent said last."""
-    level = models.SmallIntegerField(default=downsampling.TOP)
-    """How coarse a picture still shows it."""
+    level = models.SmallIntegerField(
+        default=MAX_LEVEL, help_text="How coarse a chart still shows it, see `charts.downsampling`."
+    )
 
     class Meta:
         ordering = ["series", "step"]

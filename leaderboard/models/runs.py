@@ -14,10 +14,10 @@ from typing_extensions import TypedDict
 
 from leaderboard.models.entries import Entry
 from leaderboard.models.seasons import Season, Track
+from leaderboard.recomputation import request_recomputation
 from scheduler.models import Checkpoint, Event, Job
-from scheduler.prepared import Later
 
-OVERALL = "average/normalised"
+BENCHMARK_AVERAGE = "average/normalised"
 """Name of the score that is the scorer's average over the track's lm-eval tasks."""
 
 
@@ -73,41 +73,36 @@ class RunQuerySet(models.QuerySet["Run"]):
         """Bring along what a row of a table and `to_dict` need: no query per row."""
         return self.select_related("entry", "track", "season")
 
-    def judged(self, track: Track) -> RunQuerySet:
-        """Return the track's judged runs of its present season, the ladder's rungs among them: what is compared."""
-        return self.judged_in(track.pk, track.season_id)
+    def with_job(self) -> RunQuerySet:
+        return self.select_related("entry", "track", "season", "job")
 
-    def judged_in(self, track: int | Later, season: int | Later) -> RunQuerySet:
+    def scored(self, track: Track) -> RunQuerySet:
+        """Return the track's scored runs of its present season, the ladder's rungs among them: what is compared."""
         return (
-            self.filter(track=track, season=season, state=Run.State.FINISHED, bits_per_byte__isnull=False)
+            self.filter(track=track.pk, season=track.season_id, state=Run.State.FINISHED, bits_per_byte__isnull=False)
             .exclude(purpose=Run.Purpose.REWIND)
-            .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=OVERALL)))
+            .annotate(overall=FilteredRelation("scores", condition=Q(scores__name=BENCHMARK_AVERAGE)))
             .order_by("bits_per_byte", "pk")
         )
 
     def on_board(self, track: Track) -> RunQuerySet:
-        """Return the judged runs that had the track's whole budget, best first."""
-        return self.judged(track).with_entry().filter(budget=track.budget)
+        """Return the scored runs that had the track's whole budget, best first."""
+        return self.scored(track).with_entry().filter(budget=track.budget)
 
     def live(self) -> RunQuerySet:
         """Return runs that a node works on or worked on a moment ago: training, paused, being scored."""
         return self.with_entry().filter(state__in=Run.LIVE).order_by("started_at", "pk")
 
+    def in_queue_order(self) -> RunQuerySet:
+        return self.order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
+
     def queued(self) -> RunQuerySet:
         """Return runs that wait for a node, in the order of the queue."""
-        return (
-            self.with_entry()
-            .filter(state=Run.State.QUEUED)
-            .order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
-        )
+        return self.with_entry().filter(state=Run.State.QUEUED).in_queue_order()
 
     def waiting(self) -> RunQuerySet:
-        """Return runs that have not begun: those that wait for a maintainer's word and those that wait for a node."""
-        return (
-            self.with_entry()
-            .filter(state__in=[Run.State.WAITING, Run.State.QUEUED])
-            .order_by("job__priority", "-job__impact", "job__expected_seconds", "job__queued_at", "pk")
-        )
+        """Return runs that have not started: those that wait for approval and those that wait for a node."""
+        return self.with_entry().filter(state__in=Run.NOT_STARTED).in_queue_order()
 
     def failed(self) -> RunQuerySet:
         """Return runs that ended without a verdict, latest first. Failures are shown too, with a reason."""
@@ -137,7 +132,8 @@ class Run(models.Model):
         CANCELLED = "cancelled"
 
     LIVE = (State.TRAINING, State.PAUSED, State.SCORING)
-    UNFINISHED = (State.WAITING, State.QUEUED, *LIVE)
+    NOT_STARTED = (State.WAITING, State.QUEUED)
+    UNFINISHED = (*NOT_STARTED, *LIVE)
 
     class Trust(models.TextChoices):
         PROVISIONAL = "provisional"  # nothing but the node's own word
@@ -292,6 +288,8 @@ class Run(models.Model):
             )
             if changed:
                 Event.record(actor, self, sentence)
+                if Run.State.FINISHED in (to, *since):
+                    request_recomputation(self.track_id)
         self.refresh_from_db(fields=["state", "revision", *fields])
         return changed == 1
 

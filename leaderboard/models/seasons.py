@@ -12,6 +12,7 @@ from django.utils import timezone
 from typing_extensions import TypedDict
 
 from leaderboard import initial_weights
+from leaderboard.recomputation import request_recomputation
 from scheduler import windows
 from scheduler.models import Checkpoint
 from trainer import protocol
@@ -60,6 +61,11 @@ class Season(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        super().save(*args, **kwargs)
+        for track_id in self.tracks.values_list("pk", flat=True):
+            request_recomputation(track_id)
 
     @property
     def is_prepared(self) -> bool:
@@ -157,6 +163,11 @@ class TrackQuerySet(models.QuerySet["Track"]):
     def in_order(self) -> TrackQuerySet:
         """Return all tracks as the board lists them."""
         return self.select_related("season").order_by("position", "slug")
+
+    def with_standings(self, axis: str) -> TrackQuerySet:
+        """Select each track's standings table as `standings`; the attribute is missing before the first computation."""
+        own = models.FilteredRelation("standings_tables", condition=models.Q(standings_tables__axis=axis))
+        return self.annotate(standings=own).select_related("season", "standings")  # type: ignore[misc]
 
     def nightly(self) -> TrackQuerySet:
         return self.filter(nightly=True, season__active=True).select_related("season__baseline")
@@ -261,6 +272,10 @@ class Track(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        super().save(*args, **kwargs)
+        request_recomputation(self.pk)
 
     def get_absolute_url(self) -> str:
         return reverse("track", args=[self.slug])

@@ -13,7 +13,8 @@ from django.conf import settings
 from leaderboard import formatting
 from leaderboard.integrations.github.comment_text import plain
 from leaderboard.models import Entry, Publication, Run, Score
-from leaderboard.rankings import explanations, standings
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings_store import refresh_standings
 
 BITS = "bits_per_byte"
 SAMPLES = 2
@@ -102,10 +103,10 @@ def standing(run: Run) -> str:
     if run.state != Run.State.FINISHED or run.season_id != run.track.season_id:
         return ""
     run.track.season = run.season
-    found = standings.of(run.track)
-    row = found.row(run.entry_id)
-    said = f"{plain(explanations.standing(row, found))} " if row else ""
-    return f"{said}{run.get_trust_display()}: {explanations.TRUST[Run.Trust(run.trust)]}"
+    table = refresh_standings(run.track)
+    row = table.get_row(run.entry_id)
+    said = f"{plain(explanations.describe_standing(row, table))} " if row else ""
+    return f"{said}{run.get_trust_display()}: {explanations.TRUST_MEANINGS[Run.Trust(run.trust)]}"
 
 
 def scores_of(kept: Publication) -> list[Score]:

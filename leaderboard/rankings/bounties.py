@@ -11,21 +11,21 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Bounty, Entry
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings import compute_standings
 from scheduler.models import Event
 
 
-def claim(entry: Entry) -> list[Bounty]:
+def claim_bounties(entry: Entry) -> list[Bounty]:
     """Give an entry that has just become the record what it has won; return it. Bring a transaction."""
-    row = standings.of(entry.track).row(entry.pk)
+    row = compute_standings(entry.track, entries=[entry.pk]).get_row(entry.pk)
     multiplier = row.estimate.cm if row and row.estimate else None
     if multiplier is None:
         return []
     won = [bounty for bounty in Bounty.objects.open().filter(track=entry.track_id) if bounty.above < multiplier]
-    return [bounty for bounty in won if give(bounty, entry, multiplier)]
+    return [bounty for bounty in won if award_bounty(bounty, entry, multiplier)]
 
 
-def give(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
+def award_bounty(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
     """Let the entry have the bounty if nobody has it; return whether it has it now."""
     claimed = Bounty.objects.filter(pk=bounty.pk, state=Bounty.State.OPEN).update(
         state=Bounty.State.CLAIMED, claimed_by=entry, claimed_at=timezone.now(), multiplier=multiplier
@@ -38,20 +38,20 @@ def give(bounty: Bounty, entry: Entry, multiplier: float) -> bool:
 
 
 @transaction.atomic
-def withdraw(bounty: Bounty, actor: str) -> bool:
+def withdraw_bounty(bounty: Bounty, actor: str) -> bool:
     """Take back a bounty that nobody has claimed; return whether there was one."""
-    return change(bounty, Bounty.State.OPEN, Bounty.State.WITHDRAWN, actor, "Withdrawn.")
+    return change_state(bounty, Bounty.State.OPEN, Bounty.State.WITHDRAWN, actor, "Withdrawn.")
 
 
 @transaction.atomic
-def reopen(bounty: Bounty, actor: str) -> bool:
+def reopen_bounty(bounty: Bounty, actor: str) -> bool:
     """Offer it again: it was withdrawn, or the record that had claimed it did not stand."""
     given_back = {"claimed_by": None, "claimed_at": None, "multiplier": None}
     states = (Bounty.State.CLAIMED, Bounty.State.WITHDRAWN)
-    return any(change(bounty, state, Bounty.State.OPEN, actor, "Open again.", **given_back) for state in states)
+    return any(change_state(bounty, state, Bounty.State.OPEN, actor, "Open again.", **given_back) for state in states)
 
 
-def change(bounty: Bounty, since: str, to: str, actor: str, sentence: str, **fields: None) -> bool:
+def change_state(bounty: Bounty, since: str, to: str, actor: str, sentence: str, **fields: None) -> bool:
     changed = Bounty.objects.filter(pk=bounty.pk, state=since).update(state=to, **fields)
     if changed:
         Event.record(actor, bounty, sentence)

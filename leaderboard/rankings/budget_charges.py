@@ -17,18 +17,18 @@ from trainer.accounting.budget import Budget
 from trainer.accounting.peak_flops import lookup_peak_flops
 
 
-def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
+def compute_charges(run: Run, verdict: Verdict) -> dict[str, Any]:
     """Return the fields of a run's compute: as the scorer has them, at least the budget, void where implausible."""
-    floor = floors(Budget.parse(run.budget), verdict.flops_per_token)
+    floor = minimum_compute(Budget.parse(run.budget), verdict.flops_per_token)
     flops = max(verdict.train_flops, floor.get("flops", 0.0))
     seconds = max(verdict.train_seconds, floor.get("seconds", 0.0))
-    metered, leases = meter(run)
+    metered, leases = sum_metered_seconds(run)
     void = {"flops_void": verdict.flops_void, "seconds_void": run.seconds_void}
     if metered > 0:
         working = max(seconds, metered - leases * plausibility.SETUP_SECONDS)
         peak = lookup_peak_flops(run.node_class)
         void["flops_void"] = void["flops_void"] or plausibility.explain_implausible_flops(
-            flops, working, peak, usual(run)
+            flops, working, peak, find_baseline_pace(run)
         )
         void["seconds_void"] = void["seconds_void"] or plausibility.explain_implausible_seconds(
             seconds, metered, leases
@@ -36,7 +36,7 @@ def charged(run: Run, verdict: Verdict) -> dict[str, Any]:
     return {"train_flops": flops, "train_seconds": seconds, **void}
 
 
-def floors(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
+def minimum_compute(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
     """Return what a budget costs at least, as far as that can be known without believing anybody."""
     if budget.kind in ("flops", "seconds"):
         return {budget.kind: budget.amount}
@@ -45,7 +45,7 @@ def floors(budget: Budget, flops_per_token: float | None) -> dict[str, float]:
     return {}
 
 
-def meter(run: Run) -> tuple[float, int]:
+def sum_metered_seconds(run: Run) -> tuple[float, int]:
     """Return (seconds that agents metered, leases) of the run's training."""
     if run.job is None:
         return 0.0, 0
@@ -53,7 +53,7 @@ def meter(run: Run) -> tuple[float, int]:
     return found["seconds"] or 0.0, found["leases"]
 
 
-def usual(run: Run) -> float | None:
+def find_baseline_pace(run: Run) -> float | None:
     """Return the baseline's seconds a FLOP on the same track, season and class of node; None where none was judged."""
     ladder = Run.objects.filter(
         track=run.track_id, season=run.season_id, purpose=Run.Purpose.LADDER, state=Run.State.FINISHED

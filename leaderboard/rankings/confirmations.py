@@ -21,14 +21,16 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.models import Entry, Run, Track
+from leaderboard.models.standings import get_entry_name
 from leaderboard.notifications import delivery
 from leaderboard.rankings import bounties, trust
-from leaderboard.rankings.eligible_runs import COLUMNS, CROWNED, Judged, name_of
-from leaderboard.rankings.standings import Standings, stand
+from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED, ScoredRun
+from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
+from leaderboard.recomputation import request_recomputation
 from scheduler.models import Event
 from trainer.scoring.multiplier import Ladder, ResultsError
 
-MAY_HOLD = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
+RECORD_KINDS = (Entry.Kind.ARCHITECTURE, Entry.Kind.MAIN)
 AGREEMENT = 0.999
 """One-sided level at which confirmation runs that are worse than the first ones are more than bad luck. Strict, since
 the first runs are why the entry was chosen, so some loss is expected."""
@@ -40,11 +42,11 @@ class ConfirmationError(ValueError):
     """The entry cannot be confirmed; the message is a sentence for whoever asked."""
 
 
-def confirm(entry: Entry, *, actor: str) -> list[Run]:
+def queue_confirmation_runs(entry: Entry, *, actor: str) -> list[Run]:
     """Queue the entry's confirmation runs, once, and return them."""
-    if entry.kind not in MAY_HOLD or entry.state != Entry.State.APPROVED:
+    if entry.kind not in RECORD_KINDS or entry.state != Entry.State.APPROVED:
         raise ConfirmationError(f"{entry.title} is {entry.kind} and {entry.state}: it cannot hold a record.")
-    if not trust.related_nodes(entry):
+    if not trust.find_related_nodes(entry):
         raise ConfirmationError(f"{entry.title} has not been trained yet: there is nothing to confirm.")
     with transaction.atomic():
         Entry.objects.select_for_update().get(pk=entry.pk)
@@ -63,18 +65,18 @@ def confirmation_runs(entry: Entry) -> QuerySet[Run]:
     return Run.objects.filter(entry=entry, **here).order_by("pk")
 
 
-def catch_up() -> None:
+def process_confirmations() -> None:
     """Start what is to be confirmed, revive what broke, and decide what is over. Safe to run at any time."""
     for track in Track.objects.with_ladder():
-        for entry in candidates(track):
-            confirm(entry, actor=runs.SITE)
-        for run in broken(track):
+        for entry in find_candidates(track):
+            queue_confirmation_runs(entry, actor=runs.SITE)
+        for run in find_broken_runs(track):
             runs.retry(run, actor=runs.SITE)
-        for entry in undecided(track):
-            conclude(entry)
+        for entry in find_undecided_entries(track):
+            conclude_confirmation(entry)
 
 
-def broken(track: Track) -> QuerySet[Run]:
+def find_broken_runs(track: Track) -> QuerySet[Run]:
     rested = timezone.now() - RETRY_AFTER
     failed = Run.objects.failed().filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
     return failed.filter(cause="infrastructure", finished_at__lt=rested)
@@ -83,40 +85,39 @@ def broken(track: Track) -> QuerySet[Run]:
 # --- who is to be confirmed ------------------------------------------------------------------------------------------
 
 
-def candidates(track: Track) -> list[Entry]:
+def find_candidates(track: Track) -> list[Entry]:
     """Return the entries whose first runs would win, and that somebody can confirm."""
-    standings = stand(track, facts(track))
-    if standings.board is None or standings.baseline is None:
+    standings = rank_entries(track, load_reliable_runs(track))
+    if standings.comparison is None or standings.baseline is None:
         return []
-    entries = Entry.objects.approved().filter(track=track, kind__in=MAY_HOLD).exclude(pk=standings.baseline)
+    entries = Entry.objects.approved().filter(track=track, kind__in=RECORD_KINDS).exclude(pk=standings.baseline)
     begun = Run.objects.filter(purpose=Run.Purpose.CONFIRMATION, season=track.season_id).values("entry")
     fresh = entries.exclude(pk__in=begun).filter(pk__in={row.entry for row in standings.rows})
-    record = holder(track)
+    record = find_record_holder(track)
     return [
         entry
         for entry in fresh.select_related("track__season").order_by("pk")
-        if wins(standings, entry.pk, record) and trust.unrelated_nodes(entry).exists()
+        if would_be_record(standings, entry.pk, record) and trust.find_unrelated_nodes(entry).exists()
     ]
 
 
-def facts(track: Track) -> list[Judged]:
-    """Return the track's judged runs that can be relied on."""
-    rows = Run.objects.judged(track).filter(trust__in=trust.COUNTS).values_list(*COLUMNS.values())
-    return [Judged(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
+def load_reliable_runs(track: Track) -> list[ScoredRun]:
+    """Return the track's scored runs that can be relied on."""
+    return load_scored_runs(Run.objects.scored(track).filter(trust__in=trust.RELIABLE))
 
 
-def holder(track: Track) -> int | None:
+def find_record_holder(track: Track) -> int | None:
     """Return the entry that holds the record."""
     record = Run.objects.filter(track=track, season=track.season_id, trust=Run.Trust.RECORD).order_by("pk").last()
     return record.entry_id if record else None
 
 
-def wins(standings: Standings, entry: int, record: int | None) -> bool:
+def would_be_record(standings: TrackStandings, entry: int, record: int | None) -> bool:
     """Whether the entry's runs in these standings would make it the record."""
-    assert standings.board is not None
-    rival = name_of(record) if record not in (None, entry) else None
+    assert standings.comparison is not None
+    rival = get_entry_name(record) if record not in (None, entry) else None
     try:
-        return bool(standings.board.run_record_test(name_of(entry), rival).is_record)
+        return bool(standings.comparison.run_record_test(get_entry_name(entry), rival).is_record)
     except ResultsError:
         return False
 
@@ -124,7 +125,7 @@ def wins(standings: Standings, entry: int, record: int | None) -> bool:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-def undecided(track: Track) -> list[Entry]:
+def find_undecided_entries(track: Track) -> list[Entry]:
     """Return the entries whose confirmation runs are all over, and that nothing has been decided about."""
     begun = Run.objects.filter(track=track, season=track.season_id, purpose=Run.Purpose.CONFIRMATION)
     entries = Entry.objects.filter(confirmation="", pk__in=begun.values("entry")).select_related("track__season")
@@ -135,82 +136,90 @@ def is_over(run: Run) -> bool:
     return run.is_over and not (run.state == Run.State.FAILED and run.cause == "infrastructure")
 
 
-def conclude(entry: Entry) -> None:
+def conclude_confirmation(entry: Entry) -> None:
     """Decide about an entry whose confirmation runs are over, once; wait while the ladder cannot tell."""
     confirming = list(confirmation_runs(entry))
     if any(run.state != Run.State.FINISHED for run in confirming):
-        decide(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
+        store_decision(entry, "Not confirmed: not every confirmation run came to its end, and all that start count.")
         return
-    judged = facts(entry.track)
-    standings = stand(entry.track, judged)
-    own = [run for run in judged if run.entry == entry.pk and run.budget == entry.track.budget]
+    reliable = load_reliable_runs(entry.track)
+    standings = rank_entries(entry.track, reliable)
+    own = [run for run in reliable if run.entry == entry.pk and run.budget == entry.track.budget]
     first = [run for run in own if run.purpose != Run.Purpose.CONFIRMATION]
     second = [run for run in own if run.purpose == Run.Purpose.CONFIRMATION]
-    if standings.board is None or not standings.board.ladder.has_noise or len(second) < len(confirming) or not first:
+    ladder = standings.comparison.ladder if standings.comparison else None
+    if ladder is None or not ladder.has_noise or len(second) < len(confirming) or not first:
         return
-    record = holder(entry.track)
-    worse = excess(standings.board.ladder, first, second)
+    record = find_record_holder(entry.track)
+    worse = measure_excess_loss(ladder, first, second)
     with transaction.atomic():
-        if worse > standings.board.ladder.quantile(AGREEMENT):
-            dispute(entry, worse)
-        elif wins(standings, entry.pk, record):
-            crown(entry, confirming, record)
+        if worse > ladder.quantile(AGREEMENT):
+            mark_disputed(entry, worse)
+        elif would_be_record(standings, entry.pk, record):
+            mark_record(entry, confirming, record)
         else:
-            replicate(entry)
+            mark_replicated(entry)
 
 
-def excess(ladder: Ladder, first: Sequence[Judged], second: Sequence[Judged]) -> float:
+def measure_excess_loss(ladder: Ladder, first: Sequence[ScoredRun], second: Sequence[ScoredRun]) -> float:
     """Return by how much the second runs are worse than the first ones, in standard errors of that difference.
 
     Losses are compared as they lie about the baseline's curve, so that a slightly different compute does not matter.
     """
-    means = [float(np.mean([over_the_curve(ladder, run) for run in group])) for group in (first, second)]
+    means = [float(np.mean([loss_over_baseline(ladder, run) for run in group])) for group in (first, second)]
     return (means[1] - means[0]) / (float(ladder.sigma) * math.sqrt(1 / len(first) + 1 / len(second)))
 
 
-def over_the_curve(ladder: Ladder, run: Judged) -> float:
+def loss_over_baseline(ladder: Ladder, run: ScoredRun) -> float:
     x = np.asarray(math.log(run.flops / ladder.full) if run.flops else 0.0)
     return run.bits_per_byte - float(ladder.loss_at(x))
 
 
-def decide(entry: Entry, sentence: str) -> bool:
+def store_decision(entry: Entry, sentence: str) -> bool:
     """Write down what came of it; return whether this call did."""
     decided = Entry.objects.filter(pk=entry.pk, confirmation="").update(confirmation=sentence[:300])
     if decided:
         Run.objects.filter(entry=entry).update(revision=F("revision") + 1)
+        request_recomputation(entry.track_id)
         Event.record(runs.SITE, entry, sentence)
     return decided == 1
 
 
-def dispute(entry: Entry, worse: float) -> None:
+def mark_disputed(entry: Entry, worse: float) -> None:
     """The first runs promised more than can be had elsewhere."""
-    if decide(entry, f"Not confirmed: the confirmation is {worse:.1f} standard errors worse than the first runs."):
-        for run in whole_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
+    if store_decision(
+        entry, f"Not confirmed: the confirmation is {worse:.1f} standard errors worse than the first runs."
+    ):
+        for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
             sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
-            trust.change(run, Run.Trust.DISPUTED, actor=runs.SITE, sentence=sentence)
+            trust.raise_trust(run, Run.Trust.DISPUTED, actor=runs.SITE, sentence=sentence)
 
 
-def replicate(entry: Entry) -> None:
-    if decide(entry, "Confirmed: fresh seeds on unrelated, trusted nodes agree with the first runs."):
-        for run in whole_runs(entry):
-            trust.change(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes.")
+def mark_replicated(entry: Entry) -> None:
+    if store_decision(entry, "Confirmed: fresh seeds on unrelated, trusted nodes agree with the first runs."):
+        for run in get_full_budget_runs(entry):
+            trust.raise_trust(
+                run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
+            )
 
 
-def crown(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
+def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> None:
     """The confirmation runs, alone, break the record; the former holder's stay replicated."""
-    if not decide(entry, CROWNED):
+    if not store_decision(entry, RECORD_CONFIRMED):
         return
     for run in Run.objects.filter(entry=former, trust=Run.Trust.RECORD) if former not in (None, entry.pk) else ():
         sentence = f"The record went to {entry.title}."
-        trust.change(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence=sentence)
-    for run in whole_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
-        trust.change(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes.")
+        trust.raise_trust(run, Run.Trust.REPLICATED, actor=runs.SITE, sentence=sentence)
+    for run in get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION):
+        trust.raise_trust(
+            run, Run.Trust.REPLICATED, actor=runs.SITE, sentence="Replicated on unrelated, trusted nodes."
+        )
     for run in confirming:
-        trust.change(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
-    bounties.claim(entry)
+        trust.raise_trust(run, Run.Trust.RECORD, actor=runs.SITE, sentence="A record.")
+    bounties.claim_bounties(entry)
     delivery.tell("record", entry.pk)
 
 
-def whole_runs(entry: Entry) -> QuerySet[Run]:
-    """Return the entry's judged runs with the track's whole budget."""
-    return Run.objects.judged(entry.track).filter(entry=entry, budget=entry.track.budget)
+def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:
+    """Return the entry's reliable runs with the track's whole budget."""
+    return Run.objects.scored(entry.track).filter(entry=entry, budget=entry.track.budget)

@@ -15,19 +15,20 @@ from typing_extensions import TypedDict
 
 from leaderboard.models import Run
 from leaderboard.models.entries import web_address
+from leaderboard.models.standings import get_entry_name
 from trainer.scoring.multiplier import Axis
 
-NOT_RELIED_ON = {
+EXCLUDED_TRUST = {
     Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.",
     Run.Trust.DISPUTED: "It is disputed.",
 }
 """Trust of runs that are shown and not compared, and why."""
-CROWNED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
+RECORD_CONFIRMED = "A record: its confirmation runs alone are clearly over the baseline and the record before."
 """What is written of an entry whose confirmation made it the record. It stays, whoever takes the record later."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class ScoredRun:
     """A judged run, as far as it is compared."""
 
     run: int
@@ -70,7 +71,7 @@ class Judged:
         return self.repository if web_address(self.repository) else ""
 
 
-COLUMNS: dict[str, str] = {
+RUN_COLUMNS: dict[str, str] = {
     # field of Judged: column of Run
     **{name: name for name in ("purpose", "seed", "budget", "bits_per_byte", "seconds_void", "node_class", "trust")},
     **{name: name for name in ("flops_void", "parameters", "finished_at")},
@@ -101,14 +102,9 @@ class RecordDict(TypedDict):
     seconds_void: str
 
 
-def name_of(entry: int) -> str:
-    """Return what downloads call an entry: unlike a title it is unique, and safe in a command line."""
-    return f"entry-{entry}"
-
-
-def record(run: Judged) -> RecordDict:
+def to_record(run: ScoredRun) -> RecordDict:
     return {
-        "entry": name_of(run.entry),
+        "entry": get_entry_name(run.entry),
         "seed": run.seed,
         "flops": run.flops,
         "seconds": run.seconds,
@@ -121,13 +117,13 @@ def record(run: Judged) -> RecordDict:
     }
 
 
-def compute(run: Judged, axis: Axis) -> float | None:
+def get_compute(run: ScoredRun, axis: Axis) -> float | None:
     return run.flops if axis == "flops" else run.seconds
 
 
-def choose(
-    judged: Iterable[Judged], baseline: int | None, confirmations: int
-) -> tuple[list[Judged], list[tuple[Judged, str]]]:
+def select_eligible_runs(
+    judged: Iterable[ScoredRun], baseline: int | None, confirmations: int
+) -> tuple[list[ScoredRun], list[tuple[ScoredRun, str]]]:
     """Return the runs that count, by entry, budget and seed, and those that do not, with the reason.
 
     An entry with all its confirmation runs is judged by those alone, since the first runs are why it was chosen.
@@ -138,8 +134,8 @@ def choose(
     for run in judged:
         if run.purpose == Run.Purpose.MONTHLY:
             left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
-        elif run.trust in NOT_RELIED_ON:
-            left_out.append((run, NOT_RELIED_ON[Run.Trust(run.trust)]))
+        elif run.trust in EXCLUDED_TRUST:
+            left_out.append((run, EXCLUDED_TRUST[Run.Trust(run.trust)]))
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):
             left_out.append((run, "Its entry is judged by its confirmation runs alone."))
         else:
@@ -148,11 +144,11 @@ def choose(
     return counted, left_out
 
 
-def is_confirmation(run: Judged) -> bool:
+def is_confirmation(run: ScoredRun) -> bool:
     return run.purpose == Run.Purpose.CONFIRMATION
 
 
-def on_one_clock(runs: Sequence[Judged], baseline: int | None) -> list[Judged]:
+def void_other_node_classes(runs: Sequence[ScoredRun], baseline: int | None) -> list[ScoredRun]:
     """Void the seconds of runs on another class of machine than most of the baseline's: they are not comparable."""
     classes = Counter(run.node_class for run in runs if run.entry == baseline and run.seconds)
     if not classes:

@@ -19,34 +19,39 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
 from leaderboard.models import Entry, Replay, Run
+from leaderboard.recomputation import request_recomputation
 from scheduler import node_vetting
 from scheduler.models import Event, Job, Lease, Node
 
-COUNTS = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
+RELIABLE = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
 """Trust of runs that a multiplier may be made of."""
-BELOW = {
+REACHED_FROM = {
     Run.Trust.SCORED: (Run.Trust.PROVISIONAL,),
     Run.Trust.REPLICATED: (Run.Trust.SCORED, Run.Trust.RECORD),
     Run.Trust.RECORD: (Run.Trust.SCORED, Run.Trust.REPLICATED),
-    Run.Trust.DISPUTED: (Run.Trust.PROVISIONAL, *COUNTS),
+    Run.Trust.DISPUTED: (Run.Trust.PROVISIONAL, *RELIABLE),
 }
 """From where each is reached."""
 
 
-def change(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
+def raise_trust(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
     """Change a run's trust if the rules lead there from where it is; return whether this call did."""
-    return move(run, to, BELOW[to], actor, sentence)
+    return change_trust(run, to, REACHED_FROM[to], actor, sentence)
 
 
-def settle(run: Run, actor: str) -> bool:
+def settle_dispute(run: Run, actor: str) -> bool:
     """A maintainer has looked into a dispute and found the run in order."""
-    return move(run, Run.Trust.SCORED, (Run.Trust.DISPUTED,), actor, "The dispute is settled: the result counts again.")
+    return change_trust(
+        run, Run.Trust.SCORED, (Run.Trust.DISPUTED,), actor, "The dispute is settled: the result counts again."
+    )
 
 
 @transaction.atomic
-def move(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sentence: str) -> bool:
+def change_trust(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sentence: str) -> bool:
     moved = Run.objects.filter(pk=run.pk, trust__in=since).update(trust=to, revision=F("revision") + 1)
     run.refresh_from_db(fields=["trust", "revision"])
+    if moved:
+        request_recomputation(run.track_id)
     if moved and sentence:
         Event.record(actor, run, sentence)
     return moved == 1
@@ -55,39 +60,39 @@ def move(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sent
 # --- who may check whom ---------------------------------------------------------------------------------------------
 
 
-def related_nodes(entry: Entry) -> list[int]:
+def find_related_nodes(entry: Entry) -> list[int]:
     """Return the ids of the nodes that trained the entry, confirmations aside."""
     trained = entry.runs.exclude(purpose=Run.Purpose.CONFIRMATION).values("job")
     return sorted(Lease.objects.filter(job__in=trained).values_list("node", flat=True).distinct())
 
 
-def related_people(entry: Entry) -> list[int]:
+def find_related_people(entry: Entry) -> list[int]:
     """Return the user ids of its author, of who entered it, and of those who lent what trained it."""
     people = User.objects.filter(
-        Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=related_nodes(entry))
+        Q(pk=entry.requested_by_id) | Q(username__iexact=entry.author) | Q(node__in=find_related_nodes(entry))
     )
     return sorted(people.values_list("pk", flat=True).distinct())
 
 
-def on_unrelated(entry: Entry) -> dict[str, Any]:
+def build_unrelated_constraints(entry: Entry) -> dict[str, Any]:
     """Return the fields of a job that only trusted nodes may do which have nothing to do with the entry."""
     return {
         "needs_trusted": True,
-        "excluded_nodes": related_nodes(entry),
-        "excluded_owners": related_people(entry),
+        "excluded_nodes": find_related_nodes(entry),
+        "excluded_owners": find_related_people(entry),
     }
 
 
-def unrelated_nodes(entry: Entry) -> QuerySet[Node]:
+def find_unrelated_nodes(entry: Entry) -> QuerySet[Node]:
     """Return the nodes that may confirm the entry."""
-    nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=related_nodes(entry))
-    return nodes.filter(Q(owner=None) | ~Q(owner__in=related_people(entry)))
+    nodes = Node.objects.filter(trusted=True).exclude(state=Node.State.BANNED).exclude(pk__in=find_related_nodes(entry))
+    return nodes.filter(Q(owner=None) | ~Q(owner__in=find_related_people(entry)))
 
 
 # --- provisional or scored -------------------------------------------------------------------------------------------
 
 
-def trained_on(job: Job) -> QuerySet[Node]:
+def find_training_nodes(job: Job) -> QuerySet[Node]:
     """Return the nodes whose work is in the job's checkpoints."""
     return Node.objects.filter(leases__checkpoints__job=job).distinct()
 
@@ -96,10 +101,10 @@ def is_proven(run: Run) -> bool:
     """Whether its training can be relied on."""
     if run.replays.filter(state=Replay.State.AGREED).exists():
         return True
-    return run.job is not None and all(node_vetting.is_result_accepted(node) for node in trained_on(run.job))
+    return run.job is not None and all(node_vetting.is_result_accepted(node) for node in find_training_nodes(run.job))
 
 
-def scored(run: Run) -> bool:
+def mark_scored(run: Run) -> bool:
     """Let a run that has its verdict count, if its training can be relied on; else say what it waits for.
 
     No event where it counts: its verdict, or the replay's, says it.
@@ -107,6 +112,6 @@ def scored(run: Run) -> bool:
     if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
         return False
     if is_proven(run):
-        return move(run, Run.Trust.SCORED, BELOW[Run.Trust.SCORED], "site", "")
+        return change_trust(run, Run.Trust.SCORED, REACHED_FROM[Run.Trust.SCORED], "site", "")
     Event.record("site", run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed.")
     return False

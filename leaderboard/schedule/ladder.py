@@ -68,7 +68,7 @@ def progress(track: Track) -> Progress:
     if not track.ladder or track.season.baseline_id is None:
         return Progress(0, 0)
     rungs, seeds = track.rungs(), int(track.ladder["seeds"])
-    rows = Run.objects.judged(track).filter(entry=track.season.baseline_id, budget__in=rungs).order_by()
+    rows = Run.objects.scored(track).filter(entry=track.season.baseline_id, budget__in=rungs).order_by()
     judged = dict(rows.values_list("budget").annotate(count=Count("pk")))
     return Progress(sum(min(number, seeds) for number in judged.values()), len(rungs) * seeds)
 

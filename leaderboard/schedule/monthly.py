@@ -14,8 +14,8 @@ from django.db.models import Min
 
 from leaderboard import runs
 from leaderboard.models import Entry, Month, Run, Track
-from leaderboard.rankings import standings
-from leaderboard.rankings.eligible_runs import NOT_RELIED_ON
+from leaderboard.rankings.eligible_runs import EXCLUDED_TRUST
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import nightly
 from scheduler import storage
 from scheduler.models import Blob, Event
@@ -82,8 +82,8 @@ def best(track: Track, since: datetime) -> list[Entry]:
     first_arrival = Min("runs__finished_at")
     entries = Entry.objects.approved().filter(track=track).annotate(arrived=first_arrival)
     fresh = {entry.pk: entry for entry in entries.filter(arrived__gt=since) if entry.pk != track.season.baseline_id}
-    rows = standings.of(track).rows
-    found = [fresh[row.entry] for row in rows if row.entry in fresh and row.trust not in NOT_RELIED_ON]
+    rows = compute_standings(track).rows
+    found = [fresh[row.entry] for row in rows if row.entry in fresh and row.trust not in EXCLUDED_TRUST]
     mains = [entry.pk for entry in found if entry.kind == Entry.Kind.MAIN]
     return list(islice((entry for entry in found if entry.pk not in mains[1:]), track.monthly))
 

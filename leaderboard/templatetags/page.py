@@ -21,7 +21,6 @@ from leaderboard.comparison import Cell
 from leaderboard.models import Score
 from leaderboard.models.entries import web_address
 from scheduler.models import Node
-from scheduler.prepared import Prepared
 
 register = template.Library()
 NEAR_SECONDS = 20 * 3600
@@ -29,12 +28,6 @@ CROWD = 60
 RAW = '<path class="raw" d="{}" vector-effect="non-scaling-stroke"/>'
 SMOOTH = '<path class="smooth is-{}" d="{}" vector-effect="non-scaling-stroke"/>'
 HERE = '<circle class="last" cx="{}%" cy="{}%" r="5"/>'
-THERE = Prepared(
-    lambda: Node.objects.filter(
-        Q(state__in=[Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]) | Q(name=demo_label.NODE)
-    ).values_list("name", "hardware")
-)
-"""Nodes that may work for us now."""
 
 
 def written(write: Any, value: float | None) -> str:
@@ -242,7 +235,9 @@ def foot() -> dict[str, Any]:
 @register.inclusion_tag("leaderboard/parts/banner.html")
 def unboxed_nodes() -> dict[str, Any]:
     """Warn of nodes that run jobs without a sandbox, and tell what is a demo. One query for both."""
-    nodes = THERE.tuples()
+    states = [Node.State.NEW, Node.State.ONLINE, Node.State.DRAINING]
+    present = Node.objects.filter(Q(state__in=states) | Q(name=demo_label.NODE))
+    nodes = list(present.values_list("name", "hardware"))
     return {
         "nodes": [name for name, hardware in nodes if (hardware.get("sandboxes") or [""])[0] == "none"],
         "demo": demo_label.WORDS if any(name == demo_label.NODE for name, _ in nodes) else "",

@@ -4,98 +4,130 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import BigIntegerField
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import condition, require_safe
 
-from leaderboard.board import query, table
-from leaderboard.board.frontier import frontier, leader
+from leaderboard.board.query import BoardQuery, load_board_rows
+from leaderboard.board.table import build_board_table
 from leaderboard.charts import curve_svg
-from leaderboard.charts import multiplier_charts as pictures
-from leaderboard.models import Bounty, Run, Track
-from leaderboard.rankings import standings
+from leaderboard.charts.frontier import build_frontier, build_records, get_leader
+from leaderboard.charts.multiplier_charts import draw_ladder
+from leaderboard.models import Bounty, Run, StandingsTable, Track
+from leaderboard.models.standings import LATEST_COMPUTATION
+from leaderboard.rankings.standings_store import load_results
 from leaderboard.schedule.calendar import next_night
-from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, revision_of, with_job
-from leaderboard.views.results import axis_of, results, results_etag
-from scheduler.prepared import Later, Prepared
+from leaderboard.views.live import (
+    IDLE_SECONDS,
+    LATEST_EVENT,
+    LIVE_SECONDS,
+    format_revision,
+    get_standings_revision,
+)
+from leaderboard.views.results import axis_of, build_results_response, results_etag
 from trainer.scoring.multiplier import AXES
 
 FAILURES = 5
 WAITING = 5
 BOUNTIES = 5
-HERE = Later("track", BigIntegerField())
-TRACKS = Prepared(lambda: Track.objects.in_order())
-LIVE = Prepared(lambda: Run.objects.live().filter(track=HERE))
-QUEUED = Prepared(lambda: with_job(Run.objects.waiting().filter(track=HERE))[:WAITING])
-SHOWN = Prepared(lambda: Bounty.objects.shown(HERE)[:BOUNTIES])
-FAILED = Prepared(lambda: Run.objects.failed().filter(track=HERE)[:FAILURES])
 
 
 @require_safe
 def board(request: HttpRequest) -> HttpResponse:
-    """The default track's table, tonight's train on top; `leaderboard.board.query` says what the address may ask."""
-    tracks = TRACKS.rows()
+    """The default track's table."""
+    query = BoardQuery.from_address(request.GET)
+    tracks = list_tracks(query)
     default = min(tracks, key=lambda track: not track.is_default, default=None)
-    return track_page(request, default, tracks) if default else render(request, "leaderboard/empty.html")
+    return render_track(request, query, default, tracks) if default else render(request, "leaderboard/empty.html")
 
 
 @require_safe
 def track(request: HttpRequest, slug: str) -> HttpResponse:
-    tracks = TRACKS.rows()
+    query = BoardQuery.from_address(request.GET)
+    tracks = list_tracks(query)
     found = next((track for track in tracks if track.slug == slug), None)
     if found is None:
         raise Http404
-    return track_page(request, found, tracks)
+    return render_track(request, query, found, tracks)
 
 
-def track_page(request: HttpRequest, track: Track, tracks: list[Track]) -> HttpResponse:
-    wish = query.read(request.GET)
+def list_tracks(query: BoardQuery) -> list[Track]:
+    """Return all tracks with their standings and the revision of the page. One query."""
+    tracks = Track.objects.in_order().with_standings(query.axis)
+    return list(tracks.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION))
+
+
+def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: list[Track]) -> HttpResponse:
     now = timezone.now()
-    here = LIVE.rows(track=track.pk)
-    found = standings.of(track, wish.axis, may_lag=True)
+    table = getattr(track, "standings", None) or StandingsTable.build_empty(track, query.axis)
+    table.track = track
+    rows = load_board_rows(table, query)
+    runs = list_runs(track)
     context = {
         "track": track,
         "tracks": tracks,
-        "axes": [(axis, wish.address(axis=axis)) for axis in AXES],
-        "standings": found,
-        "table": table.table(found, wish),
-        "frontier": frontier(found, now),
-        "leader": leader(found),
-        "ladder": found.once("ladder", lambda: pictures.ladder_picture(found)),
-        "bounties": SHOWN.rows(track=track.pk),
-        **train(here),
-        "also": here[1:],
-        "waiting": QUEUED.rows(track=track.pk),
-        "next_night": None if here else next_night(now),
-        "failures": FAILED.rows(track=track.pk),
-        "revision": revision_of(request, found),
+        "axes": [(axis, query.address(axis=axis)) for axis in AXES],
+        "standings": table,
+        "table": build_board_table(table, query, rows),
+        "frontier": build_frontier(table, build_records(rows.records), now),
+        "leader": get_leader(rows.leader),
+        "ladder": draw_ladder(table),
+        "bounties": Bounty.objects.shown(track)[:BOUNTIES],
+        **build_train_context(runs["live"]),
+        "also": runs["live"][1:],
+        "waiting": runs["waiting"],
+        "next_night": None if runs["live"] else next_night(now),
+        "failures": runs["failed"],
+        "revision": format_revision(track.latest_event, track.latest_standings),
     }
     return render(request, "leaderboard/board.html", context)
 
 
-def train(live: list[Run]) -> dict[str, Any]:
-    """Return what `parts/train.html` shows of the train that runs; the nightly one goes before others."""
-    live.sort(key=lambda run: run.purpose != Run.Purpose.NIGHTLY)
+def list_runs(track: Track) -> dict[str, list[Run]]:
+    """Return the track's live runs, the next waiting ones and the last failures. One query."""
+    own = Run.objects.filter(track=track)
+    waiting, failed = own.waiting()[:WAITING], own.failed()[:FAILURES]
+    runs = list(
+        own.in_queue_order()
+        .with_job()
+        .filter(Q(state__in=Run.LIVE) | Q(pk__in=waiting.values("pk")) | Q(pk__in=failed.values("pk")))
+    )
+    return {
+        "live": sort_live_runs([run for run in runs if run.state in Run.LIVE]),
+        "waiting": [run for run in runs if run.state in Run.NOT_STARTED],
+        "failed": sorted(
+            (run for run in runs if run.is_over), key=lambda run: run.finished_at or run.created_at, reverse=True
+        ),
+    }
+
+
+def sort_live_runs(runs: list[Run]) -> list[Run]:
+    """Return the runs by start, the nightly one first."""
+    return sorted(runs, key=lambda run: (run.purpose != Run.Purpose.NIGHTLY, run.started_at or timezone.now(), run.pk))
+
+
+def build_train_context(live: list[Run]) -> dict[str, Any]:
+    """Return the context of `parts/train.html`."""
     if not live:
         return {"run": None}
     return {"run": live[0], "picture": curve_svg.picture(live[0], curve_svg.curve_of(live[0]))}
 
 
 def track_etag(request: HttpRequest, slug: str) -> str:
-    return f'"{Run.objects.live().filter(track__slug=slug).version()}-{latest_event()}"'
+    return f'"{Run.objects.live().filter(track__slug=slug).version()}-{get_standings_revision()}"'
 
 
 @require_safe
 @condition(etag_func=track_etag)
 def track_live(request: HttpRequest, slug: str) -> JsonResponse:
-    context = train(list(Run.objects.live().filter(track__slug=slug)))
+    context = build_train_context(sort_live_runs(list(Run.objects.live().filter(track__slug=slug))))
     return JsonResponse(
         {
             "parts": {"train": render_to_string("leaderboard/parts/train.html", context)} if context["run"] else {},
-            "revision": latest_event(),
+            "revision": get_standings_revision(),
             "wait": LIVE_SECONDS if context["run"] else IDLE_SECONDS,
         }
     )
@@ -105,5 +137,5 @@ def track_live(request: HttpRequest, slug: str) -> JsonResponse:
 @condition(etag_func=results_etag)
 def track_results(request: HttpRequest, slug: str) -> JsonResponse:
     """The records behind a track's multipliers, and these: what `dailytrain multiplier` takes."""
-    found = get_object_or_404(Track.objects.select_related("season"), slug=slug)
-    return results({**standings.of(found, axis_of(request)).to_dict()})
+    track = get_object_or_404(Track.objects.select_related("season"), slug=slug)
+    return build_results_response({**load_results(track, axis_of(request))})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -14,76 +14,58 @@ from django.views.decorators.http import condition, require_safe
 from leaderboard import comparison
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import SMOOTHINGS, Shown, View, panels, script_columns, table
-from leaderboard.models import Entry, Run, Score
-from leaderboard.rankings import paired_comparison, standings
-from leaderboard.rankings.eligible_runs import Judged
-from leaderboard.rankings.standings import Standings
-from leaderboard.reference_runs import MOST, leading, numbers
-from leaderboard.views.live import LIVE_SECONDS, OLDER, any_of, named
+from leaderboard.models import Entry, Run, Score, Standing, StandingsTable
+from leaderboard.rankings import paired_comparison
+from leaderboard.rankings.standings_store import load_standings
+from leaderboard.reference_runs import MAX_RUNS, parse_run_ids
+from leaderboard.views.live import LIVE_SECONDS
 from leaderboard.views.runs import X_LABELS, address
-from scheduler.prepared import Prepared
 
-POINTS = 1000
-"""Of all curves together; a picture of ten needs fewer of each."""
-ROWS, FEWEST_ROWS = 32, 4
+MAX_POINTS = 1000
+"""Of all curves together; a chart of ten needs fewer of each."""
+MAX_ROWS, MIN_ROWS = 32, 4
 """Of the tables behind all curves together, and of each at least."""
-SUGGESTED = 6
+MAX_SUGGESTIONS = 6
 
 
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
-    """`?runs=1,2`; what forms send as `?runs=1&runs=2` is led to that. `&paired=1` compares item by item."""
-    asked = numbers(request.GET.getlist("runs"))
+    """`?runs=1,2`; `?runs=1&runs=2`, which forms send, redirects to that. `&paired=1` compares item by item."""
+    asked = parse_run_ids(request.GET.getlist("runs"))
     canonical = ",".join(map(str, asked))
     if request.GET.getlist("runs") not in ([], [canonical]):
         return redirect(f"{reverse('compare')}{address(request, runs=canonical)}".replace("%2C", ","))
-    runs = in_order(asked)
-    table_ = standings_of(runs)
+    runs = list_runs_in_order(asked)
     context = {
-        "runs": list(zip(range(len(runs)), runs, others(request, runs), strict=True)),
+        "runs": list(zip(range(len(runs)), runs, list_addresses_without(request, runs), strict=True)),
         "gone": [number for number in asked if number not in {run.pk for run in runs}],
-        "suggested": suggested(runs, table_),
+        "suggested": list_suggestions(runs),
         "chosen": ",".join(str(run.pk) for run in runs),
-        "most": MOST,
-        "revision": OLDER if table_ and table_.outdone.is_set() else "",
-        **(beside_each_other(request, runs, table_) if len(runs) > 1 else {}),
+        "most": MAX_RUNS,
+        "revision": "",
+        **(build_comparison(request, runs) if len(runs) > 1 else {}),
     }
     return render(request, "leaderboard/compare.html", context)
 
 
-def in_order(asked: Sequence[int]) -> list[Run]:
-    """Return the runs that there are, as asked for. A notebook has no curve of ours."""
-    found = {run.pk: run for run in (several(len(asked)).rows(**named(asked)) if asked else ())}
-    return [found[number] for number in asked if number in found]
+def list_runs_in_order(ids: Sequence[int]) -> list[Run]:
+    """Return the runs that exist, in this order. A notebook has no curve of ours."""
+    found = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).in_bulk(ids) if ids else {}
+    return [found[run_id] for run_id in ids if run_id in found]
 
 
-@cache
-def several(count: int) -> Prepared[Run]:
-    chosen = Run.objects.with_entry().exclude(entry__kind=Entry.Kind.NOTEBOOK).filter(any_of("pk", count)).order_by()
-    return Prepared(lambda: chosen)
+def is_on_board(run: Run) -> bool:
+    return run.season_id == run.track.season_id
 
 
-@cache
-def scored(count: int) -> Prepared[Score]:
-    return Prepared(lambda: Score.objects.filter(any_of("run", count)).order_by())
-
-
-def standings_of(runs: Sequence[Run]) -> Standings | None:
-    """Return the board of the first run, which all are compared on that are on it."""
-    if not runs or runs[0].season_id != runs[0].track.season_id:
-        return None
-    runs[0].track.season = runs[0].season
-    return standings.of(runs[0].track, may_lag=True)
-
-
-def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standings | None) -> dict[str, Any]:
-    view, rows_each = View.asked(request.GET), max(FEWEST_ROWS, ROWS // len(runs))
+def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any]:
+    view, rows_each = View.asked(request.GET), max(MIN_ROWS, MAX_ROWS // len(runs))
     curves = curves_of(runs)
     drawn = panels([Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)], view)
     differ, alike = comparison.differences(runs)
-    here = [run for run in runs if board and run.track_id == runs[0].track_id]
-    found = comparison.pairs(here, board)
-    rows = comparison.score_rows(runs, scored(len(runs)).rows(**named([run.pk for run in runs])))
+    same_track = [run for run in runs if run.track_id == runs[0].track_id]
+    pairs = comparison.compare_pairs(same_track) if is_on_board(runs[0]) else None
+    scores = comparison.score_rows(runs, Score.objects.filter(run__in=runs))
     link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         "view": view,
@@ -94,44 +76,44 @@ def beside_each_other(request: HttpRequest, runs: Sequence[Run], board: Standing
         "numbers": [(number, run, table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
         "differ": differ,
         "alike": alike,
-        "pairs": found,
-        "elsewhere": len(here) < len(runs),
-        "scores": rows,
+        "pairs": pairs,
+        "elsewhere": len(same_track) < len(runs),
+        "scores": scores,
         "paired": paired_comparison.against_first(runs) if "paired" in request.GET else None,
         "paired_address": address(request, paired="1"),
         "most_paired": paired_comparison.MOST,
-        "markdown": comparison.markdown(runs, differ, found, rows, link),
+        "markdown": comparison.markdown(runs, differ, pairs, scores, link),
     }
 
 
 def curves_of(runs: Sequence[Run]) -> dict[int, curve_svg.Curve]:
-    return curve_svg.curves_of(runs, min(curve_svg.PICTURE_POINTS, POINTS // max(len(runs), 1)))
+    return curve_svg.curves_of(runs, min(curve_svg.PICTURE_POINTS, MAX_POINTS // max(len(runs), 1)))
 
 
-def others(request: HttpRequest, runs: Sequence[Run]) -> list[str]:
+def list_addresses_without(request: HttpRequest, runs: Sequence[Run]) -> list[str]:
     """Return for each run the address of this page without it."""
     left = [",".join(str(other.pk) for other in runs if other is not run) for run in runs]
     return [address(request, runs=rest).replace("%2C", ",") for rest in left]
 
 
-def suggested(runs: Sequence[Run], board: Standings | None) -> list[tuple[Judged, str]]:
-    """Return what is worth adding: the baseline's run, the leader's, then the board from above."""
-    if board is None:
+def list_suggestions(runs: Sequence[Run]) -> list[Standing]:
+    """Return rows whose runs are worth adding: the baseline's, the leader's, then the board's from the top."""
+    if not runs or not is_on_board(runs[0]):
         return []
-    there = {run.pk for run in runs}
-    best = leading(board)
-    rows = [row for row in board.rows if row.is_baseline] + ([best] if best else []) + list(board.rows)
-    found: dict[int, tuple[Judged, str]] = {}
-    for row in rows:
-        if row.latest.run not in there:
-            found.setdefault(row.entry, (row.latest, "baseline" if row.is_baseline else ""))
-        if len(found) == SUGGESTED:
-            break
-    return list(found.values())
+    table: StandingsTable = load_standings(runs[0].track)
+    if table.pk is None:
+        return []
+    first = Q(position__lt=MAX_SUGGESTIONS + MAX_RUNS) | Q(entry__in=[table.baseline_id, table.leader_id])
+    known = {run.pk for run in runs}
+    rows = [
+        row for row in table.rows.filter(first).select_related("entry").defer("ties") if row.latest_run_id not in known
+    ]
+    rows.sort(key=lambda row: (not row.is_baseline, row.entry_id != table.leader_id, row.position))
+    return rows[:MAX_SUGGESTIONS]
 
 
 def curves_etag(request: HttpRequest) -> str:
-    asked = numbers(request.GET.getlist("runs"))
+    asked = parse_run_ids(request.GET.getlist("runs"))
     known = Run.objects.filter(pk__in=asked).values_list("pk", "revision", "state").order_by("pk")
     return f'"{".".join(f"{run}-{revision}-{state}" for run, revision, state in known)}"'
 
@@ -140,7 +122,7 @@ def curves_etag(request: HttpRequest) -> str:
 @condition(etag_func=curves_etag)
 def curves(request: HttpRequest) -> JsonResponse:
     """The curves of `?runs=1,2` as columns: for the scripts of this page and of a run's."""
-    runs = in_order(numbers(request.GET.getlist("runs")))
+    runs = list_runs_in_order(parse_run_ids(request.GET.getlist("runs")))
     found = curves_of(runs)
     return JsonResponse(
         {

@@ -13,12 +13,12 @@ from django.utils import timezone
 from django.views.decorators.clickjacking import xframe_options_exempt
 from django.views.decorators.http import require_safe
 
-from leaderboard.board.frontier import frontier
 from leaderboard.charts import curve_svg
+from leaderboard.charts.frontier import build_frontier, load_records
 from leaderboard.charts.panels import METRICS, Shown, View, panels
 from leaderboard.models import Run, Track
-from leaderboard.rankings import standings
-from leaderboard.reference_runs import numbers
+from leaderboard.rankings.standings_store import load_standings
+from leaderboard.reference_runs import parse_run_ids
 from leaderboard.views import compare as comparison
 from leaderboard.views.results import axis_of
 
@@ -42,7 +42,8 @@ def default() -> int | None:
 
 def of_track(request: HttpRequest, track: Track) -> HttpResponse:
     """The records over time."""
-    drawn = frontier(standings.of(track, axis_of(request)), timezone.now())
+    table = load_standings(track, axis_of(request))
+    drawn = build_frontier(table, load_records(table), timezone.now())
     context = {"title": track.name, "page": track.get_absolute_url(), "frontier": drawn}
     return framed(request, "the records appear here once an entry beside the baseline has arrived", context)
 
@@ -65,7 +66,7 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
     """The curves of `?runs=1,2`, and what says how they are drawn, as on the page."""
-    runs = comparison.in_order(numbers(request.GET.getlist("runs")))
+    runs = comparison.list_runs_in_order(parse_run_ids(request.GET.getlist("runs")))
     curves = comparison.curves_of(runs)
     shown = [Shown(run, curves[run.pk], f"run {run.pk}", number) for number, run in enumerate(runs)]
     drawn = panels(shown, View.asked(request.GET), METRICS[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition, conditional_page, require_safe
@@ -9,8 +10,8 @@ from django.views.decorators.http import condition, conditional_page, require_sa
 from leaderboard import feeds
 from leaderboard.charts import badges, cards
 from leaderboard.charts.badges import Badge
-from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings import standings
+from leaderboard.models import Entry, StandingsTable, Track
+from leaderboard.rankings.standings_store import load_standings
 from scheduler.sponsors.badges import badge
 
 ATOM = "application/atom+xml; charset=utf-8"
@@ -19,28 +20,28 @@ KEPT = {"Cache-Control": "public, max-age=300"}
 
 
 @require_safe
-@condition(etag_func=lambda request: f'"{feeds.changed()}"')
+@condition(etag_func=lambda request: f'"{feeds.get_version()}"')
 def records(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(feeds.of_records(), content_type=ATOM, headers=KEPT)
+    return HttpResponse(feeds.build_records_feed(), content_type=ATOM, headers=KEPT)
 
 
 @require_safe
 @conditional_page
 def entry_feed(request: HttpRequest, entry_id: int) -> HttpResponse:
     found = get_object_or_404(Entry, pk=entry_id)
-    return HttpResponse(feeds.of_entry(found), content_type=ATOM, headers=KEPT)
+    return HttpResponse(feeds.build_entry_feed(found), content_type=ATOM, headers=KEPT)
 
 
 # --- badges: as a picture, and as shields.io's endpoint takes them ----------------------------------------------------
 
 
 def of_track(slug: str) -> Badge:
-    return badges.of_track(standings.of(get_object_or_404(Track.objects.select_related("season"), slug=slug)))
+    return badges.build_track_badge(load_standings(get_object_or_404(Track, slug=slug)))
 
 
 def of_entry(entry_id: int) -> Badge:
     entry = get_object_or_404(Entry.objects.select_related("track__season"), pk=entry_id)
-    return badges.of_entry(entry, standings.of(entry.track))
+    return badges.build_entry_badge(entry, load_standings(entry.track))
 
 
 def picture(found: Badge) -> HttpResponse:
@@ -74,7 +75,8 @@ def entry_card(request: HttpRequest, entry_id: int) -> HttpResponse:
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:
-    return f'"{Run.objects.filter(track__slug=slug).version()}"'
+    computed_at = StandingsTable.objects.filter(track__slug=slug).aggregate(last=Max("computed_at"))["last"]
+    return f'"{computed_at}"'
 
 
 @require_safe

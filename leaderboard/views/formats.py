@@ -17,15 +17,15 @@ from django.views.decorators.http import conditional_page, require_safe
 from leaderboard import exports
 from leaderboard.exports import Table
 from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings import standings
-from leaderboard.reference_runs import numbers
+from leaderboard.rankings.standings_store import load_standings
+from leaderboard.reference_runs import parse_run_ids
 from leaderboard.views.results import axis_of
 from scheduler.rate_limits import build_rate_limit_response
 
 View = Callable[..., HttpResponseBase]
 FORMATS = {
-    "csv": (exports.csv, "text/csv; charset=utf-8"),
-    "json": (exports.json, "application/json"),
+    "csv": (exports.write_csv, "text/csv; charset=utf-8"),
+    "json": (exports.write_json, "application/json"),
 }
 
 
@@ -67,27 +67,27 @@ def track(request: HttpRequest, slug: str) -> Table:
 
 
 def board_of(request: HttpRequest, track: Track | None) -> Table:
-    return exports.board(standings.of(track, axis_of(request))) if track else Table("board", [])
+    return exports.build_board_table(load_standings(track, axis_of(request))) if track else Table("board", [])
 
 
 def entry(request: HttpRequest, entry_id: int) -> Table:
-    return exports.of_entry(get_object_or_404(Entry, pk=entry_id))
+    return exports.build_entry_table(get_object_or_404(Entry, pk=entry_id))
 
 
 def run(request: HttpRequest, run_id: int) -> Table:
-    return exports.of_run(get_object_or_404(Run, pk=run_id))
+    return exports.build_run_table(get_object_or_404(Run, pk=run_id))
 
 
 def compare(request: HttpRequest) -> Table:
     """The runs of `?runs=1,2`, in the order named; numbers that are no run's are left out."""
-    named = numbers(request.GET.getlist("runs"))
+    named = parse_run_ids(request.GET.getlist("runs"))
     found = {run.pk: run for run in Run.objects.with_entry().filter(pk__in=named)}
-    return exports.of_runs([found[pk] for pk in named if pk in found], "compare")
+    return exports.build_runs_table([found[pk] for pk in named if pk in found], "compare")
 
 
 def queue(request: HttpRequest) -> Table:
-    return exports.queue()
+    return exports.build_queue_table()
 
 
 def nodes(request: HttpRequest) -> Table:
-    return exports.nodes()
+    return exports.build_nodes_table()

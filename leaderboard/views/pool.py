@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
@@ -14,10 +13,11 @@ from django.views.decorators.http import condition, require_safe
 
 from leaderboard.job_handlers.background_jobs import errands
 from leaderboard.models import Run
+from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.pool_totals import totals
 from leaderboard.schedule.start_estimates import departures
 from leaderboard.views.board import FAILURES
-from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes, with_job
+from leaderboard.views.live import IDLE_SECONDS, LIVE_SECONDS, latest_event, online_nodes
 from scheduler import job_kinds
 from scheduler.estimates import QueueEstimates
 from scheduler.models import Lease, Node
@@ -29,9 +29,9 @@ def timetable() -> dict[str, Any]:
     """Return what runs and what waits, on all tracks, and what nodes do beside that."""
     now = timezone.now()
     queue_estimates = QueueEstimates(now)
-    waiting = list(with_job(Run.objects.waiting()))
+    waiting = list(Run.objects.waiting().with_job())
     return {
-        "live": list(with_job(Run.objects.live())),
+        "live": list(Run.objects.live().with_job()),
         "departures": departures(waiting, now, queue_estimates),
         "errands": errands(queue_estimates),
         "online": online_nodes(),
@@ -71,17 +71,9 @@ def queue_live(request: HttpRequest) -> JsonResponse:
     )
 
 
-def nodes_at_work() -> QuerySet[Node]:
-    """Return all nodes that may work, with `node.now`: their active leases."""
-    active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("slot")
-    active = active.select_related("job__run", "job__scored_run")
-    come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
-    return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
-
-
 def at_work() -> list[tuple[Node, list[tuple[Lease, job_kinds.JobSummary]]]]:
     """Return the nodes, each with what it works on: those at work first, then those that could."""
-    nodes = list(nodes_at_work())
+    nodes = list(find_working_nodes())
     about = job_kinds.summarize_jobs(lease.job for node in nodes for lease in node.now)  # type: ignore[attr-defined]
     rows = [(node, [(lease, about[lease.job_id]) for lease in node.now]) for node in nodes]  # type: ignore[attr-defined]
     return sorted(rows, key=lambda row: (not row[1], row[0].state != Node.State.ONLINE, row[0].name))

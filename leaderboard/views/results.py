@@ -12,7 +12,7 @@ from trainer.scoring.multiplier import AXES, Axis
 
 
 def axis_of(request: HttpRequest) -> Axis:
-    """Return what compute means on this page: `?axis=`, FLOPs unless another one is named."""
+    """Return the axis that `?axis=` names, FLOPs by default."""
     return next((axis for axis in AXES if axis == request.GET.get("axis")), AXES[0])
 
 
@@ -20,5 +20,5 @@ def results_etag(request: HttpRequest, **where: Any) -> str:
     return f'"{axis_of(request)}-{Run.objects.filter(state=Run.State.FINISHED).version()}-{latest_event()}"'
 
 
-def results(content: dict[str, Any]) -> JsonResponse:
+def build_results_response(content: dict[str, Any]) -> JsonResponse:
     return JsonResponse(content, json_dumps_params={"indent": 1, "allow_nan": False})

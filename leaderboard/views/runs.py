@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-from functools import cache
+from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import condition, require_POST, require_safe
 
 from leaderboard import actions, lineage, permissions, reproduction, run_logs
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import SMOOTHINGS, Shown, View, evaluations, panels, script_columns, table
 from leaderboard.initial_weights import RUN_FILE
-from leaderboard.models import Entry, Run, Sample, Score
+from leaderboard.models import Entry, Run, StandingsTable
 from leaderboard.models.publications import FINAL
+from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.publishing import publications, releases
 from leaderboard.publishing.weights import CHECKPOINT_FILES
-from leaderboard.rankings import standings
-from leaderboard.rankings.standings import Standings
-from leaderboard.reference_runs import Beside, numbers, offered
+from leaderboard.rankings.standings_store import load_standings
+from leaderboard.reference_runs import ReferenceRun, find_reference_runs, parse_run_ids
 from leaderboard.runs import RunError
 from leaderboard.schedule.start_estimates import departure_of, in_queue
 from leaderboard.views import notebooks
-from leaderboard.views.live import (
-    LIVE_SECONDS,
-    MOST,
-    NUMBER,
-    about,
-    any_of,
-    latest_event,
-    named,
-    revision_of,
-    with_job,
-)
-from scheduler.models import Lease
-from scheduler.prepared import Prepared
+from leaderboard.views.live import LATEST_EVENT, LIVE_SECONDS, format_revision, get_standings_revision
+from scheduler.models import Event
 from scheduler.rate_limits import build_rate_limit_response
 
-SAMPLES = Prepared(lambda: Sample.objects.filter(run=NUMBER))
-SCORES = Prepared(lambda: Score.objects.filter(run=NUMBER))
-REVISION = Prepared(lambda: Run.objects.filter(pk=NUMBER).order_by().values_list("revision"))
-LOGGED = Prepared(lambda: Lease.objects.filter(job__run=NUMBER).order_by("-pk").values_list("pk", "log_received")[:1])
-SAMPLED = 8
+SETTLING_TIME = timedelta(minutes=1)
+"""A page goes on asking this long after its run ended: the standings follow."""
+MAX_SAMPLED_STEPS = 8
 """Checkpoints whose samples a page shows."""
 X_LABELS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "time", "step": "steps"}
 
@@ -62,20 +51,20 @@ SECOND_STEP_MISSING = (
 def run(request: HttpRequest, run_id: int) -> HttpResponse:
     """One run, whole. `?x=flops&smooth=strong&log=x&log=y&over=12` is how its curves are drawn, `?find=` what is looked
     for in its log."""
-    over = [number for number in numbers(request.GET.getlist("over")) if number != run_id]
-    runs = wanted(run_id, *over)
+    over = [number for number in parse_run_ids(request.GET.getlist("over")) if number != run_id]
+    runs = load_runs(run_id, *over)
     if (error := check_log_search_rate(request)) is not None:
         return error
     found = runs[run_id]
     if found.entry.kind == Entry.Kind.NOTEBOOK:
         return notebooks.page(request, found)
     others = [runs[number] for number in over if number in runs]
-    place = standings_of(found)
+    table = load_run_standings(found)
     context = {
         "run": found,
-        "samples": newest_first(SAMPLES.rows(number=found.pk)),
+        "samples": newest_first(list(found.samples.all())),
         **scores_of(found),
-        "events": about(found),
+        "events": list(Event.objects.about(found)),
         "log": run_logs.shown(found, request.GET.get("find", "")),
         "weights": weight_files(found),
         "publications": publications.shown(found),
@@ -83,29 +72,24 @@ def run(request: HttpRequest, run_id: int) -> HttpResponse:
         "way": releases.way(found),
         "departure": departure_of(found),
         "actions": list_actions(request, found),
-        **curves(request, found, others, offered(found, place)),
-        **({"standings": place, "row": place.row(found.entry_id)} if place and is_judged(found) else {}),
-        "revision": revision_of(request, place),
+        **curves(request, found, others, find_reference_runs(found, table)),
+        **({"standings": table, "row": table.get_row(found.entry_id)} if table and is_finished(found) else {}),
+        "revision": format_revision(found.latest_event, found.latest_standings),
     }
     return render(request, "leaderboard/run.html", context)
 
 
-def wanted(run_id: int, *others: int) -> dict[int, Run]:
-    """Return a run, and others that there are, by their numbers; there is no page where it is none."""
-    asked = [number for number in (run_id, *others) if number < MOST]
-    found = {run.pk: run for run in several(len(asked)).rows(**named(asked))} if asked else {}
+def load_runs(run_id: int, *others: int) -> dict[int, Any]:
+    """Return a run, and others that exist, by id, with the page's revision; raise Http404 without the first."""
+    runs = Run.objects.with_job().select_related("checkpoint").filter(Q(pk=run_id) | Q(pk__in=others))
+    runs = runs.annotate(latest_event=LATEST_EVENT, latest_standings=LATEST_COMPUTATION)
+    found = {run.pk: run for run in runs}
     if run_id not in found:
         raise Http404
     return found
 
 
-@cache
-def several(count: int) -> Prepared[Run]:
-    chosen = with_job(Run.objects.filter(any_of("pk", count))).select_related("checkpoint").order_by()
-    return Prepared(lambda: chosen)
-
-
-def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Beside]) -> dict[str, Any]:
+def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[ReferenceRun]) -> dict[str, Any]:
     """Return the pictures of a run with others over it, and what can be chosen about them."""
     view = View.asked(request.GET)
     stages = lineage.of(run)
@@ -132,14 +116,14 @@ def curves(request: HttpRequest, run: Run, others: list[Run], beside: list[Besid
     }
 
 
-def over(run: Run, curve: curve_svg.Curve, beside: list[Beside], number: int) -> Shown:
+def over(run: Run, curve: curve_svg.Curve, beside: list[ReferenceRun], number: int) -> Shown:
     known = next((other for other in beside if other.run == run.pk), asked_for(run, number))
     return Shown(run, curve, known.label, known.colour)
 
 
-def asked_for(run: Run, number: int) -> Beside:
+def asked_for(run: Run, number: int) -> ReferenceRun:
     """A run that is not offered, but in the address."""
-    return Beside(run.pk, f"run {run.pk}", str(number), run.entry.title)
+    return ReferenceRun(run.pk, f"run {run.pk}", str(number), run.entry.title)
 
 
 def address(request: HttpRequest, **changed: str) -> str:
@@ -152,7 +136,7 @@ def address(request: HttpRequest, **changed: str) -> str:
 
 def scores_of(run: Run) -> dict[str, Any]:
     """Return the held-out numbers, and those of the lm-eval tasks, which have a `/` in their names."""
-    scores = sorted(SCORES.rows(number=run.pk), key=lambda score: score.name) if is_judged(run) else []
+    scores = list(run.scores.all()) if is_finished(run) else []
     return {
         "held_out": [score for score in scores if "/" not in score.name],
         "suite": [score for score in scores if "/" in score.name],
@@ -161,7 +145,7 @@ def scores_of(run: Run) -> dict[str, Any]:
 
 def weight_files(run: Run) -> list[dict[str, Any]]:
     """Return what a judged run leaves of itself, as its checkpoint's manifest and its own files say. No query."""
-    if not is_judged(run) or run.checkpoint is None:
+    if not is_finished(run) or run.checkpoint is None:
         return []
     sizes = {PurePosixPath(str(file["path"])).name: file["size"] for file in run.checkpoint.manifest.get("files", [])}
     folder = f"checkpoints/step-{run.checkpoint.step:08d}"
@@ -172,16 +156,21 @@ def weight_files(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def is_judged(run: Run) -> bool:
+def is_finished(run: Run) -> bool:
     return run.state == Run.State.FINISHED
 
 
-def standings_of(run: Run) -> Standings | None:
-    """Return the board that the run is compared on: of its own season, and once there is something to compare."""
+def is_settled(run: Run) -> bool:
+    """Return whether nothing of the run changes any more, its standing included."""
+    return run.is_over and (run.finished_at is None or run.finished_at < timezone.now() - SETTLING_TIME)
+
+
+def load_run_standings(run: Run) -> StandingsTable | None:
+    """Return the standings that the run is compared in: of its own season, once there is something to compare."""
     if run.season_id != run.track.season_id or not run.step or in_queue(run):
         return None
     run.track.season = run.season  # the same row: no second query for it
-    return standings.of(run.track, may_lag=True)
+    return load_standings(run.track)
 
 
 def list_actions(request: HttpRequest, run: Run) -> list[actions.RunAction]:
@@ -191,7 +180,7 @@ def list_actions(request: HttpRequest, run: Run) -> list[actions.RunAction]:
 @require_POST
 def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpResponse:
     """Perform an action of the run's author, or of a maintainer after the second step."""
-    found = get_object_or_404(with_job(Run.objects.all()), pk=run_id)
+    found = get_object_or_404(Run.objects.with_job(), pk=run_id)
     if action not in actions.RUN_ACTIONS:
         raise Http404
     is_maintainer = permissions.is_verified_maintainer(request)
@@ -210,14 +199,16 @@ def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpRespon
 def newest_first(samples: list[Any]) -> list[tuple[int, list[Any]]]:
     """Return (step, samples) pairs, the last step first; of many steps some, evenly spread."""
     steps = sorted({sample.step for sample in samples}, reverse=True)
-    kept = {round(i * (len(steps) - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if len(steps) > SAMPLED else None
-    steps = steps if kept is None else [steps[i] for i in sorted(kept)]
+    if len(steps) > MAX_SAMPLED_STEPS:
+        last = MAX_SAMPLED_STEPS - 1
+        steps = [steps[round(i * (len(steps) - 1) / last)] for i in range(MAX_SAMPLED_STEPS)]
     return [(step, [sample for sample in samples if sample.step == step]) for step in steps]
 
 
 def run_etag(request: HttpRequest, run_id: int) -> str:
-    asked = {"number": min(run_id, MOST - 1)}
-    return f'"{REVISION.tuples(**asked)}-{LOGGED.tuples(**asked)}-{latest_event()}"'
+    facts = Run.objects.filter(pk=run_id).values_list("revision", "job__leases__pk", "job__leases__log_received")
+    latest = facts.order_by("-job__leases__pk").first() or ()
+    return f'"{"-".join(map(str, latest))}-{get_standings_revision()}"'
 
 
 def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
@@ -230,7 +221,7 @@ def check_log_search_rate(request: HttpRequest) -> HttpResponse | None:
 def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
     if (error := check_log_search_rate(request)) is not None:
         return error
-    found = wanted(run_id)[run_id]
+    found = load_runs(run_id)[run_id]
     is_notebook = found.entry.kind == Entry.Kind.NOTEBOOK
     head = f"leaderboard/parts/{'notebook' if is_notebook else 'run'}_head.html"
     context = {
@@ -245,8 +236,8 @@ def run_live(request: HttpRequest, run_id: int) -> HttpResponse:
                 "log": render_to_string("leaderboard/parts/log.html", context),
             },
             **({} if is_notebook else {"curve": own_columns(found)}),
-            "revision": latest_event(),
-            "wait": 0 if found.is_over else LIVE_SECONDS,
+            "revision": format_revision(found.latest_event, found.latest_standings),
+            "wait": 0 if is_settled(found) else LIVE_SECONDS,
         }
     )
 

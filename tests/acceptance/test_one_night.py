@@ -39,6 +39,11 @@ def ended(site: LiveSite) -> dict[str, Any] | None:
     return run if run and run["state"] in ("finished", "failed") else None
 
 
+def board_with(site: LiveSite, title: str) -> Any:
+    page = site.get("/")
+    return page if page is not None and title in page.text else None
+
+
 @pytest.mark.timeout(420)
 def test_an_entry_is_trained_through_three_kills_scored_and_stands_on_the_board(tmp_path: Path) -> None:
     with live_site(tmp_path, BUDGET) as site:
@@ -77,9 +82,7 @@ def test_an_entry_is_trained_through_three_kills_scored_and_stands_on_the_board(
         assert 0.5 < detail["bits_per_byte"] < 8
         assert {score["name"] for score in detail["scores"]} >= {"bits_per_byte", "nats_per_token"}
         assert [row["id"] for row in site.json("tracks/tiny/board")] == [run["id"]]
-        board = site.get("/")
-        assert board is not None
-        assert "An idea" in board.text
+        board = site.wait(lambda: board_with(site, "An idea"), 30, "the standings to be recomputed")
         assert sha[:7] in board.text
         assert f"{detail['bits_per_byte']:.4f}" in board.text
         assert site.json(f"runs/{run['id']}/samples")

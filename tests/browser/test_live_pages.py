@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Run
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings_store import recompute_standings
 from scheduler.models import Event
 from tests.support import scene
 
@@ -56,24 +56,21 @@ def test_a_run_that_arrives_takes_its_place_without_a_reload(open_page: Callable
     assert page.evaluate("window.sameDocument")
 
 
-def test_a_page_that_showed_an_older_table_shows_the_next_one_when_it_is_ready(
-    open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting: list[Callable[[], object]] = []
-    monkeypatch.setattr(standings, "SLOW_SECONDS", -1.0)  # every table takes long
-    monkeypatch.setattr(standings, "later", waiting.append)
+@pytest.mark.stored_standings
+def test_board_with_old_standings_shows_recomputed_ones(open_page: Callable[..., Page]) -> None:
     train = scene.night()["train"]
+    recompute_standings(train.track)
     page = open_page("/?columns=bits,runs")
     rows = page.locator("table.board tbody tr")
     expect(rows).to_have_count(3)
+    before = page.locator("main").get_attribute("data-revision")
 
     arrive(train)
-    expect(page.locator("main")).to_have_attribute("data-revision", "-1", timeout=15_000)
+    expect(page.locator("main")).not_to_have_attribute("data-revision", before or "", timeout=15_000)
     expect(rows.first).not_to_contain_text("2.0282")
-    waiting.pop(0)()
+    recompute_standings(train.track)
 
     expect(rows.first).to_contain_text("2.0282", timeout=15_000)  # and nothing has happened meanwhile
-    expect(page.locator("main")).not_to_have_attribute("data-revision", "-1")
 
 
 def test_a_runs_curve_can_be_read_and_goes_on_by_itself(open_page: Callable[..., Page]) -> None:

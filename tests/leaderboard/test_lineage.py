@@ -129,7 +129,7 @@ def test_maintainers_rewind_on_the_page_and_authors_do_not(first: Run, maintaine
 def test_a_rewind_is_no_result_of_its_entry(second: Run, able: Node) -> None:
     assert second.job
     finish(second, able)
-    assert second not in Run.objects.judged(second.track)
+    assert second not in Run.objects.scored(second.track)
     second.track.clean()  # its runs start from scratch, as it says
 
 

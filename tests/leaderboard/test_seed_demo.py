@@ -11,7 +11,7 @@ from django.test import Client
 
 from leaderboard import demo, tasks
 from leaderboard.models import CurvePoint, Effect, Entry, Run, Season, Track
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings_store import load_standings
 from scheduler.models import Event, Job
 
 pytestmark = pytest.mark.django_db
@@ -44,10 +44,10 @@ def test_its_numbers_are_those_of_the_fixture_and_its_board_is_what_the_site_mak
     points = CurvePoint.objects.filter(run=made[0], series="train").order_by("step")
     assert [point.step for point in points] == [row[0] for row in told[0]["train"]]
 
-    table = standings.of(Track.objects.select_related("season").get(pk=track.pk))
+    table = load_standings(Track.objects.select_related("season").get(pk=track.pk))
     assert table.problem == ""
-    assert len(table.rows) == len(demo.read()["entries"])
-    assert all(row.estimate and row.estimate.cm for row in table.rows)
+    assert table.row_count == len(demo.read()["entries"])
+    assert all(row.multiplier for row in table.rows.all())
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
 
 

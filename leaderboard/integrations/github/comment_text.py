@@ -130,14 +130,14 @@ def multipliers(found: Compared) -> Iterable[str]:
         return
     rows = [("the baseline", *numbers(found))]
     if found.record is not None:
-        rows.append((f"the record, {plain(found.record.latest.title)}", *against_record(found)))
+        rows.append((f"the record, {plain(found.record.entry.title)}", *against_record(found)))
     table = [f"| {who} | {cm} | {interval} |" for who, cm, interval in rows]
     yield "\n".join(["| against | compute multiplier | 95 % interval |", "|---|---:|---|", *table])
 
 
 def numbers(found: Compared) -> tuple[str, str]:
     estimate = found.row.estimate
-    return explanations.multiplier(estimate), explanations.ends(estimate) or MISSING
+    return explanations.format_multiplier(estimate), explanations.format_interval_ends(estimate) or MISSING
 
 
 def against_record(found: Compared) -> tuple[str, str]:

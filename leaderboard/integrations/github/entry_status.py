@@ -12,9 +12,9 @@ from typing import Literal
 
 from leaderboard.formatting import share
 from leaderboard.job_handlers import smoke_tests
-from leaderboard.models import Entry, Run
-from leaderboard.rankings import confirmations, explanations, standings
-from leaderboard.rankings.standings import Row, Standings
+from leaderboard.models import Entry, Run, Standing, StandingsTable
+from leaderboard.rankings import confirmations, explanations
+from leaderboard.rankings.standings_store import refresh_standings
 from leaderboard.schedule.start_estimates import departures
 
 Conclusion = Literal["success", "failure", "neutral", "cancelled", "action_required"]
@@ -193,20 +193,20 @@ def ended(run: Run) -> State:
 class Compared:
     """An entry's multiplier, as the board has it."""
 
-    row: Row
-    standings: Standings
-    record: Row | None
+    row: Standing
+    standings: StandingsTable
+    record: Standing | None
     """Who holds the record, if somebody else does."""
 
 
 def compared(entry: Entry) -> Compared | None:
     """Return where an entry stands on its track; None while none of its runs is judged."""
-    table = standings.of(entry.track)
-    row = table.row(entry.pk)
+    table = refresh_standings(entry.track)
+    row = table.get_row(entry.pk)
     if row is None:
         return None
-    holder = confirmations.holder(entry.track)
-    return Compared(row, table, table.row(holder) if holder is not None and holder != entry.pk else None)
+    holder = confirmations.find_record_holder(entry.track)
+    return Compared(row, table, table.get_row(holder) if holder is not None and holder != entry.pk else None)
 
 
 def arrived(entry: Entry, runs: Sequence[Run]) -> State:
@@ -217,8 +217,8 @@ def arrived(entry: Entry, runs: Sequence[Run]) -> State:
         return State("Arrived", line, conclusion="success")
     more = sum(not run.is_over for run in runs)
     also = f" {more} more run{'' if more == 1 else 's'} of it {'is' if more == 1 else 'are'} under way." if more else ""
-    todo = f"{explanations.next_step(found.row, found.standings)}{also}".strip()
-    line = explanations.standing(found.row, found.standings)
+    todo = f"{explanations.suggest_next_step(found.row, found.standings)}{also}".strip()
+    line = explanations.describe_standing(found.row, found.standings)
     return State(short(found), line, todo or "nothing, it has arrived.", conclusion="success")
 
 
@@ -227,7 +227,7 @@ def short(found: Compared) -> str:
     estimate = found.row.estimate
     if estimate is None or estimate.cm is None:
         return f"{found.row.bits_per_byte:.4f} bits per byte"
-    return f"Multiplier {explanations.multiplier(estimate)} {explanations.interval(estimate)}".strip()
+    return f"Multiplier {explanations.format_multiplier(estimate)} {explanations.format_interval(estimate)}".strip()
 
 
 def clock(at: datetime | None, now: datetime) -> str:

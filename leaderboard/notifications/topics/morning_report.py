@@ -12,7 +12,8 @@ from leaderboard import formatting
 from leaderboard.charts import curve_files
 from leaderboard.models import Night, Run, Track
 from leaderboard.notifications.message import File, Message
-from leaderboard.rankings import explanations, standings
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings_store import refresh_standings
 
 LABEL = "All aboard"
 HINT = "Every morning: last night's result, its curve as a picture and its numbers as CSV."
@@ -70,9 +71,9 @@ def lines(night: Night, arrived: Run | None) -> list[str]:
 
 
 def result(run: Run) -> str:
-    row = standings.of(run.track).row(run.entry_id)
-    stood = explanations.standing(row, standings.of(run.track)) if row else f"{run.bits_per_byte:.4f} bits per byte."
-    return f"{run.entry.title} arrived with {run.bits_per_byte:.4f} bits per byte. {stood}"
+    table = refresh_standings(run.track)
+    row, bits = table.get_row(run.entry_id), f"{run.bits_per_byte:.4f} bits per byte."
+    return f"{run.entry.title} arrived with {bits} {explanations.describe_standing(row, table) if row else bits}"
 
 
 def state(night: Night) -> str:

@@ -7,7 +7,8 @@ from django.contrib.auth.models import User
 
 from leaderboard.models import Entry
 from leaderboard.notifications.message import Message
-from leaderboard.rankings import explanations, standings
+from leaderboard.rankings import explanations
+from leaderboard.rankings.standings_store import refresh_standings
 
 LABEL = "A record"
 HINT = "A record has been confirmed, or a bounty claimed."
@@ -27,9 +28,9 @@ def compose(about: str) -> Message | None:
     if entry is None:
         return None
     by = f" by {entry.author}" if entry.author else ""
-    table = standings.of(entry.track)
-    row = table.row(entry.pk)
-    standing = (explanations.standing(row, table),) if row else ()
+    table = refresh_standings(entry.track)
+    row = table.get_row(entry.pk)
+    standing = (explanations.describe_standing(row, table),) if row else ()
     claimed = list(entry.bounties.all())
     return Message(
         title=f"A record on {entry.track.name}: {entry.title}{by}",
@@ -42,7 +43,7 @@ def compose(about: str) -> Message | None:
         facts={
             "entry": entry.pk,
             "track": entry.track.slug,
-            "multiplier": row.estimate.cm if row and row.estimate else None,
+            "multiplier": row.multiplier if row else None,
             "bounties": [bounty.pk for bounty in claimed],
         },
     )

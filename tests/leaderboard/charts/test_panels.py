@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.core.cache import cache
 from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
@@ -17,8 +16,8 @@ from leaderboard.charts import curve_svg, panels
 from leaderboard.charts.panels import Shown, View
 from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run
-from leaderboard.rankings.standings import of
-from leaderboard.reference_runs import offered
+from leaderboard.rankings.standings_store import load_standings, recompute_standings
+from leaderboard.reference_runs import find_reference_runs
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
 from tests.leaderboard.conftest import lease, train_row
@@ -107,24 +106,25 @@ def test_the_baseline_and_the_leader_of_the_same_budget_are_offered(client: Clie
     level, better = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
     rung = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
 
-    labels = {beside.label: beside.run for beside in offered(level, of(track))}
+    labels = {other.label: other.run for other in find_reference_runs(level, load_standings(track))}
 
     assert labels["baseline"] == entries["baseline"].runs.get(budget=track.budget, seed=1).pk
     assert labels["best so far"] == better.pk
-    assert [beside.label for beside in offered(better, of(track))] == ["baseline"]
-    assert offered(rung, of(track)) == []
+    assert [other.label for other in find_reference_runs(better, load_standings(track))] == ["baseline"]
+    assert find_reference_runs(rung, load_standings(track)) == []
 
 
+@pytest.mark.stored_standings
 def test_what_lies_over_it_is_drawn_without_script_in_few_queries(
     client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    _, entries = boards.board()
+    track, entries = boards.board()
     level, best = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
     for run in (level, best):
         scene.points(run, 1, 300)
-    cache.clear()
+    recompute_standings(track)
 
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         page = client.get(f"{level.get_absolute_url()}?over={best.pk}&x=flops&log=x").content.decode()
 
     assert 'class="smooth is-record"' in page

@@ -94,7 +94,7 @@ def test_a_mismatch_disputes_the_run_and_begins_the_probation_anew(
     stranger.refresh_from_db()
     assert (replay.state, run.trust, stranger.valid_in_a_row) == ("differed", "disputed", 0)
     assert sentences(run)[-1].startswith("Disputed: ")
-    assert trust.settle(run, "mara")
+    assert trust.settle_dispute(run, "mara")
     assert run.trust == "scored"
 
 
@@ -152,7 +152,7 @@ def test_node_whose_checkpoints_are_superseded_is_still_checked(run: Run, node: 
     assert (replay.node, replay.end_step <= 6) == (stranger, True)
     for end in (replay.start, replay.claimed):
         assert end is None or end.blobs.exists()
-    assert set(trust.trained_on(run.job)) == {stranger, node}
+    assert set(trust.find_training_nodes(run.job)) == {stranger, node}
 
 
 def test_what_several_gpus_computed_together_is_not_compared_with_what_one_computes(run: Run, stranger: Node) -> None:

@@ -53,8 +53,8 @@ def test_one_bounty_goes_to_one_entry_however_many_come_at_once(track: Track) ->
     bounty = offer(track)
     first, second = entry(track, 1.3, "First"), entry(track, 1.4, "Second")
     stale = Bounty.objects.get(pk=bounty.pk)
-    assert bounties.give(bounty, first, 1.3)
-    assert not bounties.give(stale, second, 1.4)
+    assert bounties.award_bounty(bounty, first, 1.3)
+    assert not bounties.award_bounty(stale, second, 1.4)
     bounty.refresh_from_db()
     assert bounty.claimed_by == first
 
@@ -68,13 +68,13 @@ def test_a_record_from_before_the_bounty_does_not_claim_it(track: Track) -> None
 
 def test_one_that_is_withdrawn_cannot_be_claimed_until_it_is_offered_again(track: Track) -> None:
     bounty = offer(track)
-    assert bounties.withdraw(bounty, "mara")
-    assert not bounties.withdraw(bounty, "mara")
+    assert bounties.withdraw_bounty(bounty, "mara")
+    assert not bounties.withdraw_bounty(bounty, "mara")
     first = entry(track, 1.3)
-    assert not bounties.give(bounty, first, 1.3)
-    assert bounties.reopen(bounty, "mara")
-    assert bounties.give(bounty, first, 1.3)
-    assert bounties.reopen(bounty, "mara")
+    assert not bounties.award_bounty(bounty, first, 1.3)
+    assert bounties.reopen_bounty(bounty, "mara")
+    assert bounties.award_bounty(bounty, first, 1.3)
+    assert bounties.reopen_bounty(bounty, "mara")
     bounty.refresh_from_db()
     assert (bounty.state, bounty.claimed_by, bounty.multiplier) == ("open", None, None)
 

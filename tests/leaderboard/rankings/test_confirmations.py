@@ -35,13 +35,13 @@ def entry(track: Track, multiplier: float, title: str = "Better", seeds: int = 3
 
 def confirm(made: Entry, multiplier: float) -> list[Run]:
     """Let its confirmation runs come out like this."""
-    begun = confirmations.confirm(made, actor="site")
+    begun = confirmations.queue_confirmation_runs(made, actor="site")
     for number, run in enumerate(begun):
         model = boards.judged(made, multiplier, seed=500 + number)
         values = {"bits_per_byte": model.bits_per_byte, "train_flops": model.train_flops}
         model.delete()
         Run.objects.filter(pk=run.pk).update(state=Run.State.FINISHED, trust=Run.Trust.SCORED, **values)
-    confirmations.catch_up()
+    confirmations.process_confirmations()
     made.refresh_from_db()
     return begun
 
@@ -57,9 +57,9 @@ def trusts(made: Entry) -> tuple[set[str], set[str]]:
 
 def test_who_would_win_is_confirmed_and_nobody_else(track: Track) -> None:
     better, level = entry(track, 1.3), entry(track, 1.0, "Level")
-    assert confirmations.candidates(track) == [better]
-    confirmations.catch_up()
-    confirmations.catch_up()
+    assert confirmations.find_candidates(track) == [better]
+    confirmations.process_confirmations()
+    confirmations.process_confirmations()
     begun = confirmations.confirmation_runs(better)
     assert begun.count() == track.confirmations == 3
     assert not confirmations.confirmation_runs(level).exists()
@@ -73,7 +73,7 @@ def test_who_would_win_is_confirmed_and_nobody_else(track: Track) -> None:
 def test_its_jobs_are_for_trusted_nodes_that_have_nothing_to_do_with_it(track: Track) -> None:
     better = entry(track, 1.3, author="tomás")
     namesake = User.objects.create(username="Tomás")
-    run = confirmations.confirm(better, actor="mara")[0]
+    run = confirmations.queue_confirmation_runs(better, actor="mara")[0]
     assert run.job
     assert run.job.needs_trusted
     assert run.job.excluded_nodes == [Node.objects.get(name="node of Better").pk]
@@ -86,21 +86,21 @@ def test_its_jobs_are_for_trusted_nodes_that_have_nothing_to_do_with_it(track: T
 def test_a_candidate_waits_where_nobody_could_confirm_it(track: Track) -> None:
     better = entry(track, 1.3)
     Node.objects.filter(name="unrelated").update(trusted=False)
-    assert confirmations.candidates(track) == []
-    assert confirmations.confirm(better, actor="mara"), "a maintainer may ask all the same"
+    assert confirmations.find_candidates(track) == []
+    assert confirmations.queue_confirmation_runs(better, actor="mara"), "a maintainer may ask all the same"
 
 
 def test_an_open_entry_holds_no_record(track: Track) -> None:
     better = entry(track, 1.3, kind=Entry.Kind.OPEN)
-    assert confirmations.candidates(track) == []
+    assert confirmations.find_candidates(track) == []
     with pytest.raises(ConfirmationError, match="cannot hold a record"):
-        confirmations.confirm(better, actor="mara")
+        confirmations.queue_confirmation_runs(better, actor="mara")
 
 
 def test_what_nobody_has_vouched_for_makes_no_candidate(track: Track) -> None:
     better = entry(track, 1.3)
     better.runs.update(trust=Run.Trust.PROVISIONAL)
-    assert confirmations.candidates(track) == []
+    assert confirmations.find_candidates(track) == []
 
 
 def test_confirmation_runs_that_win_are_a_record(track: Track) -> None:
@@ -108,7 +108,7 @@ def test_confirmation_runs_that_win_are_a_record(track: Track) -> None:
     confirm(better, 1.3)
     assert trusts(better) == ({"replicated"}, {"record"})
     assert better.confirmation.startswith("A record")
-    assert confirmations.holder(track) == better.pk
+    assert confirmations.find_record_holder(track) == better.pk
 
 
 def test_confirmation_runs_that_agree_and_do_not_win_replicate(track: Track) -> None:
@@ -116,7 +116,7 @@ def test_confirmation_runs_that_agree_and_do_not_win_replicate(track: Track) -> 
     confirm(level, 1.01)
     assert trusts(level) == ({"replicated"}, {"replicated"})
     assert level.confirmation.startswith("Confirmed")
-    assert confirmations.holder(track) is None
+    assert confirmations.find_record_holder(track) is None
 
 
 def test_first_runs_that_promised_too_much_are_disputed(track: Track) -> None:
@@ -130,7 +130,7 @@ def test_a_better_one_takes_the_record(track: Track) -> None:
     first, second = entry(track, 1.3, "First"), entry(track, 1.6, "Second")
     confirm(first, 1.3)
     confirm(second, 1.6)
-    assert confirmations.holder(track) == second.pk
+    assert confirmations.find_record_holder(track) == second.pk
     assert trusts(first) == ({"replicated"}, {"replicated"})
     run = first.runs.filter(purpose=Run.Purpose.CONFIRMATION).first()
     assert run
@@ -140,20 +140,20 @@ def test_a_better_one_takes_the_record(track: Track) -> None:
 def test_a_copy_of_the_record_only_ties_with_it(track: Track) -> None:
     first, copy = entry(track, 1.3, "First"), entry(track, 1.3, "Copy")
     confirm(first, 1.3)
-    assert copy not in confirmations.candidates(track)
+    assert copy not in confirmations.find_candidates(track)
     confirm(copy, 1.3)
-    assert confirmations.holder(track) == first.pk
+    assert confirmations.find_record_holder(track) == first.pk
     assert trusts(copy)[1] == {"replicated"}
 
 
 def test_all_that_start_count(track: Track) -> None:
     better = entry(track, 1.3)
-    stopped = confirmations.confirm(better, actor="site")[-1]
+    stopped = confirmations.queue_confirmation_runs(better, actor="site")[-1]
     Run.objects.filter(pk=stopped.pk).update(state=Run.State.CANCELLED)
     Run.objects.filter(purpose=Run.Purpose.CONFIRMATION).exclude(pk=stopped.pk).update(
         state=Run.State.FINISHED, trust=Run.Trust.SCORED, bits_per_byte=1.5, train_flops=1e13
     )
-    confirmations.catch_up()
+    confirmations.process_confirmations()
     better.refresh_from_db()
     assert better.confirmation.startswith("Not confirmed: not every confirmation run")
     assert trusts(better) == ({"scored"}, {"scored", "provisional"})
@@ -161,13 +161,13 @@ def test_all_that_start_count(track: Track) -> None:
 
 def test_what_the_infrastructure_broke_goes_on_with_its_seed(track: Track) -> None:
     better = entry(track, 1.3)
-    broken, *_ = confirmations.confirm(better, actor="site")
+    broken, *_ = confirmations.queue_confirmation_runs(better, actor="site")
     long_ago = timezone.now() - timedelta(hours=2)
     Run.objects.filter(purpose=Run.Purpose.CONFIRMATION).update(
         state=Run.State.FAILED, cause="infrastructure", finished_at=long_ago
     )
     Job.objects.filter(run__purpose=Run.Purpose.CONFIRMATION).update(state=Job.State.FAILED)
-    confirmations.catch_up()
+    confirmations.process_confirmations()
     better.refresh_from_db()
     seed = broken.seed
     broken.refresh_from_db()
@@ -179,8 +179,8 @@ def test_it_is_decided_once(track: Track) -> None:
     confirm(better, 1.3)
     said = better.confirmation
     Run.objects.filter(purpose=Run.Purpose.CONFIRMATION).update(bits_per_byte=9.0)
-    confirmations.catch_up()
+    confirmations.process_confirmations()
     better.refresh_from_db()
     assert better.confirmation == said
-    assert confirmations.confirm(better, actor="mara") == list(confirmations.confirmation_runs(better))
+    assert confirmations.queue_confirmation_runs(better, actor="mara") == list(confirmations.confirmation_runs(better))
     assert Event.objects.about(better).filter(sentence=said).count() == 1

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
-from django.core.cache import cache
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings import explanations, standings
-from leaderboard.rankings.eligible_runs import Judged, choose, on_one_clock
+from leaderboard.rankings import explanations
+from leaderboard.rankings.eligible_runs import ScoredRun, select_eligible_runs, void_other_node_classes
+from leaderboard.rankings.standings import compute_standings
+from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
 from trainer.scoring.multiplier import Axis, EntryMultiplier, MultiplierVerdict
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 
 def estimate(track: Track, entry: Entry, axis: Axis = "flops") -> EntryMultiplier:
-    row = standings.of(track, axis).row(entry.pk)
+    row = compute_standings(track, axis).get_row(entry.pk)
     assert row
     assert row.estimate
     return row.estimate
@@ -39,7 +38,7 @@ def test_truth_lies_in_the_interval_and_all_seeds_count() -> None:
 
 def test_what_cannot_be_told_apart_shares_a_rank() -> None:
     track, _ = boards.board()
-    ranks = [(row.latest.title, row.estimate.rank if row.estimate else None) for row in standings.of(track).rows]
+    ranks = [(row.latest.title, row.estimate.rank if row.estimate else None) for row in compute_standings(track).rows]
     assert ranks[0] == ("Better", 1)
     assert {ranks[1], ranks[2]} == {("main, 3 March", 2), ("Level", 2)}
     assert ranks[3] == ("Worse", 4)
@@ -47,29 +46,31 @@ def test_what_cannot_be_told_apart_shares_a_rank() -> None:
 
 def test_a_row_is_an_entry_and_the_ladders_other_rungs_have_none() -> None:
     track, entries = boards.board()
-    table = standings.of(track)
+    table = compute_standings(track)
     assert len(table.rows) == 4
-    baseline = table.row(entries["baseline"].pk)
+    baseline = table.get_row(entries["baseline"].pk)
     assert baseline
     assert baseline.is_baseline
     assert {run.budget for run in baseline.runs} == {"1e13flops"}
-    assert len(table.ladder) == table.done == table.wanted == 15
+    assert len(table.ladder_runs) == table.count_rung_runs() == 15
+    assert load_standings(track).rungs_done == load_standings(track).rungs_wanted == 15
 
 
 def test_what_cannot_be_relied_on_is_left_out_with_the_reason() -> None:
     track, entries = boards.board()
     disputed = boards.judged(entries["Better"], 9.0, seed=900, trust=Run.Trust.DISPUTED)
     unknown = boards.judged(scene.entry(track, "New", sha="e" * 40), 9.0, trust=Run.Trust.PROVISIONAL)
-    table = standings.of(track)
+    table = compute_standings(track)
     assert {(run.run, why) for run, why in table.left_out} == {
         (disputed.pk, "It is disputed."),
         (unknown.pk, "Nothing vouches for its node yet."),
     }
     assert estimate(track, entries["Better"]).runs == 3
-    row = table.row(unknown.entry_id)
+    stored = load_standings(track)
+    row = stored.get_row(unknown.entry_id)
     assert row
     assert row.estimate is None
-    assert explanations.note(row, table) == "provisional: not compared"
+    assert explanations.describe_verdict(row, stored) == "provisional: not compared"
 
 
 def test_confirmation_runs_alone_judge_an_entry_that_has_all_of_them() -> None:
@@ -87,14 +88,13 @@ def test_confirmation_runs_alone_judge_an_entry_that_has_all_of_them() -> None:
 def test_voided_seconds_leave_the_other_axis_alone() -> None:
     track, entries = boards.board()
     Run.objects.filter(entry=entries["Worse"]).update(seconds_void="Its node ran at 83.1% of its usual speed.")
-    cache.clear()  # an update like this is not the site's own: those count the revision up
     assert estimate(track, entries["Worse"]).verdict is MultiplierVerdict.WORSE
-    table = standings.of(track, "seconds")
-    row = table.row(entries["Worse"].pk)
+    table = load_standings(track, "seconds")
+    row = table.get_row(entries["Worse"].pk)
     assert row
     assert row.estimate
     assert row.estimate.verdict is MultiplierVerdict.VOID
-    assert explanations.note(row, table) == "time voided: Its node ran at 83.1% of its usual speed."
+    assert explanations.describe_verdict(row, table) == "time voided: Its node ran at 83.1% of its usual speed."
 
 
 def test_time_is_compared_within_the_ladders_class_of_machine() -> None:
@@ -106,68 +106,28 @@ def test_time_is_compared_within_the_ladders_class_of_machine() -> None:
 
 def test_the_full_budget_in_seconds_is_what_the_baseline_used() -> None:
     track, _ = boards.board()
-    assert standings.of(track).full == 1e13
-    assert standings.of(track, "seconds").full == pytest.approx(boards.SECONDS, rel=0.01)
+    assert compute_standings(track).full == 1e13
+    assert compute_standings(track, "seconds").full == pytest.approx(boards.SECONDS, rel=0.01)
 
 
 def test_a_young_ladder_says_what_it_lacks() -> None:
     track, baseline = boards.small()
-    table = standings.of(track)
-    assert "The baseline has not arrived yet" in explanations.ladder_state(table)
+    table = load_standings(track)
+    assert "The baseline has not arrived yet" in explanations.describe_ladder(table)
     boards.judged(baseline, seed=7, purpose=Run.Purpose.NIGHTLY)
-    table = standings.of(track)
-    assert "compute only. The baseline’s ladder has 1 of 15 runs." in explanations.ladder_state(table)
-    assert explanations.note(table.rows[0], table) == ""
+    table = load_standings(track)
+    assert "compute only. The baseline’s ladder has 1 of 15 runs." in explanations.describe_ladder(table)
+    assert explanations.describe_verdict(table.rows.get(), table) == ""
 
 
 def test_without_a_baseline_entries_stand_by_their_loss() -> None:
     track = scene.track()
     worse = boards.judged(scene.entry(track, "Worse"), bits_per_byte=2.5)
     best = boards.judged(scene.entry(track, "Best", sha="b" * 40), bits_per_byte=2.1)
-    table = standings.of(track)
+    table = compute_standings(track)
     assert [row.entry for row in table.rows] == [best.entry_id, worse.entry_id]
-    assert table.board is None
+    assert table.comparison is None
     assert "no baseline yet" in table.problem
-
-
-def test_it_is_computed_once_until_a_run_changes(django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    track, entries = boards.board()
-    with django_assert_num_queries(2):
-        before = standings.of(track)
-    with django_assert_num_queries(1):
-        assert standings.of(track).rows == before.rows
-    run = entries["Better"].runs.earliest("pk")
-    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
-    with django_assert_num_queries(2):
-        assert estimate(track, entries["Better"]).runs == 2
-
-
-def test_a_page_does_not_wait_for_a_table_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    work: list[Callable[[], object]] = []
-    monkeypatch.setattr(standings, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(standings, "later", work.append)
-    track, entries = boards.board()
-    before = standings.of(track, may_lag=True)
-    run = entries["Better"].runs.earliest("pk")
-    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
-
-    shown = [standings.of(track, may_lag=True) for _ in range(3)]
-
-    assert all(table is before for table in shown)
-    assert len(work) == 1, "computed once, whoever asks meanwhile"
-    work.pop()()
-    assert len(standings.of(track, may_lag=True).counted) == len(before.counted) - 1
-    assert work == []
-
-
-def test_what_decides_something_waits_for_the_table_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standings, "SLOW_SECONDS", 0.0)
-    track, entries = boards.board()
-    before = standings.of(track)
-    run = entries["Better"].runs.earliest("pk")
-    run.change("cancelled", since=["finished"], actor="mara", sentence="Taken back.")
-
-    assert len(standings.of(track).counted) == len(before.counted) - 1
 
 
 def test_old_results_stay_in_their_season() -> None:
@@ -176,17 +136,21 @@ def test_old_results_stay_in_their_season() -> None:
 
     track.season = Season.objects.create(name="Season 2", corpus="x", tokenizer="y", baseline=entries["baseline"])
     track.save()
-    assert standings.of(track).rows == ()
+    assert compute_standings(track).rows == ()
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
 def words(track: Track, entry: Entry) -> tuple[str, str, str]:
-    table = standings.of(track)
-    row = table.row(entry.pk)
+    table = load_standings(track)
+    row = table.get_row(entry.pk)
     assert row
-    said = (explanations.note(row, table), explanations.standing(row, table), explanations.next_step(row, table))
+    said = (
+        explanations.describe_verdict(row, table),
+        explanations.describe_standing(row, table),
+        explanations.suggest_next_step(row, table),
+    )
     note, standing, step = (text.replace("\xa0", " ") for text in said)
     return note, standing, step
 
@@ -230,13 +194,13 @@ def test_an_interval_is_written_short_while_it_is_narrow(
     low: float | None, cm: float, high: float | None, said: str
 ) -> None:
     found = EntryMultiplier(entry="x", cm=cm, low=low, high=high, verdict=MultiplierVerdict.TIED)
-    assert explanations.interval(found).replace("\xa0", " ") == said
+    assert explanations.format_interval(found).replace("\xa0", " ") == said
 
 
 # --- which runs count -------------------------------------------------------------------------------------------------
 
 
-def fact(run: int, entry: int, **fields: object) -> Judged:
+def fact(run: int, entry: int, **fields: object) -> ScoredRun:
     values: dict[str, object] = {
         **dict.fromkeys(("seconds_void", "title", "architecture", "author", "kind", "sha", "repository"), ""),
         **dict.fromkeys(("stderr", "parameters", "finished_at"), None),
@@ -251,7 +215,7 @@ def fact(run: int, entry: int, **fields: object) -> Judged:
         "node_class": "a",
         "trust": "scored",
     }
-    return Judged(**{**values, **fields})  # type: ignore[arg-type]
+    return ScoredRun(**{**values, **fields})  # type: ignore[arg-type]
 
 
 FACTS = st.lists(
@@ -270,8 +234,8 @@ FACTS = st.lists(
 
 
 @given(FACTS, st.integers(1, 3))
-def test_every_run_counts_or_is_left_out_with_a_reason(runs: list[Judged], confirmations: int) -> None:
-    counted, left_out = choose(runs, 1, confirmations)
+def test_every_run_counts_or_is_left_out_with_a_reason(runs: list[ScoredRun], confirmations: int) -> None:
+    counted, left_out = select_eligible_runs(runs, 1, confirmations)
     assert len(counted) + len(left_out) == len(runs)
     assert all(why for _, why in left_out)
     assert all(run.seconds is None for run in counted if run.seconds_void)
@@ -279,31 +243,9 @@ def test_every_run_counts_or_is_left_out_with_a_reason(runs: list[Judged], confi
 
 
 @given(FACTS)
-def test_one_clock_is_left_and_every_voided_time_says_why(runs: list[Judged]) -> None:
-    counted = on_one_clock(choose(runs, 1, 3)[0], 1)
+def test_one_clock_is_left_and_every_voided_time_says_why(runs: list[ScoredRun]) -> None:
+    counted = void_other_node_classes(select_eligible_runs(runs, 1, 3)[0], 1)
     timed = {run.node_class for run in counted if run.seconds is not None}
     if any(run.entry == 1 and run.seconds for run in counted):
         assert len(timed) == 1
-    assert len(counted) == len(choose(runs, 1, 3)[0])
-
-
-def test_a_process_that_has_prepared_itself_computes_no_table_for_a_page(
-    django_assert_num_queries: DjangoAssertNumQueries,
-) -> None:
-    track, _ = boards.board()
-    standings.prepare()
-    with django_assert_num_queries(1):
-        assert len(standings.of(track).rows) == 4
-
-
-def test_a_table_that_cannot_be_made_keeps_no_other_from_being_made(
-    django_assert_num_queries: DjangoAssertNumQueries, caplog: pytest.LogCaptureFixture
-) -> None:
-    track, _ = boards.board()
-    Track.objects.create(
-        slug="odd", name="Odd", season=track.season, budget="a while", expected_seconds=1, position=-1, is_default=True
-    )
-    standings.prepare()
-    assert "The table of odd could not be made" in caplog.text
-    with django_assert_num_queries(1):
-        standings.of(track)
+    assert len(counted) == len(select_eligible_runs(runs, 1, 3)[0])

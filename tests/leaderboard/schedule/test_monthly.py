@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from leaderboard.models import Entry, Month, Run, Track
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import monthly
 from scheduler import storage
 from scheduler.models import Event, Job
@@ -111,11 +111,11 @@ def test_where_no_node_fits_it_says_so(track: Track) -> None:
 
 def test_its_runs_do_not_move_the_board(track: Track) -> None:
     best = arrived(track, "Best", 1.5)
-    before = standings.of(track).row(best.pk)
+    before = compute_standings(track).get_row(best.pk)
     month = this_month()
     month.runs.update(state=Run.State.FINISHED, trust=Run.Trust.SCORED, bits_per_byte=1.0, train_flops=7e13)
-    table = standings.of(track)
-    assert table.row(best.pk) == before
+    table = compute_standings(track)
+    assert table.get_row(best.pk) == before
     reasons = {reason for run, reason in table.left_out if run.run in set(month.runs.values_list("pk", flat=True))}
     assert reasons == {"It ran on the monthly train, with more than the track's budget."}
 

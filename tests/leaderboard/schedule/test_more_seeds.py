@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from leaderboard.models import Entry
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.submissions import intake
 from tests.support import boards
 
@@ -36,7 +36,7 @@ def test_the_seeds_that_an_entry_needs_are_one_click(mara: Client, idea: Entry, 
 def test_an_entry_that_is_level_gets_what_would_settle_it(mara: Client, site: Any) -> None:
     track, entries = boards.board()
     level = entries["Level"]
-    row = standings.of(track).row(level.pk)
+    row = compute_standings(track).get_row(level.pk)
     assert row
     assert row.estimate
     needed = row.estimate.seeds_needed

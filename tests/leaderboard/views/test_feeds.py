@@ -10,7 +10,7 @@ from django.utils import timezone
 from lxml import etree
 
 from leaderboard.models import Entry, Run
-from leaderboard.rankings.eligible_runs import CROWNED
+from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
 from scheduler.models import Event
 from tests.support import boards
 
@@ -71,7 +71,7 @@ def titles(feed: ElementTree.Element) -> list[str]:
 
 def crowned() -> Entry:
     _, entries = boards.board()
-    Entry.objects.filter(pk=entries["Better"].pk).update(confirmation=CROWNED, title="Better & <b>faster</b>")
+    Entry.objects.filter(pk=entries["Better"].pk).update(confirmation=RECORD_CONFIRMED, title="Better & <b>faster</b>")
     Run.objects.filter(entry=entries["Better"]).update(
         trust=Run.Trust.RECORD, purpose=Run.Purpose.CONFIRMATION, finished_at=timezone.now()
     )

@@ -12,7 +12,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import comparison
 from leaderboard.models import Entry, Run, Score, Track
-from leaderboard.rankings import standings
+from leaderboard.rankings.standings_store import load_standings
 from tests.leaderboard.views.test_page_board import words
 from tests.support import boards, scene
 
@@ -46,22 +46,20 @@ def test_the_verdict_comes_first_with_what_the_others_would_need(
 
 def test_pairs_say_what_the_board_says(board: tuple[Track, dict[str, Entry]]) -> None:
     track, entries = board
-    table = standings.of(track)
-    found = comparison.pairs(runs_of(entries, "Better", "Level", "Worse", "baseline"), table)
+    table = load_standings(track)
+    found = comparison.compare_pairs(runs_of(entries, "Better", "Level", "Worse", "baseline"))
     assert found
-    assert table.board
     place = {entry: i for i, (entry, _) in enumerate(found.entries)}
     for entry in (entries[title].pk for title in ("Better", "Level", "Worse")):
-        row = table.row(entry)
+        row = table.get_row(entry)
         assert row
-        assert row.estimate
-        tied = {name for name in row.estimate.tied_with if name in {f"entry-{other}" for other in place}}
+        tied = set(row.ties) & place.keys()
         cells = {other: found.rows[place[entry]][place[other]] for other in place if other != entry}
-        assert {f"entry-{other}" for other, cell in cells.items() if cell and cell.verdict == "tied"} == tied
+        assert {other for other, cell in cells.items() if cell and cell.verdict == "tied"} == tied
         against = cells[entries["baseline"].pk]
         assert against
         assert against.ratio
-        assert (against.ratio.cm, against.ratio.low) == (row.estimate.cm, row.estimate.low)
+        assert (against.ratio.cm, against.ratio.low) == (row.multiplier, row.multiplier_low)
 
 
 def test_only_settings_that_differ_are_shown(client: Client) -> None:
@@ -183,7 +181,18 @@ def test_one_run_is_offered_others(client: Client, board: tuple[Track, dict[str,
     assert "+ Better" in page
 
 
-def test_the_live_answer_is_plain_json(client: Client) -> None:
+def test_compare_curves_with_infinite_value_are_plain_json(client: Client) -> None:
     run = scene.night()["train"]
+    last = run.points.filter(series="train").order_by("step").last()
+    assert last is not None
+    run.points.filter(pk=last.pk).update(gradient_norm=float("inf"))
+
     answer = client.get(f"/compare/curves.json?runs={run.pk}")
-    json.loads(answer.content, parse_constant=pytest.fail)
+
+    found = json.loads(answer.content, parse_constant=pytest.fail)
+    train = found["curves"][str(run.pk)]["train"]
+    assert answer.status_code == 200
+    assert train["step"][-1] == last.step
+    assert train["gradient_norm"][-1] is None
+    assert len(train["gradient_norm"]) == len(train["step"]) == len(train["smooth"]) > 100
+    assert (found["live"], found["wait"]) == ([run.pk], 1.5)

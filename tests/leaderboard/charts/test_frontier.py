@@ -9,11 +9,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard.board import scales
-from leaderboard.board.frontier import frontier, leader, records
+from leaderboard.board.scales import draw_scales, load_scales
+from leaderboard.charts.frontier import build_frontier, load_records
 from leaderboard.models import Entry, Run, Track
-from leaderboard.rankings import standings
-from leaderboard.rankings.eligible_runs import CROWNED
+from leaderboard.rankings.eligible_runs import RECORD_CONFIRMED
+from leaderboard.rankings.standings_store import load_standings
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 def crowned(track: Track, title: str, multiplier: float, days: int, trust: str = "replicated") -> Entry:
     """Add an entry that broke the record so many days ago."""
-    entry = scene.entry(track, title, "smear", sha=f"{9000 + days:040x}", confirmation=CROWNED)
+    entry = scene.entry(track, title, "smear", sha=f"{9000 + days:040x}", confirmation=RECORD_CONFIRMED)
     for seed in range(3):
         boards.judged(
             entry, multiplier, seed=seed, purpose=Run.Purpose.CONFIRMATION, trust=trust,
@@ -35,9 +35,9 @@ def test_records_stand_in_the_order_in_which_they_were_broken() -> None:
     crowned(track, "Second", 1.3, 3, "record")
     crowned(track, "First", 1.15, 9)
 
-    found = records(standings.of(track))
+    found = load_records(load_standings(track))
 
-    assert [record.row.latest.title for record in found] == ["First", "Second"]
+    assert [record.row.entry.title for record in found] == ["First", "Second"]
     assert [record.is_standing for record in found] == [False, True]
     assert found[1].over == pytest.approx(1.3 / 1.15, rel=0.05)
     assert (timezone.now() - found[0].at).days == 9, "when the last of its confirmation runs was judged"
@@ -48,7 +48,8 @@ def test_the_line_climbs_from_the_baseline_to_now() -> None:
     crowned(track, "First", 1.15, 9)
     crowned(track, "Second", 1.3, 3, "record")
 
-    drawn = frontier(standings.of(track), timezone.now())
+    table = load_standings(track)
+    drawn = build_frontier(table, load_records(table), timezone.now())
 
     assert drawn is not None
     assert re.fullmatch(r"M0 [\d.]+(H[\d.]+V[\d.]+){2}H97", drawn.line)
@@ -62,11 +63,9 @@ def test_the_line_climbs_from_the_baseline_to_now() -> None:
 
 def test_a_board_without_a_record_says_who_is_ahead_or_that_the_baseline_stands(client: Client) -> None:
     track, entries = boards.board()
-    ahead = leader(standings.of(track))
     page = client.get("/").content.decode()
 
-    assert ahead is not None
-    assert ahead.entry == entries["Better"].pk
+    assert load_standings(track).leader == entries["Better"]
     assert "Ahead, not a record yet" in page
 
     entries["Better"].runs.all().delete()
@@ -90,8 +89,8 @@ def test_an_entry_is_read_off_the_ladder_at_every_scale() -> None:
         for seed in (1, 2, 3):
             boards.judged(entries["Better"], multiplier, part=part, seed=seed)
 
-    found = scales.of(standings.of(track), entries["Better"].pk)
-    picture = scales.picture(found)
+    found = load_scales(load_standings(track), entries["Better"].pk)
+    picture = draw_scales(found)
 
     assert [at.name for at in found] == ["1/4", "1", "2"]
     assert [at.estimate.cm for at in found if at.estimate] == pytest.approx([1.5, 1.2, 1.05], rel=0.06)
@@ -104,10 +103,10 @@ def test_a_confirmed_entry_keeps_its_other_scales_and_its_own_number_is_the_boar
     track, _ = boards.board()
     entry = crowned(track, "First", 1.3, 9, "record")
     boards.judged(entry, 1.4, part=0.5, seed=8)
-    table = standings.of(track)
-    row = table.row(entry.pk)
+    table = load_standings(track)
+    row = table.get_row(entry.pk)
 
-    found = scales.of(table, entry.pk)
+    found = load_scales(table, entry.pk)
 
     assert [at.name for at in found] == ["1/2", "1"]
     assert row is not None
@@ -119,4 +118,4 @@ def test_a_confirmed_entry_keeps_its_other_scales_and_its_own_number_is_the_boar
 def test_the_baseline_has_no_gain_over_itself() -> None:
     track, entries = boards.board()
 
-    assert scales.picture(scales.of(standings.of(track), entries["baseline"].pk)) is None
+    assert draw_scales(load_scales(load_standings(track), entries["baseline"].pk)) is None

@@ -1,0 +1,187 @@
+"""The frontier: a track's records over time, drawn as a metro line that climbs from station to station.
+
+Its height is a record's multiplier as read off today's ladder: a step may shrink, or even turn, as the ladder fills.
+Positions are per cent of the chart, as in `curve_svg`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from leaderboard.charts.curve_svg import Tick, padded
+from leaderboard.charts.multiplier_charts import MultiplierScale, get_end
+from leaderboard.models import Standing, StandingsTable
+from trainer.scoring.multiplier import MultiplierVerdict
+
+LABEL_WIDTH = 20.0
+"""Per cent of the picture that a station's name takes."""
+LABEL_HEIGHT = 11.0
+LABEL_LETTERS = 26
+AXIS_DAYS = (1, 2, 7, 14)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An entry that broke the record, when, and by how much."""
+
+    row: Standing
+    at: datetime
+    over: float | None
+    """Its multiplier over that of the record before, or of the baseline."""
+    is_standing: bool
+    """Nobody has broken it."""
+
+
+@dataclass(frozen=True)
+class Station:
+    """A record's place in the picture."""
+
+    record: Record
+    x: float
+    y: float
+    low: float
+    high: float
+    name: str
+    """What is written before it; empty where there is no room."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    records: list[Record]
+    """Oldest first."""
+    stations: list[Station]
+    line: str
+    """`d` of the step line in a 100 x 100 box."""
+    others: str
+    """`d` of a dot for each entry that is no record."""
+    baseline: float
+    """Height of the baseline's line, multiplier 1."""
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    summary: str
+    """The picture in words."""
+
+    @property
+    def standing(self) -> Record | None:
+        return self.records[-1] if self.records else None
+
+
+def build_records(rows: Iterable[Standing]) -> list[Record]:
+    """Return the records among these rows, oldest first."""
+    holders = [(row.finished_at, row) for row in rows if row.is_record and row.finished_at]
+    holders.sort(key=lambda pair: (pair[0], pair[1].entry_id))
+    records, before = [], 1.0
+    for number, (scored_at, row) in enumerate(holders, 1):
+        multiplier = get_multiplier(row)
+        records.append(Record(row, scored_at, multiplier / before, number == len(holders)))
+        before = multiplier
+    return records
+
+
+def load_records(table: StandingsTable) -> list[Record]:
+    """Read a track's records, oldest first. One query."""
+    if table.pk is None:
+        return []
+    return build_records(table.rows.filter(is_record=True).select_related("entry").defer("ties"))
+
+
+def get_leader(row: Standing | None) -> Standing | None:
+    """Return the leader's row if it is surely better than the baseline: shown while there is no record."""
+    return row if row and row.verdict == MultiplierVerdict.BETTER else None
+
+
+def get_multiplier(row: Standing) -> float:
+    assert row.multiplier is not None
+    return row.multiplier
+
+
+def build_frontier(table: StandingsTable, records: list[Record], now: datetime) -> Frontier | None:
+    """Draw the records and the best other entries; None until an entry besides the baseline has a multiplier."""
+    others = [(datetime.fromtimestamp(at, UTC), multiplier) for at, multiplier in table.chart_data.get("others", [])]
+    if not records and not others:
+        return None
+    begin = min([record.at for record in records] + [at for at, _ in others])
+    if (begins_at := table.chart_data["begins_at"]) is not None:
+        begin = min(begin, datetime.fromtimestamp(begins_at, UTC))
+    scale = build_scale([record.row for record in records], [multiplier for _, multiplier in others])
+    span = max((now - begin).total_seconds(), 1.0)
+
+    def across(at: datetime) -> float:
+        return round(97 * min(max((at - begin).total_seconds() / span, 0), 1), 2)
+
+    stations = name_stations([build_station(record, across(record.at), scale) for record in records])
+    return Frontier(
+        records=records,
+        stations=stations,
+        line=draw_steps(stations, 100 - scale.one),
+        others="".join(
+            f"M{across(at):g} {100 - scale.at(multiplier):g}h0" for at, multiplier in others if multiplier > scale.low
+        ),
+        baseline=round(100 - scale.one, 2),
+        x_ticks=[Tick(across(day), label) for day, label in find_days(begin, now)],
+        y_ticks=[Tick(round(100 - tick.at, 2), tick.label) for tick in scale.ticks],
+        summary=summarize(records, len(others)),
+    )
+
+
+def build_scale(records: Sequence[Standing], others: Sequence[float]) -> MultiplierScale:
+    """Return the vertical axis: from a little below the baseline, so that the worst entries do not flatten the rest."""
+    values = [1.0, *(get_multiplier(row) for row in records), *others]
+    values += [get_end(row.estimate, side) for row in records if row.estimate for side in ("low", "high")]
+    top = max(values)
+    low = max(min(values), 1 / max(top, 1.05) ** 0.5)
+    below, above = padded(math.log(low), math.log(top))
+    return MultiplierScale(math.exp(below), math.exp(above))
+
+
+def build_station(record: Record, x: float, scale: MultiplierScale) -> Station:
+    estimate = record.row.estimate
+    assert estimate is not None
+    values = (get_multiplier(record.row), get_end(estimate, "low"), get_end(estimate, "high"))
+    y, low, high = (round(100 - scale.at(value), 2) for value in values)
+    return Station(record, x, y, low, high, "")
+
+
+def name_stations(stations: Sequence[Station]) -> list[Station]:
+    """Write names beside the stations that have room for one, the latest first."""
+    kept: list[Station] = []
+    done: list[Station] = []
+    for one in reversed(stations):
+        is_free = all(abs(one.x - other.x) > LABEL_WIDTH or abs(one.y - other.y) > LABEL_HEIGHT for other in kept)
+        title = one.record.row.entry.title
+        name = title if len(title) <= LABEL_LETTERS else title[: LABEL_LETTERS - 1].rstrip() + "…"
+        done.append(replace(one, name=name if is_free and one.x > LABEL_WIDTH else ""))
+        if is_free:
+            kept.append(one)
+    return done[::-1]
+
+
+def draw_steps(stations: Sequence[Station], floor: float) -> str:
+    """Return the line: along the baseline, up at each record, and on to now."""
+    parts = [f"M0 {floor:g}"]
+    for one in stations:
+        parts.append(f"H{one.x:g}V{one.y:g}")
+    return "".join(parts) + "H97"
+
+
+def find_days(begin: datetime, now: datetime) -> list[tuple[datetime, str]]:
+    """Return midnights to write under the picture, at most about six."""
+    whole = max((now - begin).days, 1)
+    size = next((size for size in AXIS_DAYS if whole / size <= 6), 0) or math.ceil(whole / 6 / 7) * 7
+    first = begin.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    found = [first + timedelta(days=size * number) for number in range(7)]
+    return [(day, f"{day:%-d %b}") for day in found if day < now]
+
+
+def summarize(records: Sequence[Record], others: int) -> str:
+    if not records:
+        return f"No record yet. {others} entries by date and multiplier."
+    last = records[-1]
+    multiplier = get_multiplier(last.row)
+    return (
+        f"{len(records)} records since {records[0].at:%-d %B}, the last by {last.row.entry.title}: multiplier "
+        f"{multiplier:.3f}. {others} other entries by date and multiplier. The table below has the records."
+    )

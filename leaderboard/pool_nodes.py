@@ -1,0 +1,15 @@
+"""The pool's nodes with their work, for pages, exports and the API."""
+
+from __future__ import annotations
+
+from django.db.models import Prefetch, QuerySet
+
+from scheduler.models import Lease, Node
+
+
+def find_working_nodes() -> QuerySet[Node]:
+    """Return all nodes that may work, with `node.now`: their active leases."""
+    active = Lease.objects.filter(state=Lease.State.ACTIVE).order_by("slot")
+    active = active.select_related("job__run", "job__scored_run")
+    come = Node.objects.exclude(state=Node.State.BANNED).exclude(token_hash=None, last_seen=None)
+    return come.select_related("owner__sponsor").prefetch_related(Prefetch("leases", active, to_attr="now"))
